@@ -1,0 +1,5 @@
+"""`python -m optimizer` is `optimize`."""
+
+from optimizer.cli import main
+
+main()

@@ -1,0 +1,68 @@
+"""The whole flow, as one straight function. A stage's dependencies are its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optimizer import targets
+from optimizer.recipe import Recipe
+from optimizer.store import Step, Store
+
+STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run made: a report per target, in the recipe's order, and the bundle.
+
+    Both are shorter than the recipe asks when `until` stopped the run before them.
+    """
+
+    reports: tuple[Step, ...]
+    bundle: Step | None
+
+
+def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
+    """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
+
+    until: stop after this stage. Raises RecipeError before anything is read when a target
+    cannot express what the recipe asks for.
+    """
+    from optimizer.build.stage import STAGE as build
+    from optimizer.compress.stage import STAGE as compress
+    from optimizer.export.stage import STAGE as export
+    from optimizer.load.stage import STAGE as load
+    from optimizer.lower.stage import STAGE as lower
+    from optimizer.package.stage import STAGE as package
+    from optimizer.validate.stage import STAGE as validate
+
+    targets.check(recipe)
+    last = STAGES.index(until)
+    reports: list[Step] = []
+    made: list[Step] = []
+
+    source = store.step(load, recipe.model)
+    if last < STAGES.index("compress"):
+        return Outcome((), None)
+    state = store.step(compress, recipe.compression, source)
+    for target in recipe.targets:
+        if last < STAGES.index("export"):
+            break
+        graph = store.step(export, target.export, source, state)
+        if last < STAGES.index("lower"):
+            continue
+        model = store.step(lower, target, source, state, graph)
+        if last < STAGES.index("build"):
+            continue
+        engine = store.step(build, target, model)
+        if last < STAGES.index("validate"):
+            continue
+        report = store.step(
+            validate, recipe.validation(target), source, state, graph, model, engine
+        )
+        reports.append(report)
+        made += [model, engine, report]
+    if last < STAGES.index("package"):
+        return Outcome(tuple(reports), None)
+    bundle = store.step(package, recipe.packaging, source, state, *made)
+    return Outcome(tuple(reports), bundle)

@@ -1,0 +1,150 @@
+"""A recipe file: YAML with overrides and included data specs, to a checked Recipe.
+
+Every complaint names file:line, the path, what was found and what is accepted; an unknown key
+names the closest known one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from optimizer.errors import RecipeError, closest
+from optimizer.recipe import OnnxRuntimeTarget, Recipe, Section, TensorRTRTXTarget
+from optimizer.yaml_lines import Lines, read_yaml
+
+DATA_FIELDS = (
+    ("calibrate", "data"),
+    ("validate", "data"),
+    ("validate", "train"),
+    ("validate", "latency", "data"),
+)
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, complete and check a recipe file.
+
+    overrides: "a.b=c" as given to --set; c is YAML. A `data:` that is a string names a spec
+    file, looked for beside the current directory, then beside the recipe, then one level up.
+    Raises RecipeError for the first thing that is wrong, with file:line and path.
+    """
+    document, lines = read_yaml(path)
+    for override in overrides:
+        _override(document, override, lines)
+    for field in DATA_FIELDS:
+        _inline_data(document, field, path, lines)
+    try:
+        return Recipe.model_validate_json(json.dumps(document, default=str))
+    except ValidationError as e:
+        raise _explain(e, lines) from None
+
+
+def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
+    import yaml
+
+    where, equals, text = override.partition("=")
+    keys = where.split(".")
+    if not equals or not all(keys):
+        raise RecipeError(
+            f"{override!r} is not path=value",
+            where="--set",
+            accepted="e.g. --set quantize.method=rtn",
+        )
+    at: Any = document
+    for key in keys[:-1]:
+        if isinstance(at, list) and key.isdigit() and int(key) < len(at):
+            at = at[int(key)]
+        elif isinstance(at, dict):
+            at = at.setdefault(key, {})
+        else:
+            raise RecipeError(f"there is no {key!r} to go into", where=f"--set {override}")
+    value = yaml.safe_load(text)
+    if isinstance(at, list) and keys[-1].isdigit() and int(keys[-1]) < len(at):
+        at[int(keys[-1])] = value
+    elif isinstance(at, dict):
+        at[keys[-1]] = value
+    else:
+        raise RecipeError(f"cannot set {keys[-1]!r} there", where=f"--set {override}")
+    lines.note(tuple(int(k) if k.isdigit() else k for k in keys), f"--set {override}")
+
+
+def _inline_data(
+    document: dict[str, Any], field: tuple[str, ...], recipe: Path, lines: Lines
+) -> None:
+    """Replace a data spec's file name by the file's content, and note where it came from."""
+    section: Any = document
+    for key in field[:-1]:
+        section = section.get(key) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or section.get(field[-1]) is None:
+        return
+    spec = section[field[-1]]
+    base = recipe.parent
+    if isinstance(spec, str):
+        tried = [Path.cwd() / spec, recipe.parent / spec, recipe.parent.parent / spec]
+        found = next((p for p in tried if p.is_file()), None)
+        if found is None:
+            raise RecipeError(
+                f"no data spec {spec!r}; looked for {', '.join(map(str, tried))}",
+                where=lines.where(field),
+                fix="Give the path of a calibration/*.yaml file, or write the spec inline.",
+            )
+        base = found.parent
+        spec, inner = read_yaml(found)
+        lines.graft(field, inner)
+    if isinstance(spec, dict):
+        if "base" in spec:
+            raise RecipeError("base is set by the loader", where=lines.where((*field, "base")))
+        section[field[-1]] = {**spec, "base": str(base.resolve())}
+
+
+def _explain(error: ValidationError, lines: Lines) -> RecipeError:
+    """The first validation error as one of our messages."""
+    problems = error.errors()
+    first = problems[0]
+    tags = ("onnxruntime", "tensorrt-rtx")
+    loc = tuple(part for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags))
+    path = ".".join(map(str, loc))
+    where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)
+    more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(loc[:-1], tags, first["loc"])
+        return RecipeError(
+            f"unknown key{closest(str(loc[-1]), known)}{more}",
+            where=where,
+            accepted=", ".join(known),
+        )
+    if first["type"] == "missing":
+        return RecipeError(f"missing and required{more}", where=where)
+    if first["type"] == "value_error":
+        return RecipeError(first["msg"].removeprefix("Value error, ") + more, where=where)
+    found = json.dumps(first["input"], default=str)
+    message = first["msg"].removeprefix("Input should be ")
+    hint = ""
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        hint = closest(first["input"], _words(first.get("ctx", {}).get("expected", "")))
+    return RecipeError(f"{found[:80]} was found{hint}{more}", where=where, accepted=message)
+
+
+def _words(expected: str) -> list[str]:
+    return [w.strip(" '") for w in expected.replace(" or ", ",").split(",")]
+
+
+def _known_keys(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...]) -> list[str]:
+    """The keys accepted in the section at `loc`, found by walking the models."""
+    model: Any = Recipe
+    for part in loc:
+        if isinstance(part, int):
+            kinds = dict(zip(tags, (OnnxRuntimeTarget, TensorRTRTXTarget), strict=True))
+            model = kinds[next(t for t in raw if t in tags)]
+            continue
+        fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
+        annotation = fields[str(part)]
+        options = [annotation, *get_args(annotation)]
+        sections = [o for o in options if isinstance(o, type) and issubclass(o, Section)]
+        if sections:
+            model = sections[0]
+    return sorted((f.alias or n) for n, f in model.model_fields.items() if not f.exclude)

@@ -1,0 +1,239 @@
+"""The compressed state: what compression found out, before any runtime is chosen.
+
+Byte specification (version 1)
+------------------------------
+A folder with two files.
+
+tensors.safetensors, entries in lexicographic order of their names:
+    <parameter>.codes        8 bits: int8 (out, in)
+                             4 bits: uint8 (out, ceil(in/2)); input 2j in the low nibble of byte
+                             j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
+                             3 bits: as 4 bits (the runtime format decides the packing)
+    <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor
+    <parameter>.zero_point   int8, the shape of scale; absent when symmetric
+    <parameter>              float32: a parameter replaced by another float value
+
+state.json, keys sorted, UTF-8, no spaces after separators:
+    version      1
+    schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}
+    replaced     [parameter, ...] sorted
+    ranges       {site: [low, high]}   site = "<module>:input", as in
+                 "encoder.layer.0.output.dense:input"
+    activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
+                 left in float | one static range each (`ranges`) | per token, at run time
+    sparsity     {parameter: pattern}
+    notes        [{module, what, why}, ...] in walk order: fallbacks, modules left in float
+A reader must refuse: another version; a tensor in one file and not in the other; a shape or
+dtype other than above; a scale that is not finite, positive and on the scale grid.
+
+Laws: read(write(s)) == s.  write(read(folder)) == the same bytes.  The bytes do not depend on
+the order in which parameters were added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from optimizer.errors import CheckpointError
+from optimizer.qtensor import Granularity, QTensor, Scheme, to_scale_grid
+
+VERSION = 1
+Activations = Literal["tensor", "token"] | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values seen at a site, after the recipe's clipping: low <= 0 <= high."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low > self.high:
+            raise ValueError(f"range [{self.low}, {self.high}]: must be finite with low <= high")
+
+    @property
+    def scale(self) -> float:
+        """The int8 step that covers both ends with zero point 0, on the scale grid.
+
+        code = clamp(round(x / scale), -128, 127); a runtime that wants uint8 adds 128.
+        """
+        absmax = max(abs(self.low), abs(self.high))
+        return float(to_scale_grid(torch.tensor(absmax / 127.0)))
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a reader of the result must know: a fallback, or a module left in float."""
+
+    module: str
+    what: str  # "float" | "fallback"
+    why: str
+
+
+@dataclass(frozen=True)
+class CompressedState:
+    """weights and replaced are mappings that may open their tensors one by one (see read)."""
+
+    weights: Mapping[str, QTensor]
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    activations: Activations = None
+    sparsity: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """int8 (out, in) in -8..7 -> uint8 (out, ceil(in/2)), low nibble first."""
+    if codes.shape[1] % 2:
+        codes = torch.nn.functional.pad(codes, (0, 1))
+    unsigned = codes.to(torch.uint8) & 0x0F
+    return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
+    """The inverse of pack_nibbles for `inputs` columns."""
+    nibbles = torch.stack([packed & 0x0F, packed >> 4], dim=-1).reshape(packed.shape[0], -1)
+    return ((nibbles ^ 8).to(torch.int8) - 8)[:, :inputs]
+
+
+def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
+    """The safetensors entries of one quantized parameter, by the byte specification."""
+    entries = {
+        f"{parameter}.codes": pack_nibbles(q.codes) if q.scheme.bits < 8 else q.codes,
+        f"{parameter}.scale": q.scale,
+    }
+    if q.zero_point is not None:
+        entries[f"{parameter}.zero_point"] = q.zero_point
+    return {name: t.contiguous() for name, t in entries.items()}
+
+
+def write(state: CompressedState, folder: Path) -> None:
+    """Write the two files into an existing folder, streaming: one tensor in memory at a time."""
+    from optimizer import safetensors_stream
+
+    def entries() -> Iterator[tuple[str, Tensor]]:
+        for parameter, q in state.weights.items():
+            yield from tensors_of(parameter, q).items()
+        for parameter, t in state.replaced.items():
+            yield parameter, t.float().contiguous()
+
+    safetensors_stream.write(entries(), folder / "tensors.safetensors")
+    document = {
+        "version": VERSION,
+        "schemes": {p: scheme_entry(q.scheme, q.codes.shape[1]) for p, q in state.weights.items()},
+        "replaced": sorted(state.replaced),
+        "ranges": {site: [r.low, r.high] for site, r in state.ranges.items()},
+        "activations": state.activations,
+        "sparsity": dict(state.sparsity),
+        "notes": [{"module": n.module, "what": n.what, "why": n.why} for n in state.notes],
+    }
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    (folder / "state.json").write_text(text, encoding="utf-8")
+
+
+def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
+    return {
+        "bits": scheme.bits,
+        "symmetric": scheme.symmetric,
+        "granularity": scheme.granularity,
+        "group_size": scheme.group_size,
+        "inputs": inputs,
+    }
+
+
+class _LazyWeights(Mapping[str, QTensor]):
+    """Opens one QTensor at a time from an open safetensors file."""
+
+    def __init__(self, file: Path, schemes: dict[str, dict[str, object]]) -> None:
+        self._file, self._schemes = file, schemes
+
+    def __getitem__(self, parameter: str) -> QTensor:
+        from safetensors import safe_open
+
+        entry = self._schemes[parameter]
+        scheme = Scheme(
+            cast(int, entry["bits"]),
+            cast(bool, entry["symmetric"]),
+            cast(Granularity, entry["granularity"]),
+            cast("int | None", entry["group_size"]),
+        )
+        with safe_open(self._file, "pt") as f:
+            codes = f.get_tensor(f"{parameter}.codes")
+            scale = f.get_tensor(f"{parameter}.scale")
+            zero = None if scheme.symmetric else f.get_tensor(f"{parameter}.zero_point")
+        if scheme.bits < 8:
+            codes = unpack_nibbles(codes, cast(int, entry["inputs"]))
+        try:
+            return QTensor(codes, scale, zero, scheme)
+        except ValueError as e:
+            raise CheckpointError(str(e), where=f"{self._file}: {parameter}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._schemes)
+
+    def __len__(self) -> int:
+        return len(self._schemes)
+
+
+class _LazyFloats(Mapping[str, Tensor]):
+    def __init__(self, file: Path, names: list[str]) -> None:
+        self._file, self._names = file, names
+
+    def __getitem__(self, parameter: str) -> Tensor:
+        from safetensors import safe_open
+
+        if parameter not in self._names:
+            raise KeyError(parameter)
+        with safe_open(self._file, "pt") as f:
+            return cast(Tensor, f.get_tensor(parameter))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read(folder: Path) -> CompressedState:
+    """Open a state lazily. Raises CheckpointError for anything the specification refuses."""
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / "tensors.safetensors"
+    try:
+        document = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        with safe_open(file, "pt") as f:
+            present = set(f.keys())
+    except (OSError, ValueError, SafetensorError) as e:
+        raise CheckpointError(f"not a readable compressed state ({e})", where=str(folder)) from None
+    if document.get("version") != VERSION:
+        raise CheckpointError(
+            f"state version {document.get('version')}", where=str(folder), accepted=str(VERSION)
+        )
+    expected = set(document["replaced"])
+    for parameter, entry in document["schemes"].items():
+        expected |= {f"{parameter}.codes", f"{parameter}.scale"}
+        if not entry["symmetric"]:
+            expected.add(f"{parameter}.zero_point")
+    if present != expected:
+        odd = sorted(present ^ expected)
+        raise CheckpointError(
+            f"state.json and tensors.safetensors disagree about {', '.join(odd[:5])}",
+            where=str(folder),
+        )
+    return CompressedState(
+        weights=_LazyWeights(file, document["schemes"]),
+        replaced=_LazyFloats(file, document["replaced"]),
+        ranges={site: Range(*pair) for site, pair in document["ranges"].items()},
+        activations=document["activations"],
+        sparsity=document["sparsity"],
+        notes=tuple(Note(**n) for n in document["notes"]),
+    )

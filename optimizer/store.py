@@ -1,0 +1,262 @@
+"""Finished work, found again by what it was made of.
+
+A step's **key** is the hash of everything that can change its bytes: stage name and version,
+its recipe section, the keys of its inputs, the digests of the files it reads, and the versions
+of the packages it uses. Its folder is <root>/<stage>/<key>.
+
+Laws (tested):
+ 1. A folder under its final name is complete: it is written beside, fsynced, then renamed, so a
+    run killed at any instant leaves nothing that could be taken for done.
+ 2. Two runs on one store never compute one key twice: an exclusive lock per key.
+ 3. made_from.json inside says everything the key was made of, and lists every file with its
+    size and sha256.
+ 4. A resumable stage finds its own partial folder again; every other starts from an empty one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import MachineError, OptimizeError
+from optimizer.progress import say
+from optimizer.recipe import Section
+
+MADE_FROM = "made_from.json"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step is predicted to need: bytes of memory at the peak, bytes of disk, seconds."""
+
+    memory: int = 0
+    disk: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One box of the flow.
+
+    run(section, *input_folders, out) reads folders and writes one. `files(section)` gives the
+    digests of what it reads besides its inputs (data sets, the source checkpoint); `packages`
+    the distributions whose version can change its bytes.
+    """
+
+    name: str
+    version: int
+    run: Callable[..., None]
+    packages: tuple[str, ...] = ()
+    files: Callable[[Any], Mapping[str, str]] | None = None
+    estimate: Callable[..., Estimate] | None = None
+    resumable: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage applied to a section and inputs. `path` exists once it is done."""
+
+    stage: str
+    key: str
+    path: Path
+
+    @property
+    def done(self) -> bool:
+        return (self.path / MADE_FROM).is_file()
+
+
+@dataclass
+class Store:
+    """A folder of finished steps. `log` records what happened, for the report and for --json.
+
+    dry: only compute keys and say which steps would run (`optimize plan`).
+    """
+
+    root: Path
+    dry: bool = False
+    debug_wait: float = 0.2
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    def step(self, stage: Stage, section: Section | None, *inputs: Step) -> Step:
+        """Find or make the folder of stage.run(section, *inputs).
+
+        Raises whatever the stage raises; MachineError when the disk is full or read-only.
+        """
+        made_from = self._made_from(stage, section, inputs)
+        key = digest_json(made_from)[:32]
+        step = Step(stage.name, key, self.root / stage.name / key)
+        if self.dry:
+            self._record(stage, step, "reuse" if step.done else "run", 0.0, section, inputs)
+            return step
+        started = time.monotonic()
+        with _disk_errors_explained(self.root):
+            step.path.parent.mkdir(parents=True, exist_ok=True)
+            with lock(step.path.with_suffix(".lock")):
+                reused = step.done and self._intact(step)
+                if not reused:
+                    self._make(stage, section, inputs, step, made_from)
+        self._record(stage, step, "reused" if reused else "ran", time.monotonic() - started)
+        say(
+            f"{stage.name}: {'reused' if reused else 'done'} {step.key[:12]} "
+            f"({time.monotonic() - started:.1f} s)"
+        )
+        return step
+
+    def _make(
+        self,
+        stage: Stage,
+        section: Section | None,
+        inputs: tuple[Step, ...],
+        step: Step,
+        made_from: dict[str, Any],
+    ) -> None:
+        partial = step.path.with_suffix(".partial")
+        if partial.exists() and not stage.resumable:
+            shutil.rmtree(partial)
+        if step.path.exists():  # damaged after it was finished
+            shutil.rmtree(step.path)
+        partial.mkdir(exist_ok=True)
+        say(f"{stage.name}: running {step.key[:12]}")
+        stage.run(section, *(i.path for i in inputs), out=partial)
+        document = {**made_from, "key": step.key, "files": listing(partial)}
+        (partial / MADE_FROM).write_text(json.dumps(document, indent=1, sort_keys=True))
+        finish(partial, step.path)
+
+    def _intact(self, step: Step) -> bool:
+        """Every listed file is there with its size. (Digests are checked when it is packaged.)"""
+        files = json.loads((step.path / MADE_FROM).read_text())["files"]
+        good = all(
+            (step.path / name).is_file() and (step.path / name).stat().st_size == f["size"]
+            for name, f in files.items()
+        )
+        if not good:
+            say(f"{step.stage}: {step.path} was damaged after it was finished; making it again")
+        return good
+
+    def _made_from(
+        self, stage: Stage, section: Section | None, inputs: tuple[Step, ...]
+    ) -> dict[str, Any]:
+        return {
+            "stage": stage.name,
+            "stage_version": stage.version,
+            "section": section.model_dump(mode="json", by_alias=True) if section else None,
+            "inputs": [i.key for i in inputs],
+            "reads": dict(stage.files(section)) if stage.files else {},
+            "packages": {p: package_version(p) for p in stage.packages},
+        }
+
+    def _record(
+        self,
+        stage: Stage,
+        step: Step,
+        what: str,
+        seconds: float,
+        section: Section | None = None,
+        inputs: tuple[Step, ...] = (),
+    ) -> None:
+        entry: dict[str, Any] = {
+            "stage": stage.name,
+            "key": step.key,
+            "what": what,
+            "seconds": round(seconds, 3),
+            "path": str(step.path),
+        }
+        if self.dry and stage.estimate is not None and what == "run":
+            estimate = stage.estimate(section, *(i.path for i in inputs))
+            entry["estimate"] = {
+                "memory": estimate.memory,
+                "disk": estimate.disk,
+                "seconds": estimate.seconds,
+            }
+        self.log.append(entry)
+
+
+def package_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def digest_json(document: Any) -> str:
+    """sha256 of the canonical JSON text."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def listing(folder: Path) -> dict[str, dict[str, Any]]:
+    """{relative name: {size, sha256}} of every file below `folder`, sorted."""
+    return {
+        str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": digest_file(p)}
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != MADE_FROM
+    }
+
+
+def finish(partial: Path, final: Path) -> None:
+    """Make `partial` durable and give it its final name, atomically."""
+    for p in [*partial.rglob("*"), partial]:
+        if p.is_symlink():
+            continue
+        fd = os.open(p, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    os.rename(partial, final)
+    fd = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """An exclusive lock, released by the kernel if we die. Says so when it has to wait."""
+    with path.open("w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another run that holds {path}")
+            fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _disk_errors_explained(root: Path) -> Iterator[None]:
+    """A full or read-only disk is the machine's fault, and says what to do."""
+    try:
+        yield
+    except OptimizeError:
+        raise
+    except OSError as e:
+        fixes = {
+            errno.ENOSPC: "Free space, or point --store at another disk; finished steps are kept.",
+            errno.EDQUOT: "Free quota, or point --store at another disk; finished steps are kept.",
+            errno.EROFS: "Point --store at a writable folder.",
+            errno.EACCES: "Point --store at a folder you may write to.",
+            errno.EPERM: "Point --store at a folder you may write to.",
+        }
+        if e.errno in fixes:
+            raise MachineError(
+                f"{os.strerror(e.errno).lower()}", where=str(e.filename or root), fix=fixes[e.errno]
+            ) from e
+        raise
