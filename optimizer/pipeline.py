@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from optimizer import targets
 from optimizer.recipe import Recipe
 from optimizer.store import Step, Store
 
+Verdict = Literal["pass", "fail", "inconclusive"]
 STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
 
 
@@ -22,11 +26,17 @@ class Outcome:
     bundle: Step | None
 
 
+def verdict(reports: Sequence[Step]) -> Verdict:
+    """The worst verdict of the reports; a report not there yet (a dry run) counts as passed."""
+    found = [json.loads((r.path / "report.json").read_text())["verdict"] for r in reports if r.done]
+    return next((v for v in ("fail", "inconclusive") if v in found), "pass")
+
+
 def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
 
     until: stop after this stage. Raises RecipeError before anything is read when a target
-    cannot express what the recipe asks for.
+    cannot express what the recipe asks for. A bundle is packaged only when every gate passed.
     """
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
@@ -62,7 +72,7 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
         )
         reports.append(report)
         made += [model, engine, report]
-    if last < STAGES.index("package"):
+    if last < STAGES.index("package") or verdict(reports) != "pass":
         return Outcome(tuple(reports), None)
     bundle = store.step(package, recipe.packaging, source, state, *made)
     return Outcome(tuple(reports), bundle)

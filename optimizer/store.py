@@ -36,6 +36,9 @@ from optimizer.recipe import Section
 MADE_FROM = "made_from.json"
 
 
+Shapes = Mapping[str, tuple[int, ...]]  # of every tensor, from the checkpoint's headers
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a step is predicted to need: bytes of memory at the peak, bytes of disk, seconds."""
@@ -51,7 +54,8 @@ class Stage:
 
     run(section, *input_folders, out) reads folders and writes one. `files(section)` gives the
     digests of what it reads besides its inputs (data sets, the source checkpoint); `packages`
-    the distributions whose version can change its bytes.
+    the distributions whose version can change its bytes; `estimate(section, shapes)` predicts
+    what it will need from the checkpoint's headers alone.
     """
 
     name: str
@@ -59,7 +63,7 @@ class Stage:
     run: Callable[..., None]
     packages: tuple[str, ...] = ()
     files: Callable[[Any], Mapping[str, str]] | None = None
-    estimate: Callable[..., Estimate] | None = None
+    estimate: Callable[[Any, Shapes], Estimate] | None = None
     resumable: bool = False
 
 
@@ -80,12 +84,13 @@ class Step:
 class Store:
     """A folder of finished steps. `log` records what happened, for the report and for --json.
 
-    dry: only compute keys and say which steps would run (`optimize plan`).
+    dry: only compute keys and say which steps would run (`optimize plan`); nothing is written.
+    again: names of stages to redo even when they are done (a measurement, say).
     """
 
     root: Path
     dry: bool = False
-    debug_wait: float = 0.2
+    again: frozenset[str] = frozenset()
     log: list[dict[str, Any]] = field(default_factory=list)
 
     def step(self, stage: Stage, section: Section | None, *inputs: Step) -> Step:
@@ -97,13 +102,22 @@ class Store:
         key = digest_json(made_from)[:32]
         step = Step(stage.name, key, self.root / stage.name / key)
         if self.dry:
-            self._record(stage, step, "reuse" if step.done else "run", 0.0, section, inputs)
+            self.log.append(
+                {
+                    "stage": stage.name,
+                    "key": key,
+                    "step": step,
+                    "of": stage,
+                    "section": section,
+                    "made_from": made_from,
+                }
+            )
             return step
         started = time.monotonic()
         with _disk_errors_explained(self.root):
             step.path.parent.mkdir(parents=True, exist_ok=True)
             with lock(step.path.with_suffix(".lock")):
-                reused = step.done and self._intact(step)
+                reused = step.done and stage.name not in self.again and self._intact(step)
                 if not reused:
                     self._make(stage, section, inputs, step, made_from)
         self._record(stage, step, "reused" if reused else "ran", time.monotonic() - started)
@@ -124,8 +138,8 @@ class Store:
         partial = step.path.with_suffix(".partial")
         if partial.exists() and not stage.resumable:
             shutil.rmtree(partial)
-        if step.path.exists():  # damaged after it was finished
-            shutil.rmtree(step.path)
+        if step.path.exists():  # damaged after it was finished, or asked for again
+            _discard(step.path)
         partial.mkdir(exist_ok=True)
         say(f"{stage.name}: running {step.key[:12]}")
         stage.run(section, *(i.path for i in inputs), out=partial)
@@ -156,30 +170,16 @@ class Store:
             "packages": {p: package_version(p) for p in stage.packages},
         }
 
-    def _record(
-        self,
-        stage: Stage,
-        step: Step,
-        what: str,
-        seconds: float,
-        section: Section | None = None,
-        inputs: tuple[Step, ...] = (),
-    ) -> None:
-        entry: dict[str, Any] = {
-            "stage": stage.name,
-            "key": step.key,
-            "what": what,
-            "seconds": round(seconds, 3),
-            "path": str(step.path),
-        }
-        if self.dry and stage.estimate is not None and what == "run":
-            estimate = stage.estimate(section, *(i.path for i in inputs))
-            entry["estimate"] = {
-                "memory": estimate.memory,
-                "disk": estimate.disk,
-                "seconds": estimate.seconds,
+    def _record(self, stage: Stage, step: Step, what: str, seconds: float) -> None:
+        self.log.append(
+            {
+                "stage": stage.name,
+                "key": step.key,
+                "what": what,
+                "seconds": round(seconds, 3),
+                "path": str(step.path),
             }
-        self.log.append(entry)
+        )
 
 
 def package_version(distribution: str) -> str | None:
@@ -226,6 +226,15 @@ def finish(partial: Path, final: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a finished folder; renamed first, so that half of it is never under its name."""
+    doomed = folder.with_suffix(".discarded")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
 
 
 @contextmanager

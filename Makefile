@@ -1,0 +1,35 @@
+# One command each: `make demo`, `make test`, `make check`, `make test-gpu`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TEST_WORKERS ?= 2
+
+.PHONY: demo test check test-gpu bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[cpu,rtx,demo,dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## the real MiniLM, from checkpoint to proven INT8 bundle
+	$(BIN)/optimize recipes/minilm-int8.yaml
+
+test: $(STAMP)  ## everything this machine can run
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not gpu and not network"
+
+check: $(STAMP)  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test-gpu: $(STAMP)  ## needs an NVIDIA GPU
+	$(BIN)/pytest -m gpu
+
+bench: $(STAMP)  ## the comparison of benchmarks/results/encoder_int8.md, about 15 minutes
+	$(BIN)/python benchmarks/encoder_int8.py --with-openvino
+
+clean:
+	rm -rf $(VENV) artifacts/store

@@ -1,0 +1,124 @@
+"""What the user gets at the end of a run: a bundle in its place, a summary, an exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer import pipeline
+from optimizer.errors import GateError, InconclusiveError
+from optimizer.recipe import Recipe
+from optimizer.store import Store
+
+EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
+
+
+@dataclass(frozen=True)
+class Result:
+    """exit_code by the worst verdict. No bundle: a gate did not pass, or `until` stopped it."""
+
+    exit_code: int
+    verdict: str | None
+    bundle: Path | None
+    report: Path | None
+    steps: tuple[dict[str, Any], ...]
+    document: dict[str, Any]
+    summary: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "exit_code": self.exit_code,
+            "verdict": self.verdict,
+            "bundle": str(self.bundle) if self.bundle else None,
+            "report": str(self.report) if self.report else None,
+            "steps": list(self.steps),
+            "reports": self.document.get("reports", []),
+        }
+
+    @property
+    def text(self) -> str:
+        lines = [self.summary] if self.summary else []
+        if self.bundle:
+            lines += [
+                "Next:",
+                f'  optimize predict {self.bundle} "what a lovely film"',
+                f"  optimize bench {self.bundle}",
+                f"  open {self.bundle / 'report.html'}",
+            ]
+        elif self.report:
+            lines.append(f"No bundle was made. The full report: {self.report}")
+        elif self.steps:
+            lines.append(f"Stopped after {self.steps[-1]['stage']}: {self.steps[-1]['path']}")
+        return "\n".join(lines)
+
+
+def finish(
+    recipe: Recipe, store_root: Path, artifacts: Path, *, until: str, remeasure: bool
+) -> Result:
+    """Run the recipe and put what came out where the user looks for it.
+
+    Passed: the bundle at artifacts/<name>/<version>/. Not passed: no bundle, and the report at
+    artifacts/<name>/<version>.failed/report.html. Both appear atomically.
+    """
+    again = frozenset({"validate"}) if remeasure else frozenset[str]()
+    store = Store(store_root, again=again)
+    outcome = pipeline.run(recipe, store, until)
+    steps = tuple(store.log)
+    if not outcome.reports:
+        return Result(0, None, None, None, steps, {}, "")
+
+    from optimizer.package import report as html
+    from optimizer.package.publish_local import publish_local
+
+    document = _document(recipe, steps, outcome)
+    verdict = pipeline.verdict(outcome.reports)
+    home = artifacts / recipe.name
+    bundle = report = None
+    if outcome.bundle is not None:
+        bundle = publish_local(
+            outcome.bundle.path / "bundle", artifacts, recipe.name, recipe.package.version
+        )
+        report = bundle / "report.html"
+    elif verdict != "pass":
+        from optimizer.store import finish as rename
+
+        folder = home / f"{recipe.package.version}.failed"
+        partial = _fresh(folder)
+        (partial / "report.html").write_text(html.render(document), encoding="utf-8")
+        (partial / "report.json").write_text(json.dumps(document["reports"], indent=1))
+        rename(partial, folder)
+        report = folder / "report.html"
+    return Result(
+        EXIT_CODES[verdict], verdict, bundle, report, steps, document, html.summary(document)
+    )
+
+
+def _fresh(folder: Path) -> Path:
+    """An empty folder beside `folder`, and `folder` out of the way."""
+    import shutil
+
+    partial = folder.with_name(folder.name + ".partial")
+    for old in (partial, folder):
+        if old.exists():
+            shutil.rmtree(old)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _document(
+    recipe: Recipe, steps: tuple[dict[str, Any], ...], outcome: pipeline.Outcome
+) -> dict[str, Any]:
+    """What the report is drawn from: see package/report.py."""
+    loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
+    document: dict[str, Any] = {
+        "name": recipe.name,
+        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "source": json.loads((loaded / "source.json").read_text()),
+        "reports": [json.loads((r.path / "report.json").read_text()) for r in outcome.reports],
+    }
+    if outcome.bundle is not None:
+        manifest = outcome.bundle.path / "bundle" / "manifest.json"
+        document["manifest"] = json.loads(manifest.read_text())
+    return document

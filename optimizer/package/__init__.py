@@ -1,0 +1,1 @@
+"""From finished steps to one bundle, its manifest and its report."""

@@ -1,0 +1,125 @@
+"""`optimize inspect` and `optimize compare`: what a bundle says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import RecipeError
+
+
+def inspect(bundle: Path) -> dict[str, Any]:
+    """The manifest, plus whether every file still has its recorded digest.
+
+    Raises RecipeError when the folder is no bundle.
+    """
+    from optimizer.store import digest_file
+
+    manifest = _manifest(bundle)
+    damaged = [
+        name
+        for name, f in manifest["files"].items()
+        if not (bundle / name).is_file() or digest_file(bundle / name) != f["sha256"]
+    ]
+    return {**manifest, "damaged": damaged}
+
+
+def _manifest(bundle: Path) -> dict[str, Any]:
+    file = bundle / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise RecipeError(
+            f"no bundle here ({e})",
+            where=str(bundle),
+            fix="Give a folder that `optimize recipe.yaml` made: artifacts/<name>/<version>.",
+        ) from None
+    return manifest
+
+
+def inspect_text(document: dict[str, Any]) -> str:
+    """The document as lines for a person."""
+    source = document["source"]
+    lines = [
+        f"{document['name']} version {document['version']}  (digest {document['digest'][:16]})",
+        f"source   {source['source']}  revision {source.get('revision') or '-'}  "
+        f"licence {document.get('licence') or 'unknown'}",
+        f"task     {document['contract']['task']}",
+        f"verdict  {document['verdict']}",
+    ]
+    for engine in document["engines"]:
+        state = "deferred: built where it first runs" if engine.get("deferred") else "built"
+        lines.append(f"engine   {engine['runtime']:<14}{state}")
+    for name, f in document["files"].items():
+        lines.append(f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}")
+    damaged = document["damaged"]
+    lines.append(
+        "every file has its recorded digest" if not damaged else f"DAMAGED: {', '.join(damaged)}"
+    )
+    return "\n".join(lines)
+
+
+def compare(a: Path, b: Path) -> dict[str, Any]:
+    """{"a","b": figures of each, "recipe": the values that differ}."""
+    manifests = [_manifest(p) for p in (a, b)]
+    figures = [_figures(p, m) for p, m in zip((a, b), manifests, strict=True)]
+    flat = [_flat(m["recipe"]) for m in manifests]
+    changed = {
+        key: [f.get(key) for f in flat]
+        for key in sorted({*flat[0], *flat[1]})
+        if flat[0].get(key) != flat[1].get(key)
+    }
+    return {"a": figures[0], "b": figures[1], "recipe": changed}
+
+
+def _figures(bundle: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    reports = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
+    figures: dict[str, Any] = {"bundle": str(bundle), "digest": manifest["digest"]}
+    for report in reports if isinstance(reports, list) else [reports]:
+        at = report["target"]
+        quality = report.get("quality") or {}
+        if quality:
+            figures[f"{at}: {quality['metric']}"] = quality["candidate"]["value"]
+            figures[f"{at}: mean cosine to float"] = quality["cosine"]["mean"]
+        speed = report.get("speed") or {}
+        for cell in speed.get("cells", []):
+            times = cell["systems"]["candidate"]["end_to_end"]
+            name = f"{at}: batch {cell['batch']} x {cell['sequence']}"
+            figures[f"{name} p50 ms"] = times["p50"]
+            figures[f"{name} p99 ms"] = times["p99"]
+        if speed:
+            figures[f"{at}: size bytes"] = speed["size"]["candidate_bytes"]
+    return figures
+
+
+def _flat(value: Any, at: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        items = {str(i): v for i, v in enumerate(value)}.items()
+    else:
+        return {at: value}
+    return {
+        k: v for key, inner in items for k, v in _flat(inner, f"{at}.{key}".lstrip(".")).items()
+    }
+
+
+def compare_text(document: dict[str, Any]) -> str:
+    """The document as a table."""
+    a, b = document["a"], document["b"]
+    names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
+    width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2
+    lines = [f"{'':<{width}}{a['bundle']:>24}  {b['bundle']:>24}"]
+    for n in names:
+        lines.append(f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}")
+    lines += ["", "recipe values that differ:" if document["recipe"] else "same recipe"]
+    for key, (x, y) in document["recipe"].items():
+        lines.append(f"{key:<{width}}{x!s:>24}  {y!s:>24}")
+    return "\n".join(lines)
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -1,0 +1,101 @@
+"""`optimize plan`: which steps would run, why, and what they are predicted to need.
+
+Nothing is written. Predictions come from the checkpoint's headers (tensor names and shapes)
+through each stage's `estimate`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from optimizer.recipe import Recipe
+from optimizer.store import MADE_FROM, Estimate, Shapes, Store
+
+
+def document(recipe: Recipe, store: Store) -> list[dict[str, Any]]:
+    """One entry per step, in order: {stage, key, what, why, memory, disk, seconds}.
+
+    `store` is the dry store that the pipeline went through.
+    """
+    from optimizer.load.headers import shapes
+
+    wanted = shapes(recipe.model)
+    return [_entry(step, store.root, wanted) for step in store.log]
+
+
+def _entry(logged: dict[str, Any], root: Path, shapes: Shapes) -> dict[str, Any]:
+    step, stage = logged["step"], logged["of"]
+    entry = {"stage": step.stage, "key": step.key, "what": "reuse", "why": "finished before"}
+    if step.done:
+        return entry
+    estimate = stage.estimate(logged["section"], shapes) if stage.estimate else Estimate()
+    return {
+        **entry,
+        "what": "run",
+        "why": _why(logged["made_from"], root / step.stage),
+        "memory": estimate.memory,
+        "disk": estimate.disk,
+        "seconds": estimate.seconds,
+    }
+
+
+def _why(made_from: dict[str, Any], folder: Path) -> str:
+    """What differs from the nearest finished step of the same stage."""
+    best: list[str] | None = None
+    for file in folder.glob(f"*/{MADE_FROM}"):
+        differences = _differences(made_from, json.loads(file.read_text()))
+        if best is None or len(differences) < len(best):
+            best = differences
+    if best is None:
+        return "never done in this store"
+    return "changed: " + ", ".join(best[:4]) + (" ..." if len(best) > 4 else "")
+
+
+def _differences(new: Any, old: Any, at: str = "") -> list[str]:
+    if isinstance(new, dict) and isinstance(old, dict):
+        keys = [
+            k for k in new if at or k in ("stage_version", "section", "inputs", "reads", "packages")
+        ]
+        return [d for k in keys for d in _differences(new[k], old.get(k), f"{at}.{k}".lstrip("."))]
+    if new == old:
+        return []
+    if at == "inputs":
+        return ["a step before it"]
+    if at.startswith("reads."):
+        return [f"the content of {at.removeprefix('reads.')}"]
+    return [f"{at.removeprefix('section.')}: {old} -> {new}"]
+
+
+def text(entries: list[dict[str, Any]]) -> str:
+    """The same as a table, with totals: the peak of memory, the sums of disk and time."""
+    rows = [f"{'step':<10}{'':<8}{'memory':>9}{'disk':>9}{'time':>9}  why"]
+    for e in entries:
+        need = (
+            f"{_bytes(e['memory']):>9}{_bytes(e['disk']):>9}{_seconds(e['seconds']):>9}"
+            if e["what"] == "run"
+            else f"{'-':>9}{'-':>9}{'-':>9}"
+        )
+        rows.append(f"{e['stage']:<10}{e['what']:<8}{need}  {e['why']}")
+    running = [e for e in entries if e["what"] == "run"]
+    rows.append(
+        f"{'total':<10}{len(running)} to run"
+        f"{_bytes(max((e['memory'] for e in running), default=0)):>9}"
+        f"{_bytes(sum(e['disk'] for e in running)):>9}"
+        f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
+    )
+    return "\n".join(rows)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, {"B": "KB", "KB": "MB", "MB": "GB", "GB": "TB"}[unit]
+    return f"{size:.0f} {unit}" if unit in ("B", "KB", "MB") else f"{size:.1f} {unit}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
