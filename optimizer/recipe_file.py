@@ -104,7 +104,8 @@ def _inline_data(
 def _explain(error: ValidationError, lines: Lines) -> RecipeError:
     """The first validation error as one of our messages."""
     problems = error.errors()
-    first = problems[0]
+    # A misspelt key also makes the right one missing: the misspelling is the thing to say.
+    first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
     tags = ("onnxruntime", "tensorrt-rtx")
     loc = tuple(part for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags))
     path = ".".join(map(str, loc))

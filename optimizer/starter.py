@@ -21,7 +21,7 @@ name: {name}
 model:
   source: {model}     # hub id | folder | python-package:<name>
   # revision: <commit>          # resolved to a commit and pinned in the bundle when absent
-  task: {task}     # sentence-embedding | text-classification | token-classification | feature-extraction
+  task: {task}
 
 calibrate:                      # the texts on which activation ranges are measured
   data:                         # or the name of a spec file, such as calibration/mine.yaml
@@ -39,7 +39,9 @@ quantize:
 
 targets:
   - {{runtime: onnxruntime, device: cpu}}
-  # - {{runtime: tensorrt-rtx, shapes: {{batch: [1, 8, 32], sequence: [16, 128, 256]}}, float: fp16}}
+  # - runtime: tensorrt-rtx
+  #   shapes: {{batch: [1, 8, 32], sequence: [16, 128, 256]}}    # [min, usual, max]
+  #   float: fp16
 
 validate:                       # the proof; rows must not appear in the calibration data
   data:

@@ -111,8 +111,7 @@ def compare_text(document: dict[str, Any]) -> str:
     names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
     width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2
     lines = [f"{'':<{width}}{a['bundle']:>24}  {b['bundle']:>24}"]
-    for n in names:
-        lines.append(f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}")
+    lines += [f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}" for n in names]
     lines += ["", "recipe values that differ:" if document["recipe"] else "same recipe"]
     for key, (x, y) in document["recipe"].items():
         lines.append(f"{key:<{width}}{x!s:>24}  {y!s:>24}")

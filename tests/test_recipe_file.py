@@ -1,0 +1,168 @@
+"""A wrong recipe is refused with file, line, path, what was found, what is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer import recipe, recipe_file, targets
+from optimizer.errors import RecipeError
+
+GOOD = """\
+name: x
+model:
+  source: somewhere
+  task: sentence-embedding
+calibrate:
+  data: {source: text, files: [a.txt]}
+quantize:
+  weights: {bits: 8}
+  activations: {range: mse}
+targets:
+  - runtime: onnxruntime
+    device: cpu
+validate:
+  data: {source: text, files: [b.txt]}
+  metric: cosine
+"""
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    return recipe_file.read(file, overrides)
+
+
+def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
+    r = read(tmp_path, GOOD)
+    assert r.quantize.method == "rtn"
+    assert r.calibrate is not None
+    assert r.calibrate.samples == 256
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "  source: somewhere",
+            "  sorce: somewhere",
+            r'r\.yaml:3: model\.sorce: unknown key; did you mean "source"\?',
+        ),
+        (
+            "device: cpu",
+            "device: cup",
+            r'r\.yaml:12: targets\.0\.device: "cup" was found; did you mean "cpu"\?',
+        ),
+        ("bits: 8", "bits: eight", r"r\.yaml:8: quantize\.weights\.bits: \"eight\" was found"),
+        ("bits: 8", "bits: 8.5", r"r\.yaml:8: quantize\.weights\.bits: 8\.5 was found"),
+        ("name: x", "name: X y", r"r\.yaml:1: name: "),
+        ("  metric: cosine", "", r"r\.yaml:13: validate\.metric: missing and required"),
+        ("runtime: onnxruntime", "runtime: tensorflow", r"r\.yaml:11: targets\.0"),
+        ("{bits: 8}", "{bits: 8, granularity: group}", r"r\.yaml:8: .*group_size is required"),
+        ("{range: mse}", "{range: mse, percentile: 99}", r"percentile is given but range is mse"),
+        ("calibrate:\n  data: {source: text, files: [a.txt]}\n", "", "calibrate is missing"),
+        ("data: {source: text, files: [b.txt]}", "data: b.yaml", r"no data spec 'b\.yaml'; looked"),
+        ("name: x", "name: x\nname: y", r"r\.yaml:2: key 'name' is given twice"),
+        ("name: x", "name: [x", r"r\.yaml:\d+: not valid YAML"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert old in GOOD
+    with pytest.raises(RecipeError, match=message) as caught:
+        read(tmp_path, GOOD.replace(old, new, 1))
+    assert caught.value.exit_code == 2
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"nothing\.yaml: cannot be read"):
+        recipe_file.read(tmp_path / "nothing.yaml")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="empty"):
+        read(tmp_path, "")
+
+
+def test_an_override_replaces_one_value(tmp_path: Path) -> None:
+    r = read(tmp_path, GOOD, "quantize.activations.range=entropy", "targets.0.threads=1")
+    assert r.quantize.activations is not None
+    assert r.quantize.activations.range == "entropy"
+    assert r.targets[0].threads == 1  # type: ignore[union-attr]
+
+
+def test_a_wrong_override_is_named_as_an_override(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"--set quantize\.metod=rtn: quantize\.metod: unknown"):
+        read(tmp_path, GOOD, "quantize.metod=rtn")
+
+
+def test_an_override_without_a_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="not path=value"):
+        read(tmp_path, GOOD, "quantize.method")
+
+
+def test_a_data_spec_file_is_read_and_its_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text("source: text\nfilez: [b.txt]\n")
+    with pytest.raises(RecipeError, match=r"b\.yaml:2: validate\.data\.filez: unknown key"):
+        read(tmp_path, GOOD.replace("data: {source: text, files: [b.txt]}", "data: b.yaml"))
+
+
+def test_where_a_data_spec_lies_does_not_enter_the_key(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    one, two = read(tmp_path, GOOD), read(tmp_path / "elsewhere", GOOD)
+    assert one.model_dump(mode="json") == two.model_dump(mode="json")
+
+
+RTX = "  - {runtime: tensorrt-rtx}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "{bits: 8}\n  activations: {range: mse}",
+            "{bits: 8, symmetric: false}",
+            r"weights\.symmetric: false is not accepted by target tensorrt-rtx.*onnxruntime",
+        ),
+        (
+            "{range: mse}",
+            "{granularity: token}",
+            r"quantize\.activations\.granularity: token is not accepted by target tensorrt-rtx",
+        ),
+        (
+            "{bits: 8}",
+            "{bits: 8, granularity: group, group_size: 48}",
+            r"quantize\.weights\.group_size: 48 is not accepted",
+        ),
+        (
+            "{bits: 8}",
+            "{bits: 4, granularity: channel}",
+            r"quantize\.weights\.granularity: channel",
+        ),
+        (
+            "{bits: 8}",
+            "{bits: 4, granularity: group, group_size: 32}",
+            r"quantize\.weights: bits: 4.*no integer kernel",
+        ),
+    ],
+)
+def test_a_target_refuses_what_it_cannot_express(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = GOOD.replace("validate:", RTX + "validate:").replace(old, new)
+    r = read(tmp_path, text)
+    with pytest.raises(RecipeError, match=message):
+        targets.check(r)
+
+
+def test_the_json_schema_names_every_section() -> None:
+    assert {"model", "calibrate", "quantize", "targets", "validate", "package"} <= set(
+        recipe.schema()["properties"]
+    )
+
+
+@pytest.mark.parametrize("file", sorted(Path("recipes").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_recipe_is_accepted(file: Path) -> None:
+    targets.check(recipe_file.read(file))

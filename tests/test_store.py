@@ -1,0 +1,181 @@
+"""The laws at the top of store.py."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from optimizer.errors import MachineError
+from optimizer.recipe import Package
+from optimizer.store import MADE_FROM, Stage, Step, Store, digest_json
+
+
+def write_a(section: Package | None, *inputs: Path, out: Path) -> None:
+    (out / "a.txt").write_text(f"{section.version if section else ''}{len(inputs)}")
+
+
+COUNT = Stage("count", 1, write_a)
+
+
+def test_a_finished_step_is_not_run_again(tmp_path: Path) -> None:
+    runs = []
+
+    def run(section: Package, out: Path) -> None:
+        runs.append(section.version)
+        (out / "x").write_text("x")
+
+    for _ in range(2):
+        Store(tmp_path).step(Stage("s", 1, run), Package())
+    assert runs == ["1"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (Stage("count", 2, write_a), Package()),
+        (COUNT, Package(version="2")),
+        (Stage("count", 1, write_a, files=lambda _: {"data": "abc"}), Package()),
+        (Stage("count", 1, write_a, packages=("numpy",)), Package()),
+    ],
+    ids=["stage version", "section", "files read", "packages"],
+)
+def test_the_key_changes_with_each_thing_it_is_made_of(
+    tmp_path: Path, other: tuple[Stage, Package]
+) -> None:
+    store = Store(tmp_path)
+    assert store.step(COUNT, Package()).key != store.step(*other).key
+
+
+def test_the_key_changes_with_the_key_of_an_input(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    one, two = store.step(COUNT, Package()), store.step(COUNT, Package(version="2"))
+    assert store.step(COUNT, None, one).key != store.step(COUNT, None, two).key
+
+
+def test_made_from_lists_every_file_with_its_digest(tmp_path: Path) -> None:
+    step = Store(tmp_path).step(COUNT, Package())
+    made = json.loads((step.path / MADE_FROM).read_text())
+    assert list(made["files"]) == ["a.txt"]
+    assert made["files"]["a.txt"]["size"] == 2
+    assert made["key"] == step.key
+    without = {k: v for k, v in made.items() if k not in ("key", "files")}
+    assert digest_json(without)[:32] == step.key
+
+
+def test_a_stage_that_fails_leaves_no_finished_folder(tmp_path: Path) -> None:
+    def run(section: Package, out: Path) -> None:
+        (out / "half").write_text("half")
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        Store(tmp_path).step(Stage("s", 1, run), Package())
+    assert not list(tmp_path.glob(f"s/*/{MADE_FROM}"))
+
+
+def test_leftovers_of_a_failed_attempt_do_not_reach_the_result(tmp_path: Path) -> None:
+    attempts = []
+
+    def run(section: Package, out: Path) -> None:
+        attempts.append(1)
+        (out / f"file{len(attempts)}").write_text("x")
+        if len(attempts) == 1:
+            raise ValueError
+
+    store = Store(tmp_path)
+    with pytest.raises(ValueError):
+        store.step(Stage("s", 1, run), Package())
+    step = store.step(Stage("s", 1, run), Package())
+    assert sorted(p.name for p in step.path.iterdir()) == ["file2", MADE_FROM]
+
+
+def test_a_resumable_stage_finds_its_own_partial_work(tmp_path: Path) -> None:
+    def run(section: Package, out: Path) -> None:
+        if not (out / "progress").exists():
+            (out / "progress").write_text("1")
+            raise ValueError
+        (out / "done").write_text((out / "progress").read_text())
+
+    stage, store = Stage("s", 1, run, resumable=True), Store(tmp_path)
+    with pytest.raises(ValueError):
+        store.step(stage, Package())
+    assert (store.step(stage, Package()).path / "done").read_text() == "1"
+
+
+def test_a_folder_damaged_after_it_was_finished_is_made_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    step = store.step(COUNT, Package())
+    (step.path / "a.txt").write_text("longer than before")
+    assert (store.step(COUNT, Package()).path / "a.txt").read_text() == "10"
+
+
+def test_again_redoes_a_finished_step(tmp_path: Path) -> None:
+    runs = []
+
+    def run(section: Package, out: Path) -> None:
+        runs.append(1)
+
+    Store(tmp_path).step(Stage("s", 1, run), Package())
+    Store(tmp_path, again=frozenset({"s"})).step(Stage("s", 1, run), Package())
+    assert len(runs) == 2
+
+
+def test_a_dry_store_writes_nothing(tmp_path: Path) -> None:
+    step = Store(tmp_path, dry=True).step(COUNT, Package())
+    assert not step.done
+    assert not list(tmp_path.iterdir())
+
+
+def slow_append(section: Package, out: Path) -> None:
+    (out.parent.parent / "runs").open("a").write("x")
+    time.sleep(0.5)
+
+
+def step_in_process(root: Path) -> None:
+    Store(root).step(Stage("s", 1, slow_append), Package())
+
+
+def test_two_runs_on_one_store_compute_a_key_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=step_in_process, args=(tmp_path,)) for _ in range(2)]
+    for p in both:
+        p.start()
+    for p in both:
+        p.join()
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+def test_a_killed_run_leaves_nothing_that_could_be_taken_for_done(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=step_in_process, args=(tmp_path,))
+    process.start()
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not list(tmp_path.glob(f"s/*/{MADE_FROM}"))
+    assert Store(tmp_path).step(Stage("s", 1, write_a), Package()).done
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_refuses_is_the_machines_fault_and_says_what_to_do(
+    tmp_path: Path, number: int
+) -> None:
+    def run(section: Package, out: Path) -> None:
+        raise OSError(number, os.strerror(number), str(out / "big"))
+
+    with pytest.raises(MachineError, match=r"big: .*--store") as caught:
+        Store(tmp_path).step(Stage("s", 1, run), Package())
+    assert caught.value.exit_code == 5
+    assert not list(tmp_path.glob(f"s/*/{MADE_FROM}"))
+
+
+def test_a_step_knows_whether_it_is_done(tmp_path: Path) -> None:
+    assert not Step("s", "k", tmp_path / "nothing").done
+    assert Store(tmp_path).step(COUNT, Package()).done
