@@ -1,0 +1,1 @@
+"""From a model source and data specs to a checked checkpoint folder and samples."""

@@ -1,0 +1,181 @@
+"""A checkpoint on disk: its config and its tensors, opened one by one and never mutated.
+
+The safetensors format (https://huggingface.co/docs/safetensors): 8 bytes little-endian length n
+of the header, n bytes of JSON {name: {dtype, shape, data_offsets: [begin, end]}} with an optional
+"__metadata__", then the data the offsets point into. It is read here directly, without a memory
+map, so that a tensor costs its own bytes and nothing stays mapped after it was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MAX_HEADER = 100_000_000  # the reference reader's own limit
+GET_AGAIN = "Get the file again: the download was cut short or the file was changed."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: bytes begin..end (absolute) of `file`."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """The entries of a safetensors file, without reading any tensor.
+
+    Raises CheckpointError when the header is no header, an offset lies outside the file (a
+    truncated download), or a tensor's bytes do not match its dtype and shape.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            raise CheckpointError(
+                f"the file has {size} bytes and its first eight say that the header has {length}, "
+                "so the header is corrupt or the file is cut off",
+                where=str(file),
+                fix=GET_AGAIN,
+            )
+        raw = f.read(length)
+    try:
+        document = json.loads(raw)
+        items = [(n, e) for n, e in document.items() if n != "__metadata__"]
+        entries = {name: _entry(file, name, e, 8 + length, size) for name, e in items}
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise CheckpointError(
+            f"the safetensors header is corrupt ({e})", where=str(file), fix=GET_AGAIN
+        ) from e
+    return entries
+
+
+def _entry(file: Path, name: str, e: dict[str, Any], data: int, size: int) -> Entry:
+    if e["dtype"] not in DTYPES:
+        raise CheckpointError(
+            f"tensor {name!r} has dtype {e['dtype']}",
+            where=str(file),
+            accepted=", ".join(DTYPES),
+            fix="Use the float checkpoint this one was quantized from.",
+        )
+    dtype = DTYPES[e["dtype"]]
+    shape = tuple(int(n) for n in e["shape"])
+    begin, end = (int(o) for o in e["data_offsets"])
+    if data + end > size:
+        raise CheckpointError(
+            f"tensor {name!r} ends at byte {data + end} but the file has {size} bytes",
+            where=str(file),
+            fix=GET_AGAIN,
+        )
+    if (
+        not 0 <= begin <= end
+        or end - begin != prod(shape) * dtype.itemsize
+        or min(shape, default=0) < 0
+    ):
+        raise ValueError(
+            f"tensor {name!r}: offsets {begin}..{end} do not hold {e['dtype']} {shape}"
+        )
+    return Entry(file, dtype, shape, data + begin, data + end)
+
+
+def read_entry(entry: Entry) -> Tensor:
+    """The tensor as stored, in memory of its own."""
+    with entry.file.open("rb") as f:
+        f.seek(entry.begin)
+        raw = bytearray(f.read(entry.end - entry.begin))
+    if not raw:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.frombuffer(raw, dtype=entry.dtype).reshape(entry.shape)
+
+
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by parameter name, read from disk on every access; floats come as float32."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = read_entry(self._entries[name])
+        return tensor.float() if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def entry(self, name: str) -> Entry:
+        return self._entries[name]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """folder: config.json, *.safetensors and tokenizer files; tensors named as the transformers
+    model the task chooses names its parameters."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: Tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the header alone."""
+        return self.tensors.entry(name).shape
+
+
+def open_checkpoint(load_folder: Path) -> Checkpoint:
+    """Open what the load stage wrote. Raises CheckpointError when a file is missing or damaged."""
+    folder = load_folder / "checkpoint"
+    config = read_json(folder / "config.json")
+    entries: dict[str, Entry] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        entries.update(read_header(file))
+    if not entries:
+        raise CheckpointError(
+            "no *.safetensors file", where=str(folder), fix="Run the load stage again."
+        )
+    return Checkpoint(folder, config, Tensors(entries))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError when the file is missing or holds anything else."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"no {file.name}",
+            where=str(file.parent),
+            fix="Give the folder that save_pretrained wrote, or model.subfolder inside it.",
+        ) from None
+    except ValueError as e:
+        raise CheckpointError(f"not JSON ({e})", where=str(file), fix=GET_AGAIN) from e
+    if not isinstance(document, dict):
+        raise CheckpointError("a JSON object is expected", where=str(file), fix=GET_AGAIN)
+    return document

@@ -1,0 +1,172 @@
+"""The I/O contract of a model: what goes in, what comes out, and what is done around it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optimizer.errors import CheckpointError, RecipeError
+from optimizer.load.checkpoint import read_json
+from optimizer.load.families import Family
+from optimizer.load.tokenizer import max_length
+from optimizer.progress import say
+from optimizer.recipe import Model
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+def contract(
+    section: Model,
+    config: Any,
+    model: nn.Module,
+    family: Family,
+    tokenizer: Any,
+    folder: Path,
+    root: Path,
+) -> dict[str, Any]:
+    """The document of contract.json, version 1.
+
+    folder: the model's files; root: where modules.json of a sentence-transformers model is (the
+    same, or the folder above). Raises CheckpointError for what a contract cannot say.
+    """
+    embedding = section.task in ("sentence-embedding", "feature-extraction")
+    width = int(config.hidden_size if hasattr(config, "hidden_size") else config.dim)
+    labels = None if embedding else _labels(config)
+    if section.task == "text-classification":
+        output, axes = "logits", ["batch", len(labels or ())]
+    elif section.task == "token-classification":
+        output, axes = "logits", ["batch", "sequence", len(labels or ())]
+    else:
+        output, axes = "last_hidden_state", ["batch", "sequence", width]
+    pooling, normalize = _sentence(section, root)
+    return {
+        "version": 1,
+        "task": section.task,
+        "inputs": [
+            {"name": n, "dtype": "int64", "axes": ["batch", "sequence"]}
+            for n in _inputs(model, config)
+        ],
+        "outputs": [{"name": output, "dtype": "float32", "axes": axes}],
+        "tokenizer": _tokenizer(section, config, family, tokenizer, folder, root),
+        "pooling": pooling,
+        "normalize": normalize,
+        "labels": labels,
+    }
+
+
+def _inputs(model: nn.Module, config: Any) -> list[str]:
+    """Those of INPUTS that the model takes; segment ids only when it has two kinds of them."""
+    takes = inspect.signature(model.forward).parameters
+    segments = int(getattr(config, "type_vocab_size", 0) or 0) > 1
+    return [n for n in INPUTS if n in takes and (n != "token_type_ids" or segments)]
+
+
+def _labels(config: Any) -> list[str]:
+    return [str(config.id2label[i]) for i in range(config.num_labels)]
+
+
+def _tokenizer(
+    section: Model, config: Any, family: Family, tokenizer: Any, folder: Path, root: Path
+) -> dict[str, Any]:
+    pad = tokenizer.pad_token
+    if pad is None:
+        raise CheckpointError(
+            "the tokenizer has no padding token, so texts cannot be batched",
+            where=str(folder / "tokenizer_config.json"),
+            fix='Set "pad_token" there to the token the model was trained with.',
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and family.positions_after_padding:
+        positions -= int(config.pad_token_id) + 1
+    longest = max_length(folder, root, positions)
+    if section.max_length is not None:
+        if positions is not None and section.max_length > positions:
+            raise RecipeError(
+                f"{section.max_length} is more than the {positions} positions the model has",
+                where="model.max_length",
+                accepted=f"2..{positions}",
+            )
+        longest = section.max_length
+    if longest is None:
+        raise CheckpointError(
+            "neither the tokenizer nor config.json says how long a text may be",
+            where=str(folder),
+            fix="Set model.max_length in the recipe.",
+        )
+    return {
+        "file": "tokenizer.json",
+        "max_length": longest,
+        "pad_id": int(tokenizer.pad_token_id),
+        "pad_token": str(pad),
+        "pad_type_id": int(getattr(tokenizer, "pad_token_type_id", 0)),
+    }
+
+
+def _sentence(section: Model, root: Path) -> tuple[str | None, bool | None]:
+    """(pooling, normalize) of a sentence embedding; (None, None) for other tasks.
+
+    The recipe decides; what it leaves open the checkpoint's modules.json says; else mean.
+    """
+    if section.task != "sentence-embedding":
+        return None, None
+    pooling: str | None = None
+    if (root / "modules.json").is_file():
+        for module in read_modules(root):
+            kind = str(module.get("type", "")).rpartition(".")[2]
+            if kind == "Pooling":
+                pooling = _pooling(root / str(module["path"]), section)
+            elif kind not in ("Transformer", "Normalize"):
+                raise CheckpointError(
+                    f"sentence-transformers module {kind} ({module.get('path')}) is not covered",
+                    where=str(root / "modules.json"),
+                    accepted="Transformer, Pooling (mean or cls), Normalize",
+                    fix="Leave it out only if the embedding without it is what you want: set "
+                    "task: feature-extraction.",
+                )
+    if section.pooling is not None and pooling not in (None, section.pooling):
+        say(f"load: pooling is {section.pooling} by the recipe; the checkpoint says {pooling}")
+    return section.pooling or pooling or "mean", section.normalize
+
+
+def read_modules(root: Path) -> list[dict[str, Any]]:
+    """The list in modules.json. Raises CheckpointError when it is not one."""
+    import json
+
+    file = root / "modules.json"
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+        return sorted(modules, key=lambda m: int(m["idx"]))
+    except (ValueError, KeyError, TypeError) as e:
+        raise CheckpointError(
+            f"it is no list of modules ({type(e).__name__}: {e})",
+            where=str(file),
+            fix="Get the file again.",
+        ) from e
+
+
+def _pooling(folder: Path, section: Model) -> str | None:
+    said = read_json(folder / "config.json")
+    # newer versions of sentence-transformers write one word instead of a flag per mode
+    modes = (
+        [said["pooling_mode"]]
+        if isinstance(said.get("pooling_mode"), str)
+        else [
+            POOLING.get(key, key)
+            for key, on in said.items()
+            if key.startswith("pooling_mode_") and on
+        ]
+    )
+    if len(modes) == 1 and modes[0] in POOLING.values():
+        return str(modes[0])
+    if section.pooling is not None:
+        return None
+    raise CheckpointError(
+        f"pooling {' + '.join(map(str, modes)) or 'none'} is not covered",
+        where=str(folder / "config.json"),
+        accepted="mean, cls",
+        fix="Set model.pooling in the recipe if one of these serves you as well.",
+    )

@@ -1,0 +1,235 @@
+"""Where a model comes from: a hub id, a folder, or a Python package that carries one.
+
+Every file of the source stays inside it: a symbolic link that leads out, or a shard index that
+names a path, is refused. (The hub's own cache links from snapshots/ to blobs/ of the same
+repository; that is inside.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from optimizer.errors import CheckpointError, MachineError
+from optimizer.recipe import Model
+from optimizer.store import digest_file
+
+PACKAGE = "python-package:"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+# What a text encoder is made of; formats of other frameworks in the same repository are not read.
+HUB_PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "*.txt",
+    "*.model",
+    "README.md",
+    "LICENSE*",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """folder: the model's own (config.json is in it). root: what links must stay inside.
+    revision: the hub commit, "<distribution> <version>" of a package, None for a folder."""
+
+    folder: Path
+    root: Path
+    revision: str | None
+
+
+def resolve(section: Model) -> Source:
+    """Find (for a hub id: fetch) the folder of `section.source`.
+
+    Raises CheckpointError when there is no such folder or the choice is not clear, MachineError
+    when a package is not installed or the hub cannot be reached.
+    """
+    name = section.source
+    if name.startswith(PACKAGE):
+        return _package(section, name.removeprefix(PACKAGE))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        folder = _subfolder(path, section)
+        return Source(folder, _boundary(path), None)
+    if path.exists():
+        kind = "an archive" if path.suffix in ARCHIVES else "a file"
+        raise CheckpointError(
+            f"{name} is {kind}",
+            where="model.source",
+            accepted="a hub id, a folder, or python-package:<name>",
+            fix="Unpack it yourself and give the folder." if kind == "an archive" else "",
+        )
+    if not HUB_ID.fullmatch(name):
+        raise CheckpointError(
+            f"there is no folder {name}",
+            where="model.source",
+            accepted="a hub id (owner/name), a folder, or python-package:<name>",
+            fix=f"Relative folders are looked for in {Path.cwd()}.",
+        )
+    snapshot = _snapshot(section, fetch=True)
+    return Source(_subfolder(snapshot, section), _boundary(snapshot), snapshot.name)
+
+
+def digests(section: Model) -> dict[str, str]:
+    """What a key of this model depends on besides its section: {file: sha256} of a local source,
+    {hub id: commit} of one on the hub (a commit says all, so planning fetches no weights)."""
+    name = section.source
+    on_hub = not name.startswith(PACKAGE) and not Path(name).expanduser().exists()
+    if on_hub and HUB_ID.fullmatch(name):
+        return {name: _snapshot(section, fetch=False).name}
+    source = resolve(section)
+    return {str(f.relative_to(source.folder)): digest_file(f) for f in files(source)}
+
+
+def files(source: Source) -> list[Path]:
+    """Every file below the model's folder, sorted. Raises CheckpointError when one leads out."""
+    found = []
+    for path in sorted(source.folder.rglob("*")):
+        if not path.resolve().is_relative_to(source.root):
+            raise CheckpointError(
+                f"{path.name} is a link to {path.resolve()}, outside the folder",
+                where=str(path),
+                fix="Copy the file into the folder if you trust it.",
+            )
+        if path.is_file() and not path.name.endswith(".pyc"):
+            found.append(path)
+    return found
+
+
+def _boundary(folder: Path) -> Path:
+    """The folder that links may not leave: of a snapshot in the hub's cache, the repository."""
+    folder = folder.resolve()
+    for parent in folder.parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            return parent.parent
+    return folder
+
+
+def _subfolder(root: Path, section: Model) -> Path:
+    root = root.resolve()
+    if section.subfolder is None:
+        return root
+    folder = (root / section.subfolder).resolve()
+    if not folder.is_relative_to(_boundary(root)):
+        raise CheckpointError(
+            f"{section.subfolder!r} leaves {root}",
+            where="model.subfolder",
+            accepted="a folder inside model.source",
+        )
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"there is no folder {section.subfolder!r} in {root}",
+            where="model.subfolder",
+            accepted=", ".join(sorted(p.name for p in root.iterdir() if p.is_dir())) or "none",
+        )
+    return folder
+
+
+def _package(section: Model, name: str) -> Source:
+    try:
+        distribution = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        raise MachineError(
+            f"the package {name!r} is not installed",
+            where="model.source",
+            fix=f"Run: pip install {name}",
+        ) from None
+    listed = [PurePosixPath(f) for f in distribution.files or []]
+    folders = {f.parent for f in listed if f.name == "config.json"}
+    with_weights = {
+        folder
+        for folder in folders
+        if any(f.parent == folder and any(f.match(w) for w in WEIGHTS) for f in listed)
+    }
+    candidates = sorted(map(str, with_weights or folders))
+    if section.subfolder is not None:
+        wanted = section.subfolder.strip("/")
+        candidates = [c for c in candidates if c == wanted or c.endswith(f"/{wanted}")]
+    if len(candidates) != 1:
+        everything = ", ".join(sorted(map(str, with_weights or folders))) or "none"
+        raise CheckpointError(
+            f"package {name!r} has {len(candidates) or 'no'} folders with config.json and weights"
+            + (f" that match {section.subfolder!r}" if section.subfolder else ""),
+            where="model.source" if section.subfolder is None else "model.subfolder",
+            accepted=f"one of: {everything}",
+            fix="Set model.subfolder to the one you mean.",
+        )
+    folder = Path(str(distribution.locate_file(candidates[0]))).resolve()
+    return Source(folder, folder, f"{distribution.name} {distribution.version}")
+
+
+def _snapshot(section: Model, *, fetch: bool) -> Path:
+    """The hub's snapshot folder, named by its commit; with its files when `fetch`.
+
+    The library itself resolves the revision, honours HF_HUB_OFFLINE, and falls back to its cache
+    when the hub does not answer.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    patterns = [*HUB_PATTERNS, *(["*.bin"] if section.allow_pickle else [])]
+    where = f"model.source: {section.source}"
+    try:
+        path = snapshot_download(
+            section.source,
+            revision=section.revision,
+            allow_patterns=patterns if fetch else ["config.json"],
+        )
+    except GatedRepoError as e:
+        raise MachineError(
+            "the hub asks for a login that may read this model",
+            where=where,
+            fix="Accept its terms on the hub, then run: hf auth login",
+        ) from e
+    except (RepositoryNotFoundError, RevisionNotFoundError) as e:
+        what = "revision" if isinstance(e, RevisionNotFoundError) else "model"
+        raise CheckpointError(
+            f"the hub has no such {what}" + (f": {section.revision}" if section.revision else ""),
+            where=where,
+            accepted="a hub id (owner/name), a folder, or python-package:<name>",
+            fix="A private model needs: hf auth login",
+        ) from e
+    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError, OSError) as e:
+        raise MachineError(
+            "the hub cannot be reached and the model is not in the local cache",
+            where=where,
+            fix="Give model.source a folder, or fetch it where there is a network (hf download "
+            f"{section.source}) and copy the cache here (HF_HOME says where it is).",
+        ) from e
+    return Path(path)
+
+
+def shard_files(folder: Path, index: Path) -> dict[str, Path]:
+    """{tensor: file} of a shard index. Raises CheckpointError for a name that is a path, or a
+    shard that is not there."""
+    try:
+        named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = sorted(set(named.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise CheckpointError(
+            f"the shard index is corrupt ({type(e).__name__}: {e})",
+            where=str(index),
+            fix="Get the file again.",
+        ) from e
+    for shard in shards:
+        if not isinstance(shard, str) or shard != PurePosixPath(shard).name or "\\" in shard:
+            raise CheckpointError(
+                f"shard {shard!r} is a path", where=str(index), accepted="names of files beside it"
+            )
+        if not (folder / shard).is_file():
+            raise CheckpointError(
+                f"shard {shard} is missing ({len(shards)} are listed)",
+                where=str(index),
+                fix="Get the missing file: the download was not finished.",
+            )
+    return {tensor: folder / shard for tensor, shard in named.items()}

@@ -1,0 +1,150 @@
+"""load: find the model, check all of it, and write it the way every later stage reads it.
+
+out/checkpoint/     config.json, model.safetensors with the model's own parameter names,
+                    tokenizer.json without truncation or padding, tokenizer_config.json
+out/source.json     where it came from, and the digest of every file it was made of
+out/contract.json   what goes in and what comes out
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from optimizer import safetensors_stream
+from optimizer.errors import CheckpointError
+from optimizer.load import families, source, tokenizer, weights
+from optimizer.load.checkpoint import read_json
+from optimizer.load.contract import contract, read_modules
+from optimizer.load.model import parameter_shapes, skeleton_from_config
+from optimizer.recipe import Model
+from optimizer.store import Stage, digest_file
+
+VERSION = 1
+
+
+def run(section: Model, out: Path) -> None:
+    """Write the three. Raises CheckpointError, MachineError or RecipeError."""
+    found = source.resolve(section)
+    read = source.files(found)
+    folder = _model_folder(found.folder)
+    config = _config(folder, section)
+    model = skeleton_from_config(config, section.task)
+    family = families.family(config)
+    chosen = weights.match(weights.find(folder, section), model, section)
+
+    checkpoint = out / "checkpoint"
+    checkpoint.mkdir()
+    shutil.copyfile(folder / "config.json", checkpoint / "config.json")
+    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+    fast = tokenizer.convert(folder, checkpoint, rows, section.trust_remote_code)
+    if (folder / "tokenizer_config.json").is_file():
+        shutil.copyfile(folder / "tokenizer_config.json", checkpoint / "tokenizer_config.json")
+    document = contract(section, config, model, family, fast, folder, found.folder)
+    safetensors_stream.write(chosen.entries(), checkpoint / "model.safetensors")
+    _write(out / "contract.json", document)
+    _write(
+        out / "source.json",
+        {
+            "source": section.source,
+            "revision": found.revision,
+            "files": {
+                str(f.relative_to(found.folder)): {
+                    "sha256": digest_file(f),
+                    "size": f.stat().st_size,
+                }
+                for f in read
+            },
+            "licence": _licence(folder, found.folder),
+            "model_type": config.model_type,
+            "architecture": type(model).__name__,
+            "task": section.task,
+            "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
+            "unused": list(chosen.unused),
+        },
+    )
+
+
+def _write(file: Path, document: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _model_folder(root: Path) -> Path:
+    """Where config.json of the transformer is: `root`, or for a sentence-transformers model the
+    folder that modules.json says."""
+    if (root / "modules.json").is_file():
+        for module in read_modules(root):
+            if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
+                folder = (root / str(module["path"])).resolve()
+                if not folder.is_relative_to(root):
+                    raise CheckpointError(
+                        f"path {module['path']!r} leaves the folder",
+                        where=str(root / "modules.json"),
+                    )
+                return folder
+    return root
+
+
+def _config(folder: Path, section: Model) -> Any:
+    """The transformers config. Raises CheckpointError for what we do not load."""
+    from transformers import AutoConfig
+
+    file = folder / "config.json"
+    raw = read_json(file)
+    if raw.get("auto_map") and not section.trust_remote_code:
+        raise CheckpointError(
+            f"the model brings its own code (auto_map: {', '.join(map(str, raw['auto_map']))}), "
+            "which would run on this machine",
+            where=str(file),
+            fix="Read that code, then set model.trust_remote_code: true; or remove auto_map to "
+            "use the class that transformers has.",
+        )
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"the checkpoint is already quantized ({method})",
+            where=f"{file}: quantization_config",
+            fix="Use the float checkpoint it was made from.",
+        )
+    if not raw.get("model_type"):
+        raise CheckpointError(
+            "no model_type, so the architecture is not known",
+            where=str(file),
+            accepted=", ".join(sorted(families.FAMILIES)),
+            fix='Add it, e.g. "model_type": "bert".',
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(
+            f"transformers does not read it ({' '.join(str(e).split())[:200]})",
+            where=str(file),
+            fix="Check model_type, or install the transformers version the model asks for.",
+        ) from e
+    return config
+
+
+def _licence(folder: Path, root: Path) -> str:
+    """The licence named in the front matter of README.md, or ""."""
+    for file in (folder / "README.md", root / "README.md"):
+        if file.is_file():
+            found = re.match(
+                r"---\n.*?^licen[sc]e:\s*([^\n]+?)\s*$.*?^---", file.read_text(), re.M | re.S
+            )
+            if found:
+                return found[1].strip("\"'")
+    return ""
+
+
+STAGE = Stage(
+    name="load",
+    version=VERSION,
+    run=run,
+    packages=("transformers", "tokenizers"),
+    files=source.digests,
+)
