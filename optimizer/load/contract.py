@@ -34,7 +34,7 @@ def contract(
     same, or the folder above). Raises CheckpointError for what a contract cannot say.
     """
     embedding = section.task in ("sentence-embedding", "feature-extraction")
-    width = int(config.hidden_size if hasattr(config, "hidden_size") else config.dim)
+    width = int(config.hidden_size)
     labels = None if embedding else _labels(config)
     if section.task == "text-classification":
         output, axes = "logits", ["batch", len(labels or ())]
@@ -66,7 +66,15 @@ def _inputs(model: nn.Module, config: Any) -> list[str]:
 
 
 def _labels(config: Any) -> list[str]:
-    return [str(config.id2label[i]) for i in range(config.num_labels)]
+    named = {int(i): str(label) for i, label in config.id2label.items()}
+    if sorted(named) != list(range(len(named))):
+        raise CheckpointError(
+            f"the ids are {sorted(named)}",
+            where="config.json: id2label",
+            accepted=f"every id from 0 to {len(named) - 1}",
+            fix="Number the labels in the order of the classifier's outputs.",
+        )
+    return [named[i] for i in range(len(named))]
 
 
 def _tokenizer(

@@ -24,6 +24,7 @@ from torch import nn
 from optimizer.errors import CheckpointError
 from optimizer.recipe import Task
 
+OUTSIDE = 3  # linear layers an encoder may have outside its blocks: projections of the embedding
 GENERIC_FIX = "Add a row for this model_type to optimizer/load/families.py."
 
 
@@ -161,8 +162,8 @@ def family(config: Any) -> Family:
     """The facts of a config (a transformers config, or the dict of config.json).
 
     An architecture without a row is understood when its base model has one list of equal blocks
-    that holds most of its linear layers; it then has no smooth pairs. Raises CheckpointError
-    saying what is missing otherwise.
+    that holds all but a few of its linear layers; it then has no smooth pairs. Raises
+    CheckpointError saying what is missing otherwise.
     """
     fields = config if isinstance(config, Mapping) else config.to_dict()
     model_type = str(fields.get("model_type") or "")
@@ -206,6 +207,10 @@ def _recognised(model_type: str, config: Any) -> Family:
         embeddings=embeddings,
         linears=linear_names(first),
         smooth=(),
+        positions_after_padding=any(
+            isinstance(m, nn.Embedding) and "position" in path and m.padding_idx is not None
+            for path, m in model.named_modules()
+        ),
     )
 
 
@@ -215,21 +220,22 @@ def linear_names(block: nn.Module) -> tuple[str, ...]:
 
 
 def block_list(model: nn.Module, model_type: str) -> str:
-    """The name of the one ModuleList whose equal blocks hold most of the linear layers.
+    """The name of the outermost ModuleList whose equal blocks hold all but a few linear layers.
 
     Raises CheckpointError when there is none.
     """
     total = len(linear_names(model))
-    lists = []
+    lists: list[str] = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not len(module):
             continue
-        if len({type(m) for m in module}) == 1 and 2 * len(linear_names(module)) > total:
+        outside = total - len(linear_names(module))
+        if len({type(m) for m in module}) == 1 and 0 <= outside <= OUTSIDE < total:
             lists.append(path)
     if not lists:
         raise CheckpointError(
             f"architecture {model_type!r} is not covered: it has no list of equal blocks that "
-            "holds most of its linear layers",
+            f"holds all but {OUTSIDE} of its linear layers",
             where="config.json: model_type",
             accepted=", ".join(sorted(FAMILIES)),
             fix=GENERIC_FIX,

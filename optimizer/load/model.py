@@ -42,16 +42,21 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(checkpoint.folder)
-    return skeleton_from_config(config, task)
+    # the load stage copies a model's own code only when the recipe trusts it
+    trusted = any(checkpoint.folder.glob("*.py"))
+    config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trusted)
+    return skeleton_from_config(config, task, trusted)
 
 
-def skeleton_from_config(config: Any, task: Task) -> nn.Module:
+def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = False) -> nn.Module:
     """As `skeleton`, from a transformers config object."""
     try:
         with _parameters_on_meta():
             model = auto_class(task).from_config(
-                config, attn_implementation="eager", dtype=torch.float32
+                config,
+                attn_implementation="eager",
+                dtype=torch.float32,
+                trust_remote_code=trust_remote_code,
             )
     except ValueError as e:
         raise CheckpointError(
@@ -74,7 +79,7 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(to_meta)
+    hook = register_module_parameter_registration_hook(cast(Any, to_meta))  # stub: returns None
     try:
         yield
     finally:

@@ -86,16 +86,20 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def files(source: Source) -> list[Path]:
-    """Every file below the model's folder, sorted. Raises CheckpointError when one leads out."""
+    """Every file below the model's folder, sorted, but for hidden ones and Python's caches, which
+    nothing reads. Raises CheckpointError when one leads out."""
     found = []
     for path in sorted(source.folder.rglob("*")):
+        parts = path.relative_to(source.folder).parts
+        if any(part.startswith(".") or part == "__pycache__" for part in parts):
+            continue
         if not path.resolve().is_relative_to(source.root):
             raise CheckpointError(
                 f"{path.name} is a link to {path.resolve()}, outside the folder",
                 where=str(path),
                 fix="Copy the file into the folder if you trust it.",
             )
-        if path.is_file() and not path.name.endswith(".pyc"):
+        if path.is_file():
             found.append(path)
     return found
 
@@ -177,13 +181,15 @@ def _snapshot(section: Model, *, fetch: bool) -> Path:
         RevisionNotFoundError,
     )
 
-    patterns = [*HUB_PATTERNS, *(["*.bin"] if section.allow_pickle else [])]
+    patterns = [*HUB_PATTERNS]
+    patterns += ["*.bin"] if section.allow_pickle else []
+    patterns += ["*.py"] if section.trust_remote_code else []
     where = f"model.source: {section.source}"
     try:
         path = snapshot_download(
             section.source,
             revision=section.revision,
-            allow_patterns=patterns if fetch else ["config.json"],
+            allow_patterns=patterns if fetch else ["*config.json"],
         )
     except GatedRepoError as e:
         raise MachineError(

@@ -26,6 +26,7 @@ from optimizer.recipe import Model
 from optimizer.store import Stage, digest_file
 
 VERSION = 1
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def run(section: Model, out: Path) -> None:
@@ -34,32 +35,32 @@ def run(section: Model, out: Path) -> None:
     read = source.files(found)
     folder = _model_folder(found.folder)
     config = _config(folder, section)
-    model = skeleton_from_config(config, section.task)
+    _check_covered(config, folder)
+    model = skeleton_from_config(config, section.task, section.trust_remote_code)
     family = families.family(config)
     chosen = weights.match(weights.find(folder, section), model, section)
 
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
-    shutil.copyfile(folder / "config.json", checkpoint / "config.json")
     rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     fast = tokenizer.convert(folder, checkpoint, rows, section.trust_remote_code)
-    if (folder / "tokenizer_config.json").is_file():
-        shutil.copyfile(folder / "tokenizer_config.json", checkpoint / "tokenizer_config.json")
+    copied = [folder / n for n in ("config.json", *SETTINGS) if (folder / n).is_file()]
+    copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
+    for file in copied:
+        shutil.copyfile(file, checkpoint / file.name)
     document = contract(section, config, model, family, fast, folder, found.folder)
     safetensors_stream.write(chosen.entries(), checkpoint / "model.safetensors")
     _write(out / "contract.json", document)
+    made_of = {
+        str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}
+        for f in read
+    }
     _write(
         out / "source.json",
         {
             "source": section.source,
             "revision": found.revision,
-            "files": {
-                str(f.relative_to(found.folder)): {
-                    "sha256": digest_file(f),
-                    "size": f.stat().st_size,
-                }
-                for f in read
-            },
+            "files": made_of,
             "licence": _licence(folder, found.folder),
             "model_type": config.model_type,
             "architecture": type(model).__name__,
@@ -104,6 +105,13 @@ def _config(folder: Path, section: Model) -> Any:
             fix="Read that code, then set model.trust_remote_code: true; or remove auto_map to "
             "use the class that transformers has.",
         )
+    elsewhere = [str(v) for v in (raw.get("auto_map") or {}).values() if "--" in str(v)]
+    if elsewhere:
+        raise CheckpointError(
+            f"the model's code is in another repository ({elsewhere[0]}), which no revision pins",
+            where=f"{file}: auto_map",
+            fix="Copy that code beside config.json and name it without the repository.",
+        )
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise CheckpointError(
@@ -127,6 +135,31 @@ def _config(folder: Path, section: Model) -> Any:
             fix="Check model_type, or install the transformers version the model asks for.",
         ) from e
     return config
+
+
+def _check_covered(config: Any, folder: Path) -> None:
+    """Refuse what is no text encoder: its contract could not say what goes in and out."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = config.model_type
+    causal = (
+        kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
+    what = ""
+    if getattr(config, "is_encoder_decoder", False):
+        what = "an encoder-decoder"
+    elif causal or getattr(config, "is_decoder", False):
+        what = "a decoder: each position sees only those before it"
+    elif not hasattr(config, "vocab_size"):
+        what = "no text model: it has no vocabulary"
+    if what:
+        raise CheckpointError(
+            f"architecture {kind!r} is not covered: it is {what}",
+            where=f"{folder / 'config.json'}: model_type",
+            accepted=f"text encoders: {', '.join(sorted(families.FAMILIES))}, and others that are "
+            "one list of equal blocks",
+        )
 
 
 def _licence(folder: Path, root: Path) -> str:

@@ -112,8 +112,11 @@ def _agrees(theirs: Any, source: Path, file: Path) -> None:
         ours.no_truncation()
         ours.no_padding()
         for text, pair in [*((t, None) for t in TEXTS), *PAIRS]:
-            expected = theirs(text, pair, add_special_tokens=True)["input_ids"]
-            found = ours.encode(text, pair, add_special_tokens=True).ids
+            encoded = theirs(text, pair, add_special_tokens=True)
+            encoding = ours.encode(text, pair, add_special_tokens=True)
+            expected, found = encoded["input_ids"], encoding.ids
+            if "token_type_ids" in encoded and encoding.type_ids != encoded["token_type_ids"]:
+                expected, found = encoded["token_type_ids"], encoding.type_ids
             if found != expected:
                 raise CheckpointError(
                     f"{path.name} gives {found[:8]} and transformers gives {expected[:8]} for "

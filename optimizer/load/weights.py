@@ -131,6 +131,7 @@ def match(stored: Mapping[str, Entry | Tensor], model: nn.Module, section: Model
                 chosen[candidate] = name
                 break
     _complete(stored, chosen, wanted, model, section)
+    floats = {name for name, _ in model.named_parameters()}
     for parameter, name in chosen.items():
         shape = tuple(stored[name].shape)
         if shape != wanted[parameter]:
@@ -138,6 +139,12 @@ def match(stored: Mapping[str, Entry | Tensor], model: nn.Module, section: Model
                 f"{name!r} is {shape}, and config.json makes it {wanted[parameter]}",
                 where="checkpoint",
                 fix="config.json and the weights are of different models: get both again.",
+            )
+        if parameter in floats and not stored[name].dtype.is_floating_point:
+            raise CheckpointError(
+                f"{name!r} is {stored[name].dtype}: the checkpoint is already quantized",
+                where="checkpoint",
+                fix="Use the float checkpoint it was made from.",
             )
     used = set(chosen.values())
     return Weights(
