@@ -1,0 +1,82 @@
+"""Runs recipes in forked children and kills them: python -m tests.killable, one JSON line a job.
+
+The parent imports every heavy package once, so that a child costs only its own work. A job is
+{"recipe", "store", "artifacts", "kill_after": seconds or null}; the answer {"exit": code or -9}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def work(job: dict[str, str]) -> int:
+    from optimizer import recipe_file
+    from optimizer.outcome import finish
+
+    return finish(
+        recipe_file.read(Path(job["recipe"])),
+        Path(job["store"]),
+        Path(job["artifacts"]),
+        until="package",
+        remeasure=False,
+    ).exit_code
+
+
+def warm() -> None:
+    import datasets  # noqa: F401
+    import onnxruntime  # noqa: F401
+    import onnxscript.optimizer  # noqa: F401
+    import torch
+    import torch.onnx._internal.exporter._core
+    import transformers.models.bert.modeling_bert
+    from transformers import AutoModel, AutoTokenizer  # noqa: F401
+
+    from optimizer.build import stage as _build  # noqa: F401
+    from optimizer.compress import stage as _compress  # noqa: F401
+    from optimizer.export import stage as _export  # noqa: F401
+    from optimizer.load import stage as _load  # noqa: F401
+    from optimizer.lower import stage as _lower  # noqa: F401
+    from optimizer.package import stage as _package  # noqa: F401
+    from optimizer.validate import stage as _validate  # noqa: F401
+
+    assert transformers
+    assert torch
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    warm()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = work(job)
+            except BaseException as e:
+                print(repr(e), file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        print(json.dumps({"exit": wait(pid, job["kill_after"])}), flush=True)
+
+
+def wait(pid: int, kill_after: float | None) -> int:
+    """The child's exit code, or -9 when it was killed first."""
+    deadline = time.monotonic() + (kill_after if kill_after is not None else 1e9)
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    main()
