@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import DataError, MachineError, closest
+from optimizer.harness.contract import Contract
+from optimizer.harness.tasks import Batch, encode
 from optimizer.progress import say
 from optimizer.recipe import DataSpec
 
@@ -95,21 +97,21 @@ def _normal(text: str) -> str:
 
 
 def batches(
-    rows: Sequence[Sample], contract: Any, tokenizer: Any, batch_size: int, length: int
-) -> Iterator[dict[str, Any]]:
+    rows: Sequence[Sample], contract: Contract, tokenizer: Any, batch_size: int, length: int
+) -> Iterator[Batch]:
     """Token arrays (batch, sequence) int64 of `rows` in order, as the harness makes them.
 
-    A batch is padded to its own longest text, and cut to `length` tokens when that is longer.
+    A batch is padded to its own longest text, and cut to `length` tokens (never more than the
+    contract's max_length) when that is longer.
     """
-    from optimizer.harness.tasks import encode
-
+    length = min(length, contract.tokenizer.max_length)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         texts = [s.text for s in part]
-        pairs = [s.text_pair or "" for s in part] if any(s.text_pair for s in part) else None
+        pairs = [s.text_pair for s in part]
         tokens = encode(contract, tokenizer, texts, pairs)
         if tokens["input_ids"].shape[1] > length:
-            tokens = encode(contract, tokenizer, texts, pairs, length=length)
+            tokens = encode(contract, tokenizer, texts, pairs, length)
         yield tokens
 
 

@@ -8,6 +8,7 @@ out/contract.json   what goes in and what comes out
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from optimizer import safetensors_stream
 from optimizer.errors import CheckpointError
@@ -35,8 +38,8 @@ def run(section: Model, out: Path) -> None:
     read = source.files(found)
     folder = _model_folder(found.folder)
     config = _config(folder, section)
-    _check_covered(config, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
+    _check_covered(config, model, folder)
     family = families.family(config)
     chosen = weights.match(weights.find(folder, section), model, section)
 
@@ -137,7 +140,7 @@ def _config(folder: Path, section: Model) -> Any:
     return config
 
 
-def _check_covered(config: Any, folder: Path) -> None:
+def _check_covered(config: Any, model: nn.Module, folder: Path) -> None:
     """Refuse what is no text encoder: its contract could not say what goes in and out."""
     from transformers.models.auto import modeling_auto as auto
 
@@ -151,8 +154,8 @@ def _check_covered(config: Any, folder: Path) -> None:
         what = "an encoder-decoder"
     elif causal or getattr(config, "is_decoder", False):
         what = "a decoder: each position sees only those before it"
-    elif not hasattr(config, "vocab_size"):
-        what = "no text model: it has no vocabulary"
+    elif next(iter(inspect.signature(model.forward).parameters)) != "input_ids":
+        what = "no text model: its first input is not input_ids"
     if what:
         raise CheckpointError(
             f"architecture {kind!r} is not covered: it is {what}",
