@@ -97,6 +97,9 @@ class Activations(Section):
     granularity: Literal["tensor", "token"] = Field(
         "tensor", description="tensor: one static range per site. token: measured at run time"
     )
+    symmetric: bool = Field(
+        False, description="true: code 0 is the middle. false: both ends of the range are chosen"
+    )
     range: Literal["minmax", "percentile", "entropy", "mse"] | None = Field(
         None, description="how a static range is chosen; percentile when absent"
     )
@@ -123,6 +126,11 @@ class Quantize(Section):
     )
     strength: float | Literal["search"] = Field(
         "search", description="smoothquant: alpha in [0, 1], or searched per layer"
+    )
+    fold_only: bool = Field(
+        False,
+        description="smoothquant: smooth only where the factors fold into the layer before; "
+        "otherwise the others are multiplied at run time",
     )
     bias_correction: bool = False
     keep_float: tuple[str, ...] = Field(
