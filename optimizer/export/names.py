@@ -1,0 +1,232 @@
+"""Which initializer is which parameter, proven by value, and which node uses it.
+
+A layer silently left in float is the typical fault of this kind of tool, so nothing here
+trusts a name alone: a parameter is paired with an initializer when every element is equal,
+after transposing for a weight stored [K, N] and casting to the graph's float type.
+
+names.json
+    modules     {module: {parameter, initializer, layout, node, op, input, site, also}}
+                layout   "KN" the initializer is [inputs, outputs]; "NK" it is transposed by a
+                         node before the MatMul (a weight that something else uses as well)
+                node     the operator's name; input: the tensor whose range "site" describes
+                also     [{node, input}, ...] further uses of a shared module
+    parameters  {parameter: initializer}
+    folded      [parameter, ...] parameters with no initializer: not used by the graph, or
+                folded into another value; never a weight of a module
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from torch import Tensor
+
+from optimizer.errors import OptimizeError
+from optimizer.export.clean import module_of
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operator that multiplies by a weight, and the tensor it multiplies."""
+
+    node: str
+    input: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A linear module: its weight in the graph and the operators it became."""
+
+    parameter: str
+    initializer: str
+    layout: str
+    node: str
+    op: str
+    input: str
+    site: str
+    also: tuple[Use, ...] = ()
+
+
+@dataclass(frozen=True)
+class Names:
+    """The pairing of a checkpoint with a graph. See the module's docstring."""
+
+    modules: Mapping[str, Module]
+    parameters: Mapping[str, str]
+    folded: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "modules": {m: asdict(entry) for m, entry in self.modules.items()},
+            "parameters": dict(self.parameters),
+            "folded": list(self.folded),
+        }
+
+
+def from_dict(document: Mapping[str, Any]) -> Names:
+    """The inverse of Names.as_dict."""
+    modules = {
+        name: Module(**{**m, "also": tuple(Use(**u) for u in m["also"])})
+        for name, m in document["modules"].items()
+    }
+    return Names(modules, document["parameters"], tuple(document["folded"]))
+
+
+def pair(
+    model: ir.Model,
+    parameters: Mapping[str, Tensor],
+    linear: Iterable[str],
+    wanted: Iterable[str] = (),
+) -> Names:
+    """Pair every parameter with an initializer by value.
+
+    parameters: name -> value as the checkpoint (or its replacement) has it; read one at a time.
+    linear: modules whose `weight` is multiplied by an activation.
+    wanted: parameters that will be quantized.
+    Raises OptimizeError naming the first linear module or wanted parameter that no operator of
+    the graph can be proven to hold.
+    """
+    index = _Index(model)
+    paired: dict[str, tuple[ir.Value, bool]] = {}
+    folded = []
+    for name in sorted(parameters):
+        found = index.find(name, parameters[name])
+        if found is None:
+            folded.append(name)
+        else:
+            paired[name] = found
+    modules = {}
+    for module in sorted(linear):
+        weight = f"{module}.weight"
+        if weight not in paired:
+            raise _unpaired(weight, model)
+        modules[module] = _module(module, weight, *paired[weight], _sharing(paired, weight))
+    covered = {m.parameter for m in modules.values()}
+    for weight in sorted(wanted):
+        if weight not in covered:
+            raise _unpaired(weight, model)
+    return Names(modules, {p: _name(v) for p, (v, _) in paired.items()}, tuple(folded))
+
+
+class _Index:
+    """Initializers of a graph, found by name or by value."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._by_name = dict(model.graph.initializers)
+        self._by_value: dict[str, ir.Value] | None = None
+
+    def find(self, name: str, value: Tensor) -> tuple[ir.Value, bool] | None:
+        """The initializer equal to `value`, and whether it is stored transposed.
+
+        The one of the same name is tried first. Others are tried by digest: the exporter keeps
+        one copy of tied and of equal parameters, under either name.
+        """
+        array = value.detach().float().numpy()
+        candidate = self._by_name.get(name)
+        if candidate is not None:
+            transposed = equal(candidate, array)
+            return None if transposed is None else (candidate, transposed)
+        for transposed in (True, False) if array.ndim == 2 else (False,):
+            turned = array.T if transposed else array
+            for kind in (np.float32, np.float16):
+                hit = self._digests().get(_digest(turned.astype(kind)))
+                if hit is not None:
+                    return hit, transposed
+        return None
+
+    def _digests(self) -> dict[str, ir.Value]:
+        if self._by_value is None:
+            self._by_value = {
+                _digest(v.const_value.numpy()): v
+                for v in self._by_name.values()
+                if v.const_value is not None and v.const_value.dtype.is_floating_point()
+            }
+        return self._by_value
+
+
+def _digest(array: Array) -> str:
+    head = f"{array.dtype} {array.shape}".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def equal(initializer: ir.Value, array: Array) -> bool | None:
+    """None when the values differ; else whether the initializer is `array` transposed.
+
+    A square symmetric matrix is both; the operators that use it decide (transposed unless one
+    of them transposes it).
+    """
+    assert initializer.const_value is not None
+    stored = initializer.const_value.numpy()
+    cast = array.astype(stored.dtype)
+    turns = any(n.op_type == "Transpose" for n, _ in initializer.uses())
+    orders = (True, False) if array.ndim == 2 and not turns else (False, True)
+    for transposed in orders:
+        turned = cast.T if transposed else cast
+        if turned.shape == stored.shape and np.array_equal(turned, stored):
+            return transposed
+    return None
+
+
+def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:
+    """Whether another parameter is held by the same initializer."""
+    return sum(v is paired[weight][0] for v, _ in paired.values()) > 1
+
+
+def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared: bool) -> Module:
+    """The entry of one linear module.
+
+    Of an initializer that holds several parameters, only operators traced inside `module` count.
+    """
+    products = value if transposed else None
+    if not transposed:  # W -> Transpose -> MatMul
+        turned = [n.outputs[0] for n, _ in value.uses() if n.op_type == "Transpose"]
+        products = turned[0] if turned else None
+    uses = [n for n, i in products.uses() if n.op_type == "MatMul" and i == 1] if products else []
+    if shared:
+        uses = [n for n in uses if module_of(n) == module]
+    if not uses:
+        raise OptimizeError(
+            f"{weight} is initializer {value.name!r} of the exported graph, and no MatMul of "
+            f"{module} multiplies by it",
+            where="export",
+            fix=f"Add {module} to quantize.keep_float, and report the architecture.",
+        )
+    found = [Use(str(n.name), _name(n.inputs[0])) for n in uses]
+    return Module(
+        parameter=weight,
+        initializer=_name(value),
+        layout="KN" if transposed else "NK",
+        node=found[0].node,
+        op="MatMul",
+        input=found[0].input,
+        site=f"{module}:input",
+        also=tuple(found[1:]),
+    )
+
+
+def _name(value: ir.Value | None) -> str:
+    assert value is not None
+    return str(value.name)
+
+
+def _unpaired(parameter: str, model: ir.Model) -> OptimizeError:
+    same = model.graph.initializers.get(parameter)
+    why = (
+        "no initializer of the exported graph equals it"
+        if same is None
+        else "the initializer of that name holds other values"
+    )
+    return OptimizeError(
+        f"{parameter} cannot be found in the exported graph: {why}",
+        where="export",
+        fix=f"Add {parameter.removesuffix('.weight')} to quantize.keep_float, and report the "
+        "architecture.",
+    )

@@ -1,0 +1,76 @@
+"""Write and read ONNX files, with the weights inside or beside them.
+
+A protobuf cannot pass 2 GiB, so weights above `LIMIT` go to `<name>.data` beside the model.
+
+A reader must refuse an external tensor that
+ 1. is not a plain relative path below the model's folder (absolute, "..", a link leading out),
+ 2. names a file that is not there,
+ 3. has a negative offset, or reaches beyond the end of its file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from optimizer.errors import CheckpointError
+
+LIMIT = 1 << 31
+PROTOBUF_MARGIN = 1 << 24  # names, attributes and framing around the weights
+
+
+def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
+    """Write `model` to `path`; weights totalling more than `limit` bytes go to `<path>.data`.
+
+    The bytes depend on the model alone. Memory: one weight above what the model holds when
+    they go beside, all of them when they stay inside. What was written passes onnx.checker.
+    """
+    total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
+    beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None
+    ir.save(model, path, external_data=beside, size_threshold_bytes=1024)
+    onnx.checker.check_model(str(path))
+
+
+def load(path: Path) -> ir.Model:
+    """Open an ONNX file; external weights stay on disk until they are asked for.
+
+    Raises CheckpointError for a file that is no ONNX model, and for cases 1 to 3 above.
+    """
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except (OSError, ValueError, DecodeError) as e:
+        raise CheckpointError(f"not a readable ONNX model ({e})", where=str(path)) from None
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check_external(tensor, path)
+    model = ir.from_proto(proto)
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    return model
+
+
+def _check_external(tensor: onnx.TensorProto, path: Path) -> None:
+    fields = {e.key: e.value for e in tensor.external_data}
+    location = fields.get("location", "")
+    folder = path.parent.resolve()
+    file = (folder / location).resolve()
+    where = f"{path}: {tensor.name}"
+    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise CheckpointError(
+            f"external data at {location!r}",
+            where=where,
+            accepted="a file below the model's own folder",
+        )
+    if not file.is_file():
+        raise CheckpointError(f"external data {location!r} is missing", where=where)
+    offset = int(fields.get("offset", 0))
+    length = int(fields.get("length", file.stat().st_size - offset))
+    if offset < 0 or length < 0 or offset + length > file.stat().st_size:
+        raise CheckpointError(
+            f"external data {location!r} ends at byte {file.stat().st_size}, before "
+            f"{offset + length}",
+            where=where,
+            fix="The file was cut short; make it again.",
+        )

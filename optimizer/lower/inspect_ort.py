@@ -1,0 +1,58 @@
+"""What ONNX Runtime really runs in integer kernels, read from the graph it optimized.
+
+The runtime writes that graph (SessionOptions.optimized_model_filepath); only its operators and
+names are read here. A module counts as fused when an integer operator of INTEGER uses its codes
+directly; when its codes still pass through a DequantizeLinear at run time, or the runtime
+turned them back into a float weight, the module runs wider than asked.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+INTEGER = frozenset(
+    {
+        "DynamicQuantizeMatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QAttention",
+        "QGemm",
+        "QLinearMatMul",
+    }
+)
+
+
+def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
+    """{"eligible": modules lowered to codes, "fused": those in integer operators everywhere they
+    are used, "wider": the names of the others, "operators": {operator: count}}."""
+    asked = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]
+    graph = onnx.load(optimized_model, load_external_data=False).graph
+    uses: dict[str, set[str]] = {}
+    for node in graph.node:
+        for operand in node.input:
+            uses.setdefault(operand, set()).add(node.op_type)
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in INTEGER:
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    wider = [m for m, entry in asked.items() if not _fused(uses, entry["codes"])]
+    return {
+        "eligible": len(asked),
+        "fused": len(asked) - len(wider),
+        "wider": sorted(wider),
+        "operators": dict(sorted(counts.items())),
+    }
+
+
+def _fused(uses: dict[str, set[str]], codes: str) -> bool:
+    """Whether every user of the codes is an integer operator.
+
+    The runtime keeps an initializer's name, or derives the packed one's from it.
+    """
+    found = [ops for name, ops in uses.items() if name == codes or name.startswith(f"{codes}_")]
+    return bool(found) and all(op in INTEGER for ops in found for op in ops)

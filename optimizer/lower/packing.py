@@ -1,0 +1,80 @@
+"""Every bit layout a lowering writes, each with its inverse.
+
+A QTensor has codes (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N]
+with K = in, N = out. Laws (tested): from_kn(to_kn(a)) == a; unpack4(pack4(a)) == a;
+unpack4_unsigned(pack4_unsigned(a)) == a; to_signed(to_unsigned(a)) == a.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def to_kn(codes: Array) -> Array:
+    """(out, in) -> [K, N], contiguous. Scales (out, groups) -> [groups, N] likewise."""
+    return np.ascontiguousarray(codes.T)
+
+
+def from_kn(stored: Array) -> Array:
+    """The inverse of to_kn."""
+    return np.ascontiguousarray(stored.T)
+
+
+def pack4(codes: Array) -> NDArray[np.uint8]:
+    """int8 codes in -8..7, any shape -> bytes of ONNX INT4 (TensorProto.raw_data).
+
+    The elements in row-major order, two per byte: element 2i in the low nibble of byte i,
+    2i + 1 in the high nibble, two's complement; an odd count ends in a zero nibble.
+    """
+    flat = codes.reshape(-1).astype(np.int8)
+    if flat.size and (flat.min() < -8 or flat.max() > 7):
+        raise ValueError(f"codes {flat.min()}..{flat.max()} do not fit 4 signed bits")
+    return _pack(flat.view(np.uint8) & np.uint8(0x0F))
+
+
+def unpack4(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int8]:
+    """The inverse of pack4 for a tensor of `shape`."""
+    nibbles = _unpack(packed, shape)
+    return (nibbles ^ 8).astype(np.int8) - np.int8(8)
+
+
+def pack4_unsigned(codes: Array) -> NDArray[np.uint8]:
+    """As pack4 for codes in 0..15: ONNX UINT4."""
+    flat = codes.reshape(-1)
+    if flat.size and (flat.min() < 0 or flat.max() > 15):
+        raise ValueError(f"codes {flat.min()}..{flat.max()} do not fit 4 unsigned bits")
+    return _pack(flat.astype(np.uint8))
+
+
+def unpack4_unsigned(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The inverse of pack4_unsigned for a tensor of `shape`."""
+    return _unpack(packed, shape)
+
+
+def to_unsigned(codes: Array, bits: int) -> NDArray[np.uint8]:
+    """Signed codes -> the same codes counted from the lowest: code + 2**(bits-1).
+
+    With the zero point moved alike, (code - zero_point) is unchanged.
+    """
+    return (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
+
+
+def to_signed(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
+    """The inverse of to_unsigned."""
+    return (codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+
+
+def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if nibbles.size % 2:
+        nibbles = np.append(nibbles, np.uint8(0))
+    return nibbles[0::2] | (nibbles[1::2] << np.uint8(4))
+
+
+def _unpack(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    pairs = np.stack([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
+    return pairs.reshape(-1)[: int(np.prod(shape))].reshape(shape)

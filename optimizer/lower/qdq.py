@@ -1,0 +1,191 @@
+"""Graph surgery both Q/DQ dialects share: a weight becomes codes and a scale.
+
+What a quantized parameter `p` becomes, by granularity (K inputs, N outputs):
+
+    channel    p_codes [K, N] int8    p_scale [N]          DequantizeLinear axis=1
+    tensor     p_codes [K, N] int8    p_scale []           DequantizeLinear
+    group      p_codes [K, N] int4/8  p_scale [groups, N]  DequantizeLinear axis=0, block_size
+
+plus p_zero_point of p_scale's shape where the dialect takes one. New nodes and values are
+named after the module: "<module>/weight", "<module>/input_codes", ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from optimizer.errors import OptimizeError
+from optimizer.export.clean import MODULE
+from optimizer.export.names import Module, Names
+from optimizer.lower import packing
+from optimizer.qtensor import QTensor
+
+Array = NDArray[Any]
+
+
+def codes_name(parameter: str) -> str:
+    return f"{parameter}_codes"
+
+
+def scale_name(parameter: str) -> str:
+    return f"{parameter}_scale"
+
+
+def zero_point_name(parameter: str) -> str:
+    return f"{parameter}_zero_point"
+
+
+@dataclass
+class Surgeon:
+    """A graph being lowered: finds nodes by name, adds initializers and nodes in place.
+
+    inputs: quantized activations made so far, by (tensor, static scale or None), so that modules
+    reading one tensor share them. row_steps: the run-time scales of those made per row.
+    """
+
+    model: ir.Model
+    nodes: dict[str, ir.Node] = field(init=False)
+    inputs: dict[tuple[ir.Value, float | None], ir.Value] = field(default_factory=dict)
+    row_steps: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nodes = {str(n.name): n for n in self.model.graph}
+        self._taken: dict[str, int] = {}
+
+    def products(self, module: Module) -> list[ir.Node]:
+        """The operators that multiply by the module's weight; OptimizeError when one is gone."""
+        names = [module.node, *(use.node for use in module.also)]
+        missing = [n for n in names if n not in self.nodes]
+        if missing:
+            raise OptimizeError(f"names.json names {missing[0]!r}; the graph has no such node")
+        return [self.nodes[n] for n in names]
+
+    def constant(self, name: str, tensor: Array | ir.TensorProtocol) -> ir.Value:
+        """The initializer `name`, made on first use."""
+        found = self.model.graph.initializers.get(name)
+        if found is not None:
+            return found
+        held = ir.tensor(tensor, name=name) if isinstance(tensor, np.ndarray) else tensor
+        value = ir.val(name, held.dtype, held.shape, const_value=held)
+        self.model.graph.register_initializer(value)
+        return value
+
+    def fresh(self, name: str) -> str:
+        """`name`, or `name_1`, ... for a module that is used more than once."""
+        count = self._taken[name] = self._taken.get(name, -1) + 1
+        return f"{name}_{count}" if count else name
+
+    def insert(
+        self,
+        before: ir.Node,
+        op: str,
+        inputs: list[ir.Value | None],
+        output: str,
+        module: str,
+        /,
+        **attributes: Any,
+    ) -> ir.Value:
+        """A new node with one output, placed before `before`; node and value are named alike."""
+        made = ir.node(op, inputs, attributes, name=output, metadata_props={MODULE: module})
+        made.outputs[0].name = output
+        self.model.graph.insert_before(before, made)
+        self.nodes[output] = made
+        return made.outputs[0]
+
+    def drop_unused(self) -> None:
+        """Remove initializers nothing uses any more (the float weights), and dead nodes."""
+        from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+        RemoveUnusedNodesPass()(self.model)
+
+
+def weight_parts(
+    surgeon: Surgeon, parameter: str, q: QTensor, scale_type: type, unsigned: bool = False
+) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
+    """Initializers (codes, scale, zero point or None) and the DequantizeLinear attributes.
+
+    unsigned: codes counted from the lowest, zero point moved alike (only with a zero point).
+    Raises OptimizeError when a scale cannot be stored in scale_type exactly.
+    """
+    scale = packing.to_kn(q.scale.numpy())
+    stored: Array = scale.astype(scale_type)
+    if not np.array_equal(stored.astype(np.float32), scale):
+        raise OptimizeError(f"{parameter}: a scale is not exact in {np.dtype(scale_type).name}")
+    attributes, shape = _granularity(q, scale)
+    zero: ir.Value | None = None
+    if q.zero_point is not None:
+        points = packing.to_kn(q.zero_point.numpy()).reshape(shape)
+        kind = _code_tensor(points, q.scheme.bits, unsigned)
+        zero = surgeon.constant(zero_point_name(parameter), kind)
+    codes = _code_tensor(packing.to_kn(q.codes.numpy()), q.scheme.bits, unsigned)
+    return (
+        surgeon.constant(codes_name(parameter), codes),
+        surgeon.constant(scale_name(parameter), stored.reshape(shape)),
+        zero,
+        attributes,
+    )
+
+
+def _granularity(q: QTensor, scale: Array) -> tuple[dict[str, int], tuple[int, ...]]:
+    """DequantizeLinear's attributes and the shape of its scale."""
+    if q.scheme.granularity == "tensor":
+        return {}, ()
+    if q.scheme.granularity == "channel":
+        return {"axis": 1}, (scale.shape[1],)
+    assert q.scheme.group_size is not None
+    return {"axis": 0, "block_size": q.scheme.group_size}, scale.shape
+
+
+def _code_tensor(codes: Array, bits: int, unsigned: bool) -> ir.TensorProtocol:
+    if bits == 8:
+        return ir.tensor(packing.to_unsigned(codes, 8) if unsigned else codes.astype(np.int8))
+    if unsigned:
+        packed = packing.pack4_unsigned(packing.to_unsigned(codes, 4))
+        return ir.PackedTensor(packed, ir.DataType.UINT4, shape=codes.shape)
+    return ir.PackedTensor(packing.pack4(codes), ir.DataType.INT4, shape=codes.shape)
+
+
+def dequantized_weight(
+    surgeon: Surgeon, name: str, module: Module, q: QTensor, scale_type: type, unsigned: bool
+) -> ir.Value:
+    """Insert the weight's DequantizeLinear before its first use and return the float value."""
+    codes, scale, zero, attributes = weight_parts(
+        surgeon, module.parameter, q, scale_type, unsigned
+    )
+    first = surgeon.products(module)[0]
+    given = [codes, scale] if zero is None else [codes, scale, zero]
+    return surgeon.insert(first, "DequantizeLinear", [*given], f"{name}/weight", name, **attributes)
+
+
+def quantized_modules(names: Names, weights: Mapping[str, QTensor]) -> dict[str, Module]:
+    """The modules whose weight the state holds. OptimizeError for a weight of no module."""
+    chosen = {n: m for n, m in names.modules.items() if m.parameter in weights}
+    orphans = set(weights) - {m.parameter for m in chosen.values()}
+    if orphans:
+        raise OptimizeError(
+            f"{min(orphans)} is quantized in the state, and no module of names.json holds it",
+            where="lower",
+        )
+    return chosen
+
+
+def read_back(model: ir.Model, parameter: str) -> Array:
+    """The float32 value (out, in) of a weight from its initializers in a lowered graph.
+
+    Unpacked by onnx_ir, not by packing.py: (codes - zero point) * scale, in float32.
+    """
+    held = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
+    codes = held[codes_name(parameter)].numpy().astype(np.float32)
+    scale = held[scale_name(parameter)].numpy().astype(np.float32)
+    zero = held.get(zero_point_name(parameter))
+    points = np.zeros_like(scale) if zero is None else zero.numpy().astype(np.float32)
+    if scale.ndim == 2:
+        repeat = codes.shape[0] // scale.shape[0]
+        scale, points = np.repeat(scale, repeat, 0), np.repeat(points, repeat, 0)
+    return packing.from_kn((codes - points) * scale)

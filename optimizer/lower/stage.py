@@ -1,0 +1,104 @@
+"""lower: the float graph and the compressed state become one target's own format.
+
+Writes model.onnx (and model.onnx.data above 2 GiB) and lowering.json:
+    dialect   "ort_qdq" | "trt_qdq"
+    exact     whether the file's weights are the state's, bit for bit, in the float type the
+              file computes in (fp16 rounds code * scale to its 11 bits)
+    modules   {module: {weight: "int8 channel", activation: "uint8", codes: initializer}}
+    float     [module, ...] linear modules left as they were
+Before it is done every weight is read back from the file and compared with the state.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from optimizer import state as compressed_state
+from optimizer.errors import LedgerError
+from optimizer.export import onnx_file
+from optimizer.export.names import Names, from_dict
+from optimizer.lower import ort_qdq, trt_qdq
+from optimizer.lower.qdq import codes_name, read_back
+from optimizer.qtensor import Scheme
+from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
+from optimizer.state import CompressedState
+from optimizer.store import Estimate, Shapes, Stage
+from optimizer.targets import TARGETS
+
+Target = OnnxRuntimeTarget | TensorRTRTXTarget
+
+
+def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) -> None:  # noqa: ARG001
+    """graph: the export stage's folder; state: the compress stage's; source: not read.
+
+    Raises OptimizeError when the state holds a weight the graph does not, LedgerError when the
+    written file does not give the state's weights back.
+    """
+    compressed = compressed_state.read(state)
+    names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
+    model = onnx_file.load(graph / "model.onnx")
+    dialect = TARGETS[target.runtime].lowering
+    if dialect == "ort_qdq":
+        coded = ort_qdq.lower(model, names, compressed)
+    else:
+        coded = trt_qdq.lower(model, names, compressed, target.export.float)
+    onnx_file.save(model, out / "model.onnx")
+    verify(out / "model.onnx", names, compressed)
+    modules = {
+        name: {
+            "weight": describe(compressed.weights[names.modules[name].parameter].scheme),
+            "activation": activation,
+            "codes": codes_name(names.modules[name].parameter),
+        }
+        for name, activation in coded.items()
+    }
+    document = {
+        "dialect": dialect,
+        "exact": target.export.float == "fp32",
+        "modules": modules,
+        "float": sorted(set(names.modules) - set(modules)),
+    }
+    text = json.dumps(document, indent=1, sort_keys=True)
+    (out / "lowering.json").write_text(text, encoding="utf-8")
+
+
+def describe(scheme: Scheme) -> str:
+    """ "int8 channel", "int4 group 64", "int4 group 32 asymmetric"."""
+    words = [f"int{scheme.bits}", scheme.granularity]
+    words += [str(scheme.group_size)] if scheme.group_size else []
+    return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
+
+
+def verify(path: Path, names: Names, state: CompressedState) -> None:
+    """Read every weight back from the written file; LedgerError for the first that differs."""
+    model = onnx_file.load(path)
+    for module in names.modules.values():
+        if module.parameter not in state.weights:
+            continue
+        wanted = state.weights[module.parameter].dequantize().numpy()
+        if not np.array_equal(read_back(model, module.parameter), wanted):
+            raise LedgerError(
+                f"{module.parameter} reads back from {path.name} with other values than the "
+                "compressed state has",
+                where="lower: state -> file",
+                accepted="equality",
+            )
+
+
+def estimate(target: Target, shapes: Shapes) -> Estimate:
+    """Disk is an upper bound: as if every weight stayed float."""
+    elements = sum(map(prod, shapes.values()))
+    width = 2 if target.export.float == "fp16" else 4
+    largest = max(map(prod, shapes.values()), default=0)
+    return Estimate(
+        memory=(400 << 20) + 2 * width * elements + 8 * largest,
+        disk=width * elements,
+        seconds=0.5 + elements / 50e6,
+    )
+
+
+STAGE = Stage("lower", 1, run, packages=("onnx", "onnx-ir"), estimate=estimate)
