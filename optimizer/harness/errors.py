@@ -1,0 +1,57 @@
+"""The ways running a bundle can fail, each with the exit code of the process.
+
+    HarnessError         exit 1   unexpected
+    ├── InputError       exit 2   the request is wrong: a text, an array, an argument
+    ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
+    └── MachineError     exit 5   this machine lacks something: a package, a device
+
+A message says where, what was found, what is accepted and what to do, in this order.
+"""
+
+from __future__ import annotations
+
+
+class HarnessError(Exception):
+    """Base of every error the harness raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, found: str, *, where: str = "", accepted: str = "", fix: str = "") -> None:
+        self.found, self.where, self.accepted, self.fix = found, where, accepted, fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.found}" if self.where else self.found
+        if self.accepted:
+            text += f". Accepted: {self.accepted}"
+        if self.fix:
+            text += f" {self.fix}" if text.endswith(".") else f". {self.fix}"
+        return text
+
+    def as_dict(self) -> dict[str, str]:
+        """The message as fields, for `--json`."""
+        return {
+            "error": type(self).__name__,
+            "where": self.where,
+            "found": self.found,
+            "accepted": self.accepted,
+            "fix": self.fix,
+        }
+
+
+class InputError(HarnessError):
+    """What was asked of the model cannot be asked of it."""
+
+    exit_code = 2
+
+
+class BundleError(HarnessError):
+    """The bundle is damaged, incomplete, or written by a version this one cannot read."""
+
+    exit_code = 2
+
+
+class MachineError(HarnessError):
+    """This machine lacks what was asked of it: a package, a device, a driver."""
+
+    exit_code = 5

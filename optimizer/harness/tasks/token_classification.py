@@ -1,0 +1,92 @@
+"""Labels inside a text: one per word, and the entities that neighbouring words form.
+
+A word takes the label of its first token, which is what such models are trained on; its other
+tokens are ignored. "B-x" starts an entity, "I-x" continues one of the same kind, and a label
+without a prefix continues itself; "O" is no entity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..contract import Contract
+from .batch import Array, Batch
+from .text_classification import softmax
+
+OUTSIDE = "O"
+
+
+def decode(contract: Contract, logits: Array, mask: Array) -> Array:
+    """logits (batch, sequence, labels), zero where padded."""
+    del contract
+    return logits * mask[..., None]
+
+
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+    """{"words", "entities"} per text.
+
+    Each is {"label", "score", "text", "start", "end"}, with offsets in characters; an entity's
+    score is the mean of its words'. Words cut off by truncation are not in the answer.
+    """
+    made = []
+    for text, encoding, row in zip(batch.texts, batch.encodings, values, strict=True):
+        found = words(contract, text, encoding, row)
+        made.append({"words": found, "entities": entities(text, found)})
+    return made
+
+
+def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[dict[str, Any]]:
+    """The words of one text in order, each labelled by its first token.
+
+    encoding: the tokenizer's, of a text without a pair; logits (sequence, labels).
+    """
+    labels = contract.labels or ()
+    scores = softmax(logits)
+    found: list[dict[str, Any]] = []
+    previous = None
+    for i, word in enumerate(encoding.word_ids):
+        if word is None or encoding.special_tokens_mask[i] or encoding.sequence_ids[i] != 0:
+            continue
+        start, end = encoding.offsets[i]
+        if word == previous:
+            found[-1]["end"] = end
+            found[-1]["text"] = text[found[-1]["start"] : end]
+            continue
+        previous = word
+        best = int(scores[i].argmax())
+        start += len(text[start:end]) - len(text[start:end].lstrip())  # byte-level BPE: " word"
+        found.append(
+            {
+                "label": labels[best],
+                "score": float(scores[i, best]),
+                "text": text[start:end],
+                "start": start,
+                "end": end,
+            }
+        )
+    return found
+
+
+def entities(text: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbouring words of one kind joined, by the rules of the module's docstring."""
+    groups: list[tuple[str, list[dict[str, Any]]]] = []
+    previous = OUTSIDE
+    for word in found:
+        prefix, dash, kind = word["label"].partition("-")
+        if not dash or prefix not in ("B", "I"):
+            prefix, kind = "I", word["label"]
+        if kind != OUTSIDE:
+            if prefix == "B" or kind != previous:
+                groups.append((kind, []))
+            groups[-1][1].append(word)
+        previous = kind
+    return [
+        {
+            "label": kind,
+            "score": sum(w["score"] for w in group) / len(group),
+            "text": text[group[0]["start"] : group[-1]["end"]],
+            "start": group[0]["start"],
+            "end": group[-1]["end"],
+        }
+        for kind, group in groups
+    ]
