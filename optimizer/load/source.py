@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -70,7 +71,10 @@ def resolve(section: Model) -> Source:
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
             fix=f"Relative folders are looked for in {Path.cwd()}.",
         )
-    snapshot = _snapshot(section, fetch=True)
+    patterns = [*HUB_PATTERNS]
+    patterns += ["*.bin"] if section.allow_pickle else []
+    patterns += ["*.py"] if section.trust_remote_code else []
+    snapshot = _snapshot(name, _commit(name, section.revision), patterns)
     return Source(_subfolder(snapshot, section), _boundary(snapshot), snapshot.name)
 
 
@@ -80,7 +84,7 @@ def digests(section: Model) -> dict[str, str]:
     name = section.source
     on_hub = not name.startswith(PACKAGE) and not Path(name).expanduser().exists()
     if on_hub and HUB_ID.fullmatch(name):
-        return {name: _snapshot(section, fetch=False).name}
+        return {name: _commit(name, section.revision)}
     source = resolve(section)
     return {str(f.relative_to(source.folder)): digest_file(f) for f in files(source)}
 
@@ -166,8 +170,15 @@ def _package(section: Model, name: str) -> Source:
     return Source(folder, folder, f"{distribution.name} {distribution.version}")
 
 
-def _snapshot(section: Model, *, fetch: bool) -> Path:
-    """The hub's snapshot folder, named by its commit; with its files when `fetch`.
+@lru_cache(maxsize=64)
+def _commit(name: str, revision: str | None) -> str:
+    """The commit a revision means, asked once per process: the key that a plan is made with and
+    the files that a run reads are then of one commit, whatever is pushed in between."""
+    return _snapshot(name, revision, ["*config.json"]).name
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+    """The hub's snapshot folder, named by its commit, with the files that match.
 
     The library itself resolves the revision, honours HF_HUB_OFFLINE, and falls back to its cache
     when the hub does not answer.
@@ -175,22 +186,13 @@ def _snapshot(section: Model, *, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    patterns = [*HUB_PATTERNS]
-    patterns += ["*.bin"] if section.allow_pickle else []
-    patterns += ["*.py"] if section.trust_remote_code else []
-    where = f"model.source: {section.source}"
+    where = f"model.source: {name}"
     try:
-        path = snapshot_download(
-            section.source,
-            revision=section.revision,
-            allow_patterns=patterns if fetch else ["*config.json"],
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError as e:
         raise MachineError(
             "the hub asks for a login that may read this model",
@@ -200,19 +202,22 @@ def _snapshot(section: Model, *, fetch: bool) -> Path:
     except (RepositoryNotFoundError, RevisionNotFoundError) as e:
         what = "revision" if isinstance(e, RevisionNotFoundError) else "model"
         raise CheckpointError(
-            f"the hub has no such {what}" + (f": {section.revision}" if section.revision else ""),
+            f"the hub has no such {what}" + (f": {revision}" if revision else ""),
             where=where,
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
             fix="A private model needs: hf auth login",
         ) from e
-    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError, OSError) as e:
+    except OSError as e:  # every failure of the library's own that is left is one
         raise MachineError(
-            "the hub cannot be reached and the model is not in the local cache",
+            f"the hub cannot be reached and the local cache lacks this model ({_first_line(e)})",
             where=where,
             fix="Give model.source a folder, or fetch it where there is a network (hf download "
-            f"{section.source}) and copy the cache here (HF_HOME says where it is).",
+            f"{name}) and copy the cache here (HF_HOME says where it is).",
         ) from e
-    return Path(path)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def shard_files(folder: Path, index: Path) -> dict[str, Path]:
