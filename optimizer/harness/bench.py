@@ -1,0 +1,237 @@
+"""How long a system takes, end to end and by stage, several systems interleaved in one run.
+
+A system is three functions of one batch: pre (texts to arrays), forward, post (to answers). In
+every round each system answers the same texts once, in an order that rotates, so that a slow
+moment of the machine hits all alike; the ratio of two systems is taken round by round. Rounds
+before the clock has settled are thrown away.
+
+Percentiles come with intervals that assume nothing about the distribution: by the binomial law
+the q-quantile lies between two order statistics with a probability that depends on their ranks
+only. They do assume independent rounds. With few rounds no rank bounds a high percentile from
+above (p99 at 95 % needs 368 rounds), and the upper end is then None: unknown, not infinite.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import HarnessError, InputError
+from .machine import this_machine
+
+CONFIDENCE = 0.95
+STAGES = ("pre", "forward", "post")
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class System:
+    """pre(texts, length) -> arrays of exactly `length` tokens; forward(arrays) -> outputs;
+    post(outputs, arrays) -> answers."""
+
+    pre: Callable[[Sequence[str], int], Any]
+    forward: Callable[[Any], Any]
+    post: Callable[[Any, Any], Any]
+
+
+def measure(
+    systems: Mapping[str, System],
+    cells: Sequence[tuple[int, int]],
+    texts: Sequence[str],
+    *,
+    iterations: int = 40,
+    warmup: int = 5,
+    threads: int = 0,
+    baseline: str = "onnxruntime-float",
+    candidate: str = "candidate",
+) -> dict[str, Any]:
+    """The `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
+
+    cells: (batch, sequence) pairs. texts: real ones; they are joined until each row has at least
+    `sequence` words, so no row is mostly padding. iterations: rounds that count. ratio
+    (candidate over baseline, below 1 is faster) is there when both systems are.
+    Raises InputError without texts, systems or cells.
+    """
+    for name, given in (("systems", systems), ("cells", cells), ("texts", texts)):
+        if not given:
+            raise InputError("none were given", where=name)
+    measured = []
+    for batch, sequence in cells:
+        rounds = _rounds(texts, batch, sequence)
+        times = _interleaved(systems, rounds, sequence, iterations, warmup)
+        cell: dict[str, Any] = {
+            "batch": batch,
+            "sequence": sequence,
+            "runs": iterations,
+            "systems": {name: _summary(batch, t) for name, t in times.items()},
+        }
+        if baseline in times and candidate in times:
+            cell["ratio"] = {
+                "of": candidate,
+                "to": baseline,
+                **_ratio(times[candidate], times[baseline]),
+            }
+        measured.append(cell)
+    return {"machine": this_machine().to_json(), "threads": threads, "cells": measured}
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Linear interpolation between order statistics (R type 7, numpy's default)."""
+    ordered = sorted(samples)
+    at = (len(ordered) - 1) * percent / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def percentile_interval(
+    samples: Sequence[float], percent: float, confidence: float = CONFIDENCE
+) -> tuple[float | None, float | None]:
+    """Order statistics that hold the percentile with at least `confidence`, tails split evenly.
+
+    None at an end that so few samples cannot bound. Distribution-free: David & Nagaraja, Order
+    Statistics, 7.1.
+    """
+    ordered, q, tail = sorted(samples), percent / 100, (1 - confidence) / 2
+    n = len(ordered)
+    below = list(itertools.accumulate(_binomial(n, q)))  # below[k] = P(at most k samples below q)
+    low = max((k for k in range(1, n + 1) if below[k - 1] <= tail), default=0)
+    high = min((k for k in range(1, n + 1) if below[k - 1] >= 1 - tail), default=0)
+    return (ordered[low - 1] if low else None, ordered[high - 1] if high else None)
+
+
+def own_peak_memory() -> int:
+    """Largest resident size of this process so far, bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_memory(code: str) -> int:
+    """Peak resident bytes of a fresh Python that runs `code`.
+
+    Asked of the child itself: the resource usage that a parent is told starts at the parent's
+    own size. Raises HarnessError with the child's last line when it fails.
+    """
+    here = Path(__file__).parent
+    script = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n{code}\n"
+        f"from {__name__} import own_peak_memory\nprint(own_peak_memory())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=here.parent
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise HarnessError(f"the measured process failed: {last}", where="peak memory")
+    return int(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _rounds(texts: Sequence[str], batch: int, sequence: int) -> list[list[str]]:
+    """Batches of rows of at least `sequence` words; each starts at another text."""
+    rounds = []
+    for start in range(0, max(len(texts), 1), batch):
+        rows = []
+        for row in range(batch):
+            words: list[str] = []
+            for text in itertools.islice(itertools.cycle(texts), start + row, None):
+                words += text.split() or ["."]
+                if len(words) >= sequence:
+                    break
+            rows.append(" ".join(words))
+        rounds.append(rows)
+    return rounds
+
+
+def _interleaved(
+    systems: Mapping[str, System],
+    rounds: list[list[str]],
+    sequence: int,
+    iterations: int,
+    warmup: int,
+) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds {system: {stage: one per counted round}}."""
+    times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
+    names = list(systems)
+    clock = time.perf_counter
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection caused by one system would be charged to another
+    try:
+        for i in range(warmup + iterations):
+            texts = rounds[i % len(rounds)]
+            turn = i % len(names)
+            for name in names[turn:] + names[:turn]:
+                system = systems[name]
+                t0 = clock()
+                arrays = system.pre(texts, sequence)
+                t1 = clock()
+                outputs = system.forward(arrays)
+                t2 = clock()
+                system.post(outputs, arrays)
+                t3 = clock()
+                if i >= warmup:
+                    for stage, taken in zip(STAGES, (t1 - t0, t2 - t1, t3 - t2), strict=True):
+                        times[name][stage].append(taken * 1e3)
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def _summary(batch: int, stages: dict[str, list[float]]) -> dict[str, Any]:
+    total = _end_to_end(stages)
+    return {
+        "end_to_end": {**_percentiles(total), "samples": [round(t, 4) for t in total]},
+        "stages": {name: _percentiles(values) for name, values in stages.items()},
+        "throughput": batch * len(total) / sum(total) * 1e3,
+    }
+
+
+def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
+    return [sum(parts) for parts in zip(*stages.values(), strict=True)]
+
+
+def _percentiles(samples: list[float]) -> dict[str, Any]:
+    values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
+    for p in PERCENTILES:
+        values[f"p{p}_interval"] = list(percentile_interval(samples, p))
+    return values
+
+
+def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
+    """Median over rounds of candidate's time over baseline's, with its interval."""
+    pairs = zip(_end_to_end(candidate), _end_to_end(baseline), strict=True)
+    ratios = [c / b for c, b in pairs]
+    return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}
+
+
+def _binomial(n: int, q: float) -> list[float]:
+    """P(k of n), k = 0..n, in logarithms so that a large n does not underflow."""
+    log_q, log_r = math.log(q), math.log1p(-q)
+    return [
+        math.exp(
+            math.lgamma(n + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(n - k + 1)
+            + k * log_q
+            + (n - k) * log_r
+        )
+        for k in range(n + 1)
+    ]

@@ -1,0 +1,107 @@
+"""What this machine is: everything a fit decision or a measurement depends on, as data."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .runtimes.ort import cores
+
+PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tokenizers", "torch")
+RUNNERS = frozenset({"onnxruntime"})  # runtimes this harness can run, not only build for
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """compute_capability as the driver says it: "8.9". driver: "580.65.06"."""
+
+    name: str
+    compute_capability: str
+    driver: str
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """os and architecture as Python's platform module says them, in lower case.
+
+    packages: installed distribution -> version. runners: the runtimes the harness can run.
+    """
+
+    os: str
+    architecture: str
+    packages: dict[str, str] = field(default_factory=dict)
+    gpu: Gpu | None = None
+    runners: frozenset[str] = RUNNERS
+    cpu: str = ""
+    cores: int = 0
+    memory_mib: int = 0
+    python: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for a report."""
+        return {**asdict(self), "runners": sorted(self.runners)}
+
+
+def this_machine() -> Machine:
+    """Look at the machine; imports no runtime and starts no GPU context."""
+    return Machine(
+        os=platform.system().lower(),
+        architecture=platform.machine().lower(),
+        packages=_packages(),
+        gpu=_gpu(),
+        cpu=_cpu_name(),
+        cores=cores(),
+        memory_mib=_memory_mib(),
+        python=".".join(map(str, sys.version_info[:3])),
+    )
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _gpu() -> Gpu | None:
+    """The first GPU as nvidia-smi lists it; None without a driver."""
+    query = "--query-gpu=name,compute_cap,driver_version,memory.total"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        name, capability, driver, memory = done.stdout.splitlines()[0].rsplit(", ", 3)
+        return Gpu(name.strip(), capability.strip(), driver.strip(), int(memory))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _memory_mib() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    except (AttributeError, ValueError, OSError):
+        return 0
