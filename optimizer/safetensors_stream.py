@@ -2,67 +2,101 @@
 
 safetensors' own writer takes a dict of live tensors. Here each tensor is appended to a spool
 beside the target as it comes, and the file is then put together: header, then the spooled
-bytes in lexicographic order of the names. The bytes therefore do not depend on the order of
-arrival. Format: 8 bytes little-endian header length, JSON header padded with spaces to a
-multiple of 8, data (https://huggingface.co/docs/safetensors).
+bytes. Format: 8 bytes little-endian header length, JSON header padded with spaces to a multiple
+of 8, data (https://huggingface.co/docs/safetensors).
+
+Laws: the bytes do not depend on the order of arrival, and are those that safetensors' own writer
+makes of the same tensors: wider element types first, then by name, so that every tensor is
+aligned to its element size.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+# In the order of safetensors' Dtype enum, which is what its writer sorts by, last first.
 DTYPE_NAMES = {
-    torch.float32: "F32",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
     torch.int32: "I32",
+    torch.float32: "F32",
+    torch.float64: "F64",
     torch.int64: "I64",
-    torch.bool: "BOOL",
 }
+RANK = {name: rank for rank, name in enumerate(DTYPE_NAMES.values())}
 CHUNK = 1 << 24
 
 
-def write(entries: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Write `entries` to `path`. Raises ValueError for a repeated name.
+@dataclass(frozen=True)
+class _Spooled:
+    dtype: str
+    shape: list[int]
+    begin: int
+    size: int
 
-    Disk needed while it runs: twice the size of the tensors. Memory: one tensor.
+
+def write(entries: Iterable[tuple[str, Tensor]], path: Path) -> None:
+    """Write `entries` to `path`. Raises ValueError for a repeated name or a dtype of no name here.
+
+    Disk needed while it runs: twice the size of the tensors. Memory: one tensor. Nothing is left
+    behind when it fails.
     """
     spool = path.with_name(path.name + ".spool")
-    placed: dict[str, tuple[str, list[int], int, int]] = {}
+    try:
+        placed = _spool(entries, spool)
+        order = sorted(placed, key=lambda name: (-RANK[placed[name].dtype], name))
+        with path.open("wb") as out, spool.open("rb") as f:
+            out.write(_header(placed, order))
+            for name in order:
+                f.seek(placed[name].begin)
+                left = placed[name].size
+                while left:
+                    piece = f.read(min(CHUNK, left))
+                    out.write(piece)
+                    left -= len(piece)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        spool.unlink(missing_ok=True)
+
+
+def _spool(entries: Iterable[tuple[str, Tensor]], spool: Path) -> dict[str, _Spooled]:
+    placed: dict[str, _Spooled] = {}
     with spool.open("wb") as f:
         for name, tensor in entries:
             if name in placed:
                 raise ValueError(f"tensor {name!r} given twice")
+            if tensor.dtype not in DTYPE_NAMES:
+                raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which is not written")
             begin = f.tell()
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             f.write(raw.data)
-            placed[name] = (DTYPE_NAMES[tensor.dtype], list(tensor.shape), begin, f.tell())
+            dtype = DTYPE_NAMES[tensor.dtype]
+            placed[name] = _Spooled(dtype, list(tensor.shape), begin, f.tell() - begin)
+    return placed
+
+
+def _header(placed: dict[str, _Spooled], order: list[str]) -> bytes:
     header: dict[str, dict[str, object]] = {}
     offset = 0
-    for name in sorted(placed):
-        dtype, shape, begin, end = placed[name]
+    for name in order:
+        entry = placed[name]
         header[name] = {
-            "dtype": dtype,
-            "shape": shape,
-            "data_offsets": [offset, offset + end - begin],
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": [offset, offset + entry.size],
         }
-        offset += end - begin
+        offset += entry.size
     head = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     head += b" " * (-len(head) % 8)
-    with path.open("wb") as out, spool.open("rb") as f:
-        out.write(len(head).to_bytes(8, "little") + head)
-        for name in sorted(placed):
-            _, _, begin, end = placed[name]
-            f.seek(begin)
-            while begin < end:
-                piece = f.read(min(CHUNK, end - begin))
-                out.write(piece)
-                begin += len(piece)
-    spool.unlink()
+    return len(head).to_bytes(8, "little") + head

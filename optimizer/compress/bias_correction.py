@@ -1,0 +1,34 @@
+"""Undo the mean shift that quantization gives a linear's output (Nagel et al. 2019, "Data-free
+quantization through weight equalization and bias correction", section 4.2, empirical form).
+
+Rounding errors of a weight do not average out when its inputs have a mean: the output moves by
+E[W x] - E[Wq xq], a constant per output feature, which the bias can take back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Shift:
+    """Accumulates E[y - yq] over tokens; y is the float linear's output on the same input."""
+
+    def __init__(self, features: int) -> None:
+        self._sum = torch.zeros(features, dtype=torch.float64)
+        self._count = 0
+
+    def update(self, exact: Tensor, quantized: Tensor) -> None:
+        """exact, quantized: (tokens, features)."""
+        self._sum += (exact.double() - quantized.double()).sum(0)
+        self._count += len(exact)
+
+    @property
+    def value(self) -> Tensor:
+        """(features,) float32, to be added to the bias."""
+        return (self._sum / max(self._count, 1)).float()
+
+
+def corrected(bias: Tensor, shift: Tensor) -> Tensor:
+    """The bias after which the mean of the quantized output is that of the exact one."""
+    return bias + shift

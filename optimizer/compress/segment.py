@@ -1,0 +1,225 @@
+"""Compress the blocks of one segment, whose float weights are in memory, and move the stream on.
+
+In order: fold smoothing, choose ranges, round the weights, correct biases, and pass the stream
+through the quantized blocks while measuring. What is chosen for a block is chosen on the inputs
+it will really see: those of the blocks before it after they were quantized.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress import walk
+from optimizer.compress.bias_correction import Shift, corrected
+from optimizer.compress.rtn import relative_error, rtn
+from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.smoothing import Smoothing, bad_input, range_chooser, smooth
+from optimizer.compress.statistics import Histogram
+from optimizer.errors import CheckpointError
+from optimizer.load.families import Family
+from optimizer.qtensor import QTensor, Scheme
+from optimizer.recipe import Activations, Quantize
+from optimizer.state import CompressedState, Note, Range
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of modules.json: one weighted module. Errors are relative (Frobenius norm of the
+    weight, L2 of the output over calibration tokens); saturation is the share of inputs clipped.
+    What was not measured is null."""
+
+    module: str
+    scheme: str
+    weight_error: float | None = None
+    output_error: float | None = None
+    saturation: float | None = None
+    range: list[float] | None = None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compress(
+    model: nn.Module,
+    schemes: Mapping[str, Scheme],
+    quantize: Quantize,
+    family: Family,
+    stream: walk.Stream | None,
+    segment: range,
+    blocks: tuple[str, ...],
+) -> tuple[CompressedState, list[Row]]:
+    """model: a skeleton whose `blocks` hold their float weights, which smoothing changes.
+
+    schemes: of the modules to quantize in these blocks. stream None: no calibration data, so
+    nothing is measured. Raises CheckpointError naming a weight or input that holds NaN.
+    """
+    activations = quantize.activations
+    mode = activations.granularity if activations else None
+    smoothing, ranges = Smoothing(), dict[str, Range]()
+    if stream is not None and schemes:
+        if quantize.method == "smoothquant":
+            smoothing = smooth(model, schemes, quantize, family, stream, segment, blocks)
+        if activations is not None and mode == "tensor":
+            ranges = _ranges(model, schemes, activations, stream, segment, smoothing.factors)
+    weights: dict[str, QTensor] = {}
+    quantized: dict[str, QuantLinear] = {}
+    rows: dict[str, Row] = {}
+    for name, scheme in schemes.items():
+        linear = cast(nn.Linear, model.get_submodule(name))
+        factor = smoothing.factors.get(name)
+        weight = linear.weight if factor is None else linear.weight / factor
+        q = weights[f"{name}.weight"] = _rounded(name, weight, scheme)
+        values, covered = q.dequantize(), ranges.get(name)
+        quantized[name] = QuantLinear(values, linear.bias, mode, covered, factor)
+        rows[name] = Row(
+            name,
+            label(scheme, mode),
+            weight_error=rounded(relative_error(weight, values)),
+            range=[covered.low, covered.high] if covered else None,
+            note=smoothing.said.get(name, ""),
+        )
+    replaced, notes = smoothing.replaced, smoothing.notes
+    if stream is not None:
+        if quantize.bias_correction:
+            biases, why = _correct(model, quantized, stream, segment)
+            replaced, notes = {**replaced, **biases}, [*notes, *why]
+        measured = _measured(model, quantized, stream, segment, advance=True)
+        rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
+    state = CompressedState(
+        weights,
+        replaced,
+        ranges={f"{n}:input": r for n, r in ranges.items()},
+        factors={f"{n}:input": f for n, f in smoothing.factors.items()},
+        activations=mode,
+        notes=tuple(notes),
+    )
+    return state, list(rows.values())
+
+
+def label(scheme: Scheme, activations: str | None) -> str:
+    """ "W8 channel, A8 tensor": the scheme in the report's words."""
+    size = f" {scheme.group_size}" if scheme.group_size else ""
+    sign = "" if scheme.symmetric else " asymmetric"
+    inputs = f", A8 {activations}" if activations else ""
+    return f"W{scheme.bits} {scheme.granularity}{size}{sign}{inputs}"
+
+
+def rounded(value: float) -> float:
+    """Six significant digits: more would be noise in a report."""
+    return float(f"{value:.6g}")
+
+
+def _rounded(name: str, weight: Tensor, scheme: Scheme) -> QTensor:
+    try:
+        return rtn(weight, scheme)
+    except ValueError as e:
+        raise CheckpointError(
+            str(e).removeprefix("weight: "),
+            where=f"{name}.weight",
+            accepted="finite numbers",
+            fix="The checkpoint is damaged or was trained to NaN: get it again.",
+        ) from e
+
+
+def _ranges(
+    model: nn.Module,
+    names: Collection[str],
+    activations: Activations,
+    stream: walk.Stream,
+    segment: range,
+    factors: Mapping[str, Tensor],
+) -> dict[str, Range]:
+    """One range per module, over all uses of its block; modules of one tensor share theirs."""
+    leader = walk.sharing(model, stream, segment, names)
+    histograms = {name: Histogram() for name in leader.values()}
+
+    def see(name: str, rows: Tensor) -> None:
+        try:
+            histograms[name].update(rows * factors[name] if name in factors else rows)
+        except ValueError as e:
+            raise bad_input(name, e) from e
+
+    walk.run(model, stream, segment, see, names)
+    unused = [n for n in names if n not in leader]
+    if unused:
+        raise CheckpointError(
+            "never ran on the calibration data, so its range is unknown",
+            where=unused[0],
+            fix="Add it to keep_float.",
+        )
+    choose = range_chooser(activations)
+    chosen = {name: choose(histogram) for name, histogram in histograms.items()}
+    return {n: chosen[leader[n]] for n in names}
+
+
+class _Measure:
+    """Running sums over the real tokens of one module, against its float self on the same input."""
+
+    def __init__(self, exact: nn.Linear, quantized: QuantLinear) -> None:
+        self.exact, self.quantized = exact, quantized
+        self.shift = Shift(exact.out_features)
+        self.error = self.signal = 0.0
+        self.clipped = self.seen = 0
+
+    def update(self, rows: Tensor) -> None:
+        with torch.no_grad():
+            y, q = self.exact(rows), self.quantized.forward(rows)  # no hooks: one called us
+        self.shift.update(y, q)
+        self.error += float((y - q).double().square().sum())
+        self.signal += float(y.double().square().sum())
+        self.clipped += self.quantized.clipped(rows)
+        self.seen += rows.numel()
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "output_error": rounded(math.sqrt(self.error / self.signal)) if self.signal else 0.0,
+            "saturation": rounded(self.clipped / max(self.seen, 1)),
+        }
+
+
+def _measured(
+    model: nn.Module,
+    quantized: Mapping[str, QuantLinear],
+    stream: walk.Stream,
+    segment: range,
+    advance: bool,
+) -> dict[str, _Measure]:
+    """Run the stream through the quantized blocks; advance: it then is what they make of it."""
+    measures = {
+        name: _Measure(cast(nn.Linear, model.get_submodule(name)), q)
+        for name, q in quantized.items()
+    }
+
+    def see(name: str, rows: Tensor) -> None:
+        measures[name].update(rows)
+
+    with walk.swapped(model, quantized):
+        walk.run(model, stream, segment, see, quantized, shared=False, advance=advance)
+    return measures
+
+
+def _correct(
+    model: nn.Module,
+    quantized: Mapping[str, QuantLinear],
+    stream: walk.Stream,
+    segment: range,
+) -> tuple[dict[str, Tensor], list[Note]]:
+    """Give the quantized modules corrected biases; returns these, and who has none to correct."""
+    measures = _measured(model, quantized, stream, segment, advance=False)
+    biases: dict[str, Tensor] = {}
+    notes = []
+    for name, q in quantized.items():
+        if q.bias is None:
+            notes.append(Note(name, "fallback", "bias not corrected: the module has none"))
+            continue
+        value = corrected(q.bias, measures[name].shift.value)
+        q.bias = nn.Parameter(value, requires_grad=False)
+        biases[f"{name}.bias"] = value
+    return biases, notes

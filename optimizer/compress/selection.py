@@ -1,0 +1,115 @@
+"""Which modules are quantized and why the others are not: decided on the skeleton, before any
+weight is read or any text is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from optimizer.errors import RecipeError, closest
+from optimizer.load.families import Family
+from optimizer.qtensor import Scheme
+from optimizer.recipe import Quantize
+from optimizer.state import Note
+
+WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """quantized: {module: scheme}; blocks: the names of the blocks, in the list's order; notes:
+    why each other weighted module stays float."""
+
+    quantized: Mapping[str, Scheme]
+    blocks: tuple[str, ...]
+    notes: tuple[Note, ...]
+
+
+def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) -> Selection:
+    """model: a skeleton; prefix: of the base model's names in it.
+
+    Raises RecipeError for a keep_float pattern that matches nothing, for a group size that does
+    not divide a module's inputs, and when nothing would be left to quantize.
+    """
+    weights = quantize.weights
+    scheme = Scheme(weights.bits, weights.symmetric, weights.granularity, weights.group_size)
+    patterns = matched(model, quantize.keep_float)
+    path = prefix + family.blocks
+    count = len(list(model.get_submodule(path).children()))
+    blocks = tuple(f"{path}.{i}" for i in range(count))
+    listed = {f"{block}.{linear}" for block in blocks for linear in family.linears}
+    quantized: dict[str, Scheme] = {}
+    notes: list[Note] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, WEIGHTED):
+            continue
+        why = _why_float(name, module, patterns, name in listed, f"{path}.")
+        if why:
+            notes.append(Note(name, "float", why))
+            continue
+        assert isinstance(module, nn.Linear)
+        _check_group(name, module.in_features, scheme)
+        quantized[name] = scheme
+    if not quantized:
+        raise RecipeError(
+            "every linear layer is kept in float, so there is nothing to compress",
+            where="quantize.keep_float",
+            fix="Remove a pattern; `*` alone matches every module.",
+        )
+    return Selection(quantized, blocks, tuple(notes))
+
+
+def matched(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, str]:
+    """{module: the pattern that names it or a module around it}. Raises RecipeError for a pattern
+    that matches no module, naming the closest ones."""
+    names = [name for name, _ in model.named_modules() if name]
+    found: dict[str, str] = {}
+    for i, pattern in enumerate(patterns):
+        hits = [n for n in names if fnmatchcase(n, pattern)]
+        if not hits:
+            raise RecipeError(
+                f"{pattern!r} matches no module{_nearest(pattern, names)}",
+                where=f"quantize.keep_float.{i}",
+                accepted="names or patterns of modules, as the checkpoint names them",
+                fix="Correct the pattern, or remove it.",
+            )
+        for name in names:
+            if any(name == hit or name.startswith(hit + ".") for hit in hits):
+                found.setdefault(name, pattern)
+    return found
+
+
+def _nearest(pattern: str, names: list[str]) -> str:
+    """'; did you mean "x"?': a name that ends as the pattern does (a missing or extra prefix is
+    the usual slip), or one spelt like it."""
+    tail = pattern.strip("*.")
+    ends = [n for n in names if tail and (n.endswith("." + tail) or tail.endswith("." + n))]
+    return f'; did you mean "{ends[0]}"?' if ends else closest(pattern, names)
+
+
+def _why_float(
+    name: str, module: nn.Module, patterns: Mapping[str, str], listed: bool, blocks: str
+) -> str | None:
+    if name in patterns:
+        return f"keep_float: {patterns[name]}"
+    if isinstance(module, nn.Embedding):
+        return "an embedding is looked up, not multiplied"
+    if not name.startswith(blocks):
+        return "outside the blocks: a small part of the work, and its error reaches the answer"
+    if not isinstance(module, nn.Linear):
+        return f"{type(module).__name__} is not compressed, only linear layers are"
+    return None if listed else "not among the linear layers that load/families.py lists"
+
+
+def _check_group(name: str, inputs: int, scheme: Scheme) -> None:
+    if scheme.group_size and inputs % scheme.group_size:
+        fits = [g for g in (16, 32, 64, 128, 256) if inputs % g == 0]
+        raise RecipeError(
+            f"{scheme.group_size} does not divide the {inputs} inputs of {name}",
+            where="quantize.weights.group_size",
+            accepted=", ".join(map(str, fits)) or "no size from 16 to 256",
+            fix=f"Use one of these, or add {name!r} to keep_float.",
+        )

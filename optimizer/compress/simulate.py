@@ -1,0 +1,130 @@
+"""The compressed state as a torch model: what every lowering must reproduce.
+
+A quantized linear multiplies de-quantized weights with inputs that were coded and decoded again:
+
+    activations "tensor"   (clamp(round(x / s) + z, 0, 255) - z) * s     s, z of the site's Range
+    activations "token"    round(x / s) * s, s = max|x| / 127 of each row (a row of zeros stays 0)
+    activations None       x itself
+
+x is first multiplied, feature by feature, by the site's factor where the state has one; the codes
+of the weight hold the inverse.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.errors import CheckpointError
+from optimizer.state import Activations, CompressedState, Range
+
+
+def code_static(x: Tensor, covered: Range) -> Tensor:
+    """x (..., features) rounded to the codes of one range, and back."""
+    zero = covered.zero_point
+    return ((x / covered.scale).round() + zero).clamp(0, 255).sub(zero) * covered.scale
+
+
+def code_per_token(x: Tensor) -> Tensor:
+    """x (..., features), each row rounded to the int8 codes of its own scale, and back."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / torch.where(scale > 0, scale, torch.ones_like(scale))).round() * scale
+
+
+class QuantLinear(nn.Module):
+    """y = code(x * factor) W^T + b. weight (out, in): de-quantized values.
+
+    covered: the static range; needed exactly when activations is "tensor". factor: (in,) or None.
+    """
+
+    factor: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activations: Activations,
+        covered: Range | None,
+        factor: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if (activations == "tensor") != (covered is not None):
+            raise ValueError(f"range {covered} with activations {activations!r}")
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.register_buffer("factor", factor, persistent=False)
+        self.activations, self.covered = activations, covered
+        self.out_features, self.in_features = weight.shape
+
+    def code(self, x: Tensor) -> Tensor:
+        """The input as its codes say it is."""
+        if self.factor is not None:
+            x = x * self.factor
+        if self.activations == "token":
+            return code_per_token(x)
+        return x if self.covered is None else code_static(x, self.covered)
+
+    def clipped(self, x: Tensor) -> int:
+        """How many values of x lie beyond the codes."""
+        if self.covered is None:
+            return 0
+        x = x if self.factor is None else x * self.factor
+        codes = (x / self.covered.scale).round() + self.covered.zero_point
+        return int(((codes < 0) | (codes > 255)).sum())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.code(x), self.weight, self.bias)
+
+
+def simulated(
+    model: nn.Module,
+    state: CompressedState,
+    activations: bool = True,
+    only: Collection[str] | None = None,
+) -> nn.Module:
+    """A copy of the float `model` that computes what `state` says; `model` is left as it was.
+
+    Unchanged parameters are shared with `model`, not copied. activations: False leaves inputs in
+    float (weight error alone). only: the modules to quantize (bisection); the others run in float
+    with `replaced` values, so folded smoothing stays consistent.
+    Raises CheckpointError when the state names a parameter that the model does not have.
+    """
+    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    parameters = dict(twin.named_parameters(remove_duplicate=False))
+    unknown = sorted({*state.weights, *state.replaced} - parameters.keys())
+    if unknown:
+        raise CheckpointError(
+            f"the state holds {', '.join(unknown[:3])}, which the model does not have",
+            where="compressed state",
+            fix="Use the checkpoint and the task that this state was made from.",
+        )
+    for name, value in state.replaced.items():
+        set_parameter(twin, name, value)
+        parameters[name] = twin.get_parameter(name)
+    for name in state.weights:
+        module = name.removesuffix(".weight")
+        if only is not None and module not in only:
+            continue
+        bias = parameters.get(f"{module}.bias")
+        mode = state.activations if activations else None
+        site = f"{module}:input"
+        covered = state.ranges[site] if mode == "tensor" else None
+        factor = state.factors.get(site)
+        values = state.weights[name].dequantize()
+        set_module(twin, module, QuantLinear(values, bias, mode, covered, factor))
+    return twin
+
+
+def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
+    """Give the parameter `name` a new tensor."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+
+
+def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put `module` where `name` says."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, module)

@@ -1,0 +1,207 @@
+"""compress: one walk over the blocks, from the float checkpoint to a compressed state.
+
+out/state.json, tensors.safetensors   the state (optimizer/state.py)
+out/modules.json                      a line per weighted module: scheme, errors, saturation, why
+
+While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
+newest also the stream behind it, so that a killed run goes on where it was, to the same bytes.
+A segment is one block, or all uses of shared ones. The bytes depend on the batch size and the
+thread count only through float rounding of the activations; weights rounded without
+calibration do not depend on them at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from optimizer import safetensors_stream, state
+from optimizer.compress import segment as segments
+from optimizer.compress import walk
+from optimizer.compress.estimate import estimate
+from optimizer.compress.segment import Row
+from optimizer.compress.selection import Selection, select
+from optimizer.errors import DataError
+from optimizer.load.checkpoint import Checkpoint, open_checkpoint
+from optimizer.load.families import Family, family
+from optimizer.load.model import materialize, release, skeleton
+from optimizer.progress import bar, say
+from optimizer.recipe import Calibrate, Compression
+from optimizer.state import CompressedState
+from optimizer.store import Stage, finish
+
+VERSION = 1
+PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
+
+
+def run(section: Compression, source: Path, out: Path) -> None:
+    """source: what load wrote. Raises RecipeError before anything is computed when the recipe
+    does not fit the model; CheckpointError for weights or activations that are not finite."""
+    if (out / ASSEMBLED).exists():  # killed while tidying up after the end
+        shutil.rmtree(out / ASSEMBLED)
+        return
+    checkpoint = open_checkpoint(source)
+    model = skeleton(checkpoint, section.task)
+    facts = family(checkpoint.config)
+    selection = select(model, facts, facts.prefix(section.task), section.quantize)
+    batches = _batches(section.calibrate, source) if section.calibrate else []
+    progress = out / PROGRESS
+    progress.mkdir(exist_ok=True)
+    done = _walk(model, checkpoint, facts, section, selection, batches, progress)
+    _assemble(done, model, selection, out)
+    progress.rename(out / ASSEMBLED)
+    shutil.rmtree(out / ASSEMBLED)
+
+
+def _batches(calibrate: Calibrate, source: Path) -> list[walk.Batch]:
+    """Token batches, texts of like length together so that little is padding."""
+    from optimizer.harness import contract as contracts
+    from optimizer.load import datasets
+
+    contract = contracts.read(source / "contract.json")
+    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
+    rows = datasets.samples(calibrate.data, calibrate.samples, calibrate.seed)
+    if not rows:
+        raise DataError("no calibration sample", where="calibrate.data")
+    rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
+    made = datasets.batches(
+        rows, contract, tokenizer, calibrate.batch_size, calibrate.sequence_length
+    )
+    return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in made]
+
+
+def _walk(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    facts: Family,
+    section: Compression,
+    selection: Selection,
+    batches: Sequence[walk.Batch],
+    progress: Path,
+) -> list[Path]:
+    """Compress every segment that is not yet under `progress`; returns all their folders."""
+    stream = walk.capture(model, selection.blocks, checkpoint.tensors, batches)
+    groups = (
+        walk.segments(stream.uses[0])
+        if batches
+        else [range(i, i + 1) for i in range(len(selection.blocks))]
+    )
+    folders = [progress / f"{i:04d}" for i in range(len(groups))]
+    first = sum(folder.exists() for folder in folders)
+    if first:
+        say(f"compress: {first} of {len(groups)} blocks were done before; going on after them")
+        if batches and first < len(groups):
+            _load_stream(folders[first - 1], stream)
+    for i in bar(range(first, len(groups)), "compress"):
+        blocks = _blocks(stream, groups[i], selection)
+        schemes = {m: s for m, s in selection.quantized.items() if _inside(m, blocks)}
+        for block in blocks:
+            materialize(model, block, checkpoint.tensors)
+        made, rows = segments.compress(
+            model,
+            schemes,
+            section.quantize,
+            facts,
+            stream if batches else None,
+            groups[i],
+            blocks,
+        )
+        for block in blocks:
+            release(model, block)
+        last = i + 1 == len(groups)
+        _keep(folders[i], made, rows, None if last or not batches else stream)
+        if i:
+            (folders[i - 1] / STREAM).unlink(missing_ok=True)
+    return folders
+
+
+def _blocks(stream: walk.Stream, group: range, selection: Selection) -> tuple[str, ...]:
+    if not stream.uses:
+        return selection.blocks[group.start : group.stop]
+    return tuple(dict.fromkeys(stream.uses[0][use].block for use in group))
+
+
+def _inside(module: str, blocks: Sequence[str]) -> bool:
+    return any(module.startswith(f"{block}.") for block in blocks)
+
+
+def _keep(
+    folder: Path, made: CompressedState, rows: Sequence[Row], stream: walk.Stream | None
+) -> None:
+    """Put a finished segment on disk, atomically; the stream is what the next one starts from."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    state.write(made, partial)
+    _write_rows(rows, partial)
+    if stream is not None:
+        entries = ((f"{i:06d}", hidden) for i, hidden in enumerate(stream.hidden))
+        safetensors_stream.write(entries, partial / STREAM)
+    finish(partial, folder)
+
+
+def _load_stream(folder: Path, stream: walk.Stream) -> None:
+    from safetensors import safe_open
+
+    with safe_open(folder / STREAM, "pt") as f:
+        stream.hidden = [f.get_tensor(f"{i:06d}").clone() for i in range(len(stream.hidden))]
+
+
+def _write_rows(rows: Sequence[Row], folder: Path) -> None:
+    text = json.dumps([row.as_dict() for row in rows], indent=1, ensure_ascii=False)
+    (folder / "modules.json").write_text(text, encoding="utf-8")
+
+
+def _assemble(done: Sequence[Path], model: nn.Module, selection: Selection, out: Path) -> None:
+    """The segments' states as one, tensor by tensor, and the report in the model's own order."""
+    parts = [state.read(folder) for folder in done]
+    whole = CompressedState(
+        weights=_chained([p.weights for p in parts]),
+        replaced=_chained([p.replaced for p in parts]),
+        ranges=_chained([p.ranges for p in parts]),
+        factors=_chained([p.factors for p in parts]),
+        activations=parts[0].activations,
+        notes=(*selection.notes, *(n for p in parts for n in p.notes)),
+    )
+    state.write(whole, out)
+    rows = {
+        row["module"]: Row(**row)
+        for folder in done
+        for row in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    }
+    rows |= {n.module: Row(n.module, "float", note=n.why) for n in selection.notes}
+    for part in parts:
+        for n in part.notes:
+            row = rows[n.module].as_dict()
+            rows[n.module] = Row(**{**row, "note": "; ".join(filter(None, (row["note"], n.why)))})
+    _write_rows([rows[name] for name, _ in model.named_modules() if name in rows], out)
+
+
+def _chained(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
+    """The parts as one mapping, without reading or copying them."""
+    return ChainMap(*parts)  # type: ignore[arg-type]  # read only: a Mapping is enough
+
+
+def files(section: Compression) -> Mapping[str, str]:
+    """The digest of the calibration rows."""
+    from optimizer.load.datasets import digest
+
+    return {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+
+
+STAGE = Stage(
+    name="compress",
+    version=VERSION,
+    run=run,
+    packages=("torch", "transformers", "tokenizers"),
+    files=files,
+    estimate=estimate,
+    resumable=True,
+)

@@ -1,0 +1,259 @@
+"""Walk a model block by block on calibration data, with one block's weights in memory at a time.
+
+`capture` runs the model once with every block replaced by a recorder, which gives the input of
+the first block and what else each block is called with (masks, positions). Afterwards the blocks
+are applied one by one to the stream of hidden states; nothing else of the model is needed.
+
+A **use** is one application of a block. Usually each block has one; where weights are shared
+(ALBERT) one block has many. `segments` groups consecutive uses so that no block lies in two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.simulate import set_module
+from optimizer.errors import CheckpointError
+from optimizer.load.model import materialize, release
+
+Batch = Mapping[str, Tensor]
+See = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One application of a block: its name, and its arguments besides the hidden states, which
+    come first or, with `by_name`, as the keyword hidden_states."""
+
+    block: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    by_name: bool = False
+
+    def apply(self, model: nn.Module, hidden: Tensor) -> Tensor:
+        """The block's output for `hidden` (batch, sequence, features)."""
+        block = model.get_submodule(self.block)
+        if self.by_name:
+            return hidden_of(block(hidden_states=hidden, **self.kwargs))
+        return hidden_of(block(hidden, *self.args, **self.kwargs))
+
+
+@dataclass
+class Stream:
+    """The calibration data on its way through the model, one entry per batch.
+
+    hidden (batch, sequence, features) changes as the walk proceeds; real (batch, sequence) bool
+    marks the tokens that are not padding; uses are the same blocks in every batch.
+    """
+
+    hidden: list[Tensor]
+    real: list[Tensor]
+    uses: list[list[Use]]
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens in all batches."""
+        return sum(int(r.sum()) for r in self.real)
+
+
+def hidden_of(out: Any) -> Tensor:
+    """The hidden states in what a block returns: itself, or the first of a tuple."""
+    value = out[0] if isinstance(out, tuple) else out
+    if not isinstance(value, Tensor):
+        raise CheckpointError(f"a block returned {type(value).__name__}, not hidden states")
+    return value
+
+
+def capture(
+    model: nn.Module,
+    blocks: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+) -> Stream:
+    """The stream at the input of the first block. model: a skeleton, left as one."""
+    outside = [
+        name
+        for name in model.state_dict(keep_vars=True)
+        if name in tensors and not any(name.startswith(b + ".") for b in blocks)
+    ]
+    for name in (*outside, blocks[0]):
+        materialize(model, name, tensors)
+    stream = Stream([], [], [])
+    for batch in batches:
+        hidden, uses = _record(model, blocks, batch)
+        stream.hidden.append(hidden)
+        stream.uses.append(uses)
+        stream.real.append(batch["attention_mask"].bool())
+    for name in (*outside, blocks[0]):
+        release(model, name)
+    return stream
+
+
+def _record(model: nn.Module, blocks: Sequence[str], batch: Batch) -> tuple[Tensor, list[Use]]:
+    """Run the model with blocks that record their arguments and return their input.
+
+    The first use runs its block for real, once, to see the form of what a block returns.
+    """
+    uses: list[Use] = []
+    first: list[Tensor] = []
+    form: list[Any] = []
+    compact: dict[
+        int, tuple[Any, Any]
+    ] = {}  # the first of each pair keeps its id from being reused
+
+    def once(value: Any) -> Any:
+        return compact.setdefault(id(value), (value, _compact(value)))[1]
+
+    def recorder(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if not args and "hidden_states" not in kwargs:
+                raise CheckpointError(f"{name} is called with {sorted(kwargs)}, not hidden states")
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if not first:
+                first.append(hidden)
+                form.append(forward(*args, **kwargs))
+            kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
+            uses.append(Use(name, tuple(map(once, args[1:])), kept, not args))
+            return (hidden, *form[0][1:]) if isinstance(form[0], tuple) else hidden
+
+        return record
+
+    for name in blocks:
+        block: Any = model.get_submodule(name)
+        block.forward = recorder(name, block.forward)
+    try:
+        with torch.no_grad():
+            model(**batch)
+    finally:
+        for name in blocks:
+            del model.get_submodule(name).forward
+    return first[0], uses
+
+
+def _compact(value: Any) -> Any:
+    """A tensor whose slices along an axis are all equal (an expanded mask) as a view of one slice.
+
+    An attention mask (batch, 1, sequence, sequence) would otherwise outweigh the activations.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    kept = value
+    for axis in range(value.ndim):
+        if kept.shape[axis] > 1 and bool((kept == kept.narrow(axis, 0, 1)).all()):
+            kept = kept.narrow(axis, 0, 1)
+    return kept.clone().expand(value.shape) if kept is not value else value
+
+
+def segments(uses: Sequence[Use]) -> list[range]:
+    """The fewest-use groups of consecutive uses such that each block lies in one group only."""
+    last = {use.block: i for i, use in enumerate(uses)}
+    groups: list[range] = []
+    start = end = 0
+    for i, use in enumerate(uses):
+        end = max(end, last[use.block])
+        if i == end:
+            groups.append(range(start, i + 1))
+            start = end = i + 1
+    return groups
+
+
+def run(
+    model: nn.Module,
+    stream: Stream,
+    segment: range,
+    see: See,
+    names: Collection[str],
+    shared: bool = True,
+    advance: bool = False,
+) -> None:
+    """Apply a segment's uses to every batch and show `see` the inputs of the modules `names`.
+
+    see(name, rows): rows (tokens, features) of real tokens. shared: modules that are given the
+    very same tensor (query, key and value) are shown once, under the name of the first; `sharing`
+    tells which. advance: the stream becomes what the segment makes of it.
+    """
+    for i in range(len(stream.hidden)):
+        seen: list[Tensor] = []
+
+        def look(name: str, x: Tensor, i: int = i, seen: list[Tensor] = seen) -> None:
+            if not (shared and seen and seen[0] is x):
+                see(name, real_rows(x, stream.real[i]))
+            seen[:] = [x]
+
+        with observed(model, names, look):
+            out = _through(model, stream, segment, i)
+        if advance:
+            stream.hidden[i] = out
+
+
+def sharing(
+    model: nn.Module, stream: Stream, segment: range, names: Collection[str]
+) -> dict[str, str]:
+    """{module: the module whose input is the very same tensor and is seen first}."""
+    leader: dict[str, str] = {}
+    seen: list[tuple[Tensor, str]] = []
+
+    def look(name: str, x: Tensor) -> None:
+        owner = seen[0][1] if seen and seen[0][0] is x else name
+        leader.setdefault(name, owner)
+        seen[:] = [(x, owner)]
+
+    with observed(model, names, look):
+        _through(model, stream, segment, 0)
+    return leader
+
+
+def _through(model: nn.Module, stream: Stream, segment: range, batch: int) -> Tensor:
+    hidden = stream.hidden[batch]
+    with torch.no_grad():
+        for use in segment:
+            hidden = stream.uses[batch][use].apply(model, hidden)
+    return hidden
+
+
+@contextmanager
+def observed(
+    model: nn.Module, names: Collection[str], look: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """look(name, input) whenever one of the modules runs."""
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _module, args: look(name, args[0])
+
+    handles = [model.get_submodule(n).register_forward_pre_hook(hook(n)) for n in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def real_rows(x: Tensor, real: Tensor) -> Tensor:
+    """(tokens, features) of the tokens that are not padding.
+
+    x (batch, sequence, features) or (batch * sequence, features) with real (batch, sequence). An
+    input of another shape (relative positions, say) has no tokens, so no padding: all its rows.
+    """
+    if x.shape[:-1] == real.shape:
+        return x[real]
+    rows = x.reshape(-1, x.shape[-1])
+    return rows[real.reshape(-1)] if x.shape[:-1] == (real.numel(),) else rows
+
+
+@contextmanager
+def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """`modules` in place of those of the same names; the old ones come back."""
+    old = {name: model.get_submodule(name) for name in modules}
+    for name, module in modules.items():
+        set_module(model, name, module)
+    try:
+        yield
+    finally:
+        for name, module in old.items():
+            set_module(model, name, module)
