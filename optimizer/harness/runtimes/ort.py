@@ -40,12 +40,15 @@ class OrtRunner:
 
     threads: workers inside an operator; 0 means one per core this process may use.
     Raises BundleError when the file is no model this version can run, MachineError when the
-    package or the device is missing. It never runs on another device than asked.
+    package or the device is missing. It never runs on another device than asked. fuse: False runs
+    the operators one by one as the file has them, which is how a proof reads it.
     """
 
-    def __init__(self, model: Path, *, device: str = "cpu", threads: int = 0) -> None:
+    def __init__(
+        self, model: Path, *, device: str = "cpu", threads: int = 0, fuse: bool = True
+    ) -> None:
         self.model, self.device, self.threads = Path(model), device, threads
-        self._session = _session(self.model, device, threads)
+        self._session = _session(self.model, device, threads, fuse=fuse)
         self._inputs: dict[str, tuple[Any, tuple[Any, ...]]] = {
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
@@ -143,11 +146,14 @@ def version() -> str | None:
     return None
 
 
-def _session(model: Path, device: str, threads: int, optimized: Path | None = None) -> Any:
+def _session(
+    model: Path, device: str, threads: int, optimized: Path | None = None, fuse: bool = True
+) -> Any:
     ort = _import()
     provider = _provider(ort, device)
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else levels.ORT_DISABLE_ALL
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads = threads or cores()
     options.inter_op_num_threads = 1
