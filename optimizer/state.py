@@ -4,21 +4,26 @@ Byte specification (version 1)
 ------------------------------
 A folder with two files.
 
-tensors.safetensors, entries in lexicographic order of their names:
+tensors.safetensors, entries as safetensors_stream orders them (wider elements first, then names):
     <parameter>.codes        8 bits: int8 (out, in)
                              4 bits: uint8 (out, ceil(in/2)); input 2j in the low nibble of byte
                              j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
                              3 bits: as 4 bits (the runtime format decides the packing)
     <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor
     <parameter>.zero_point   int8, the shape of scale; absent when symmetric
-    <parameter>              float32: a parameter replaced by another float value
+    <parameter>              float32: a parameter replaced by another float value. A parameter
+                             may be both: then this is its float value after folding (smoothing),
+                             and the codes are those of this value
+    <site>.factor            float32 (in,): see factors
 
 state.json, keys sorted, UTF-8, no spaces after separators:
     version      1
     schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
-                 "encoder.layer.0.output.dense:input"
+                 "encoder.layer.0.output.dense:input"; of the input after its factor
+    factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
+                 are coded; the module's codes (and replaced weight) already hold the inverse
     activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
                  left in float | one static range each (`ranges`) | per token, at run time
     sparsity     {parameter: pattern}
@@ -51,23 +56,46 @@ Activations = Literal["tensor", "token"] | None
 
 @dataclass(frozen=True)
 class Range:
-    """The values seen at a site, after the recipe's clipping: low <= 0 <= high."""
+    """The real interval that the 256 codes of an activation cover.
+
+        code = clamp(round(x / scale) + zero_point, 0, 255)      value = (code - zero_point) * scale
+
+    low <= 0 <= high, so that 0 (padding) is a code. A runtime without zero points codes the same
+    numbers as clamp(round((x - offset) / scale), -128, 127) with offset = (128 - zero_point) *
+    scale, and adds W offset to the bias. A symmetric range has zero_point 128 and offset 0.
+    """
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low > self.high:
-            raise ValueError(f"range [{self.low}, {self.high}]: must be finite with low <= high")
+        finite = math.isfinite(self.low) and math.isfinite(self.high)
+        if not finite or not self.low <= 0 <= self.high:
+            raise ValueError(f"range [{self.low}, {self.high}]: must be finite, low <= 0 <= high")
+
+    @classmethod
+    def symmetric(cls, absmax: float) -> Range:
+        """The range whose zero point is exactly 128 and whose code 255 is at least absmax."""
+        scale = _grid(absmax / 127.0)
+        return cls(-128 * scale, 127 * scale)
 
     @property
     def scale(self) -> float:
-        """The int8 step that covers both ends with zero point 0, on the scale grid.
+        """One step, on the scale grid."""
+        return _grid((self.high - self.low) / 255.0)
 
-        code = clamp(round(x / scale), -128, 127); a runtime that wants uint8 adds 128.
-        """
-        absmax = max(abs(self.low), abs(self.high))
-        return float(to_scale_grid(torch.tensor(absmax / 127.0)))
+    @property
+    def zero_point(self) -> int:
+        """The code of 0, in 0..255."""
+        return min(255, max(0, round(-self.low / self.scale)))
+
+    @property
+    def offset(self) -> float:
+        return (128 - self.zero_point) * self.scale
+
+
+def _grid(scale: float) -> float:
+    return float(to_scale_grid(torch.tensor(scale)))
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ class CompressedState:
     weights: Mapping[str, QTensor]
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    factors: Mapping[str, Tensor] = field(default_factory=dict)
     activations: Activations = None
     sparsity: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
@@ -125,6 +154,8 @@ def write(state: CompressedState, folder: Path) -> None:
             yield from tensors_of(parameter, q).items()
         for parameter, t in state.replaced.items():
             yield parameter, t.float().contiguous()
+        for site, t in state.factors.items():
+            yield f"{site}.factor", t.float().contiguous()
 
     safetensors_stream.write(entries(), folder / "tensors.safetensors")
     document = {
@@ -132,6 +163,7 @@ def write(state: CompressedState, folder: Path) -> None:
         "schemes": {p: scheme_entry(q.scheme, q.codes.shape[1]) for p, q in state.weights.items()},
         "replaced": sorted(state.replaced),
         "ranges": {site: [r.low, r.high] for site, r in state.ranges.items()},
+        "factors": sorted(state.factors),
         "activations": state.activations,
         "sparsity": dict(state.sparsity),
         "notes": [{"module": n.module, "what": n.what, "why": n.why} for n in state.notes],
@@ -185,8 +217,8 @@ class _LazyWeights(Mapping[str, QTensor]):
 
 
 class _LazyFloats(Mapping[str, Tensor]):
-    def __init__(self, file: Path, names: list[str]) -> None:
-        self._file, self._names = file, names
+    def __init__(self, file: Path, names: list[str], suffix: str = "") -> None:
+        self._file, self._names, self._suffix = file, names, suffix
 
     def __getitem__(self, parameter: str) -> Tensor:
         from safetensors import safe_open
@@ -194,7 +226,7 @@ class _LazyFloats(Mapping[str, Tensor]):
         if parameter not in self._names:
             raise KeyError(parameter)
         with safe_open(self._file, "pt") as f:
-            return cast(Tensor, f.get_tensor(parameter))
+            return cast(Tensor, f.get_tensor(parameter + self._suffix))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -218,7 +250,7 @@ def read(folder: Path) -> CompressedState:
         raise CheckpointError(
             f"state version {document.get('version')}", where=str(folder), accepted=str(VERSION)
         )
-    expected = set(document["replaced"])
+    expected = {*document["replaced"], *(f"{site}.factor" for site in document["factors"])}
     for parameter, entry in document["schemes"].items():
         expected |= {f"{parameter}.codes", f"{parameter}.scale"}
         if not entry["symmetric"]:
@@ -232,6 +264,7 @@ def read(folder: Path) -> CompressedState:
     return CompressedState(
         weights=_LazyWeights(file, document["schemes"]),
         replaced=_LazyFloats(file, document["replaced"]),
+        factors=_LazyFloats(file, document["factors"], ".factor"),
         ranges={site: Range(*pair) for site, pair in document["ranges"].items()},
         activations=document["activations"],
         sparsity=document["sparsity"],
