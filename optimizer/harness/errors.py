@@ -3,6 +3,7 @@
     HarnessError         exit 1   unexpected
     ├── InputError       exit 2   the request is wrong: a text, an array, an argument
     ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
+    ├── BuildError       exit 2   a builder does not take the model it was asked to build
     └── MachineError     exit 5   this machine lacks something: a package, a device
 
 A message says where, what was found, what is accepted and what to do, in this order.
@@ -47,6 +48,12 @@ class InputError(HarnessError):
 
 class BundleError(HarnessError):
     """The bundle is damaged, incomplete, or written by a version this one cannot read."""
+
+    exit_code = 2
+
+
+class BuildError(HarnessError):
+    """A builder does not take the model, the shapes or the GPUs it was given."""
 
     exit_code = 2
 

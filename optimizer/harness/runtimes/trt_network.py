@@ -1,0 +1,130 @@
+"""What a network definition says: inputs and outputs, layers with their types, and where the
+quantized modules are. Read before the build, because an engine cannot be opened without its GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+BITS = {
+    "FLOAT": 32,
+    "HALF": 16,
+    "BF16": 16,
+    "INT8": 8,
+    "UINT8": 8,
+    "BOOL": 8,
+    "FP8": 8,
+    "E8M0": 8,
+    "INT32": 32,
+    "INT64": 64,
+    "INT4": 4,
+    "FP4": 4,
+}
+QUANTIZED = ("INT8", "INT4", "FP8", "FP4")
+PASSES = ("SHUFFLE", "CAST", "IDENTITY")  # between a dequantized weight and the product it enters
+PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "EINSUM")
+
+
+def facts(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
+    """{"inputs", "outputs", "layers", "modules", "weights"} of an INetworkDefinition.
+
+    layers: [name, type, [output dtypes]] in order. modules, for each of `modules` ({module: name
+    of its codes}): {"product": the layer its weight enters, "weight": dtype of the codes,
+    "activation": dtype of what the other operand was quantized to, or None}; a module whose
+    codes reach no product is left out. weights: bytes of all constants as stored, and as they
+    would be with every quantized one in the type it is dequantized to.
+    """
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    producer = {o.name: layer for layer in layers for o in _outputs(layer)}
+    consumers: dict[str, list[Any]] = {}
+    for layer in layers:
+        for tensor in _inputs(layer):
+            consumers.setdefault(tensor.name, []).append(layer)
+    constants = {layer.name: layer for layer in layers if _type(layer) == "CONSTANT"}
+    found = {}
+    for module, codes in modules.items():
+        entry = _module(constants.get(codes), producer, consumers)
+        if entry is not None:
+            found[module] = entry
+    return {
+        "inputs": [_tensor(network.get_input(i)) for i in range(network.num_inputs)],
+        "outputs": [_tensor(network.get_output(i)) for i in range(network.num_outputs)],
+        "layers": [[x.name, _type(x), [_dtype(o) for o in _outputs(x)]] for x in layers],
+        "modules": found,
+        "weights": _weights(list(constants.values()), consumers),
+    }
+
+
+def _module(
+    constant: Any, producer: Mapping[str, Any], consumers: Mapping[str, list[Any]]
+) -> dict[str, Any] | None:
+    """Follow codes -> dequantize -> product; None when they do not get there."""
+    if constant is None or _dtype(constant.get_output(0)) not in QUANTIZED:
+        return None
+    tensor, dequantized = constant.get_output(0), False
+    while True:
+        users = consumers.get(tensor.name, [])
+        if not users:
+            return None
+        layer = users[0]
+        if _type(layer) in PRODUCTS and dequantized:
+            break
+        if _type(layer) not in (*PASSES, "DEQUANTIZE"):
+            return None
+        dequantized = dequantized or _type(layer) == "DEQUANTIZE"
+        tensor = layer.get_output(0)
+    others = [t for t in _inputs(layer) if t.name != tensor.name]
+    return {
+        "product": layer.name,
+        "weight": _dtype(constant.get_output(0)),
+        "activation": _quantized_to(others[0], producer) if others else None,
+    }
+
+
+def _quantized_to(tensor: Any, producer: Mapping[str, Any]) -> str | None:
+    """The dtype of the codes a dequantized activation comes from, or None when it is float."""
+    layer = producer.get(tensor.name)
+    while layer is not None and _type(layer) in PASSES:
+        layer = producer.get(layer.get_input(0).name)
+    if layer is None or _type(layer) != "DEQUANTIZE":
+        return None
+    return _dtype(layer.get_input(0))
+
+
+def _weights(constants: list[Any], consumers: Mapping[str, list[Any]]) -> dict[str, int]:
+    """{"stored", "widened"}: bytes of the constants, and bytes if no code had stayed a code."""
+    stored = widened = 0
+    for constant in constants:
+        tensor = constant.get_output(0)
+        bits = BITS[_dtype(tensor)]
+        elements = prod(tensor.shape)
+        stored += elements * bits // 8
+        users = consumers.get(tensor.name, [])
+        if users and _type(users[0]) == "DEQUANTIZE" and _dtype(tensor) in QUANTIZED:
+            bits = BITS[_dtype(users[0].get_output(0))]
+        widened += elements * bits // 8
+    return {"stored": stored, "widened": widened}
+
+
+def _inputs(layer: Any) -> list[Any]:
+    return [t for i in range(layer.num_inputs) if (t := layer.get_input(i)) is not None]
+
+
+def _outputs(layer: Any) -> list[Any]:
+    return [layer.get_output(i) for i in range(layer.num_outputs)]
+
+
+def _type(layer: Any) -> str:
+    return str(layer.type.name)
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype.name)
+
+
+def _tensor(tensor: Any) -> dict[str, Any]:
+    names = [tensor.get_dimension_name(i) for i in range(len(tensor.shape))]
+    axes = [n or "?" if s < 0 else s for s, n in zip(tensor.shape, names, strict=True)]
+    return {"name": tensor.name, "dtype": _dtype(tensor), "axes": axes}
