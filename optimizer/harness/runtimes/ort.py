@@ -54,6 +54,11 @@ class OrtRunner:
         }
         self._outputs = [o.name for o in self._session.get_outputs()]
 
+    @property
+    def inputs(self) -> dict[str, np.dtype[Any] | None]:
+        """Name and element type of each input."""
+        return {name: dtype for name, (dtype, _) in self._inputs.items()}
+
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
         self._check(arrays)
