@@ -54,7 +54,7 @@ def digest(text: str) -> bytes:
 
 
 def long_texts(pool: list[str]) -> list[dict[str, object]]:
-    """TIME_TEXTS different texts of at least TIME_WORDS words, each of whole sentences of `pool`."""
+    """TIME_TEXTS different texts of TIME_WORDS words or more, each of whole sentences of `pool`."""
     made: list[dict[str, object]] = []
     for i in range(TIME_TEXTS):
         parts: list[str] = []

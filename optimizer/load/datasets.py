@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,7 +162,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> tuple[Sample, ...]:
     dropped = 0
     for row in table:
         values = {field: row[column] for field, column in columns.items()}
-        if any(v is None or (f == "text" and not v) for f, v in values.items()):
+        if not _usable(values):
             dropped += 1
             continue
         made.append(_sample(values, names, spec, len(made) + dropped))
@@ -215,45 +216,66 @@ def _label_names(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tupl
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
-    def where(field: str) -> str:
-        return f"{_where(spec)}: row {index}: {field}"
-
-    def label(value: Any, field: str) -> int:
-        if isinstance(value, str) and value in names:
-            return names.index(value)
-        if isinstance(value, str):
-            raise DataError(
-                f"{value!r} is not among the labels{closest(value, list(names))}",
-                where=where(field),
-                accepted=", ".join(names) or "ids; names need `labels:` in id order",
-                fix="Give the label names in id order: labels: [negative, positive].",
-            )
-        if int(value) != value or int(value) < 0 or (names and int(value) >= len(names)):
-            raise DataError(
-                f"{value!r} is not a label id",
-                where=where(field),
-                accepted=f"0..{len(names) - 1}" if names else "whole numbers from 0",
-            )
-        return int(value)
-
+    """One row. index: its position in the data set, for messages."""
+    row = f"{_where(spec)}: row {index}"
     text, pair, tags = values["text"], values.get("text_pair"), values.get("tags")
-    words = tuple(map(str, text)) if isinstance(text, (list, tuple)) else None
-    if (tags is not None) != (words is not None) or (
-        tags is not None and len(tags) != len(words or ())
-    ):
+    words = tuple(map(str, text)) if isinstance(text, list) else None
+    if (tags is None) != (words is None) or len(tags or ()) != len(words or ()):
         raise DataError(
             "tags and words do not go together one by one",
-            where=where("tags"),
+            where=f"{row}: tags",
             fix="tags needs a text column that is a list of as many words.",
         )
     return Sample(
-        text=" ".join(words) if words is not None else str(text),
+        text=str(text) if words is None else " ".join(words),
         text_pair=None if pair is None else str(pair),
-        label=None if values.get("label") is None else label(values["label"], "label"),
-        score=None if values.get("score") is None else float(values["score"]),
+        label=_label(values["label"], names, f"{row}: label") if "label" in values else None,
+        score=_score(values["score"], f"{row}: score") if "score" in values else None,
         words=words,
-        tags=None if tags is None else tuple(label(t, "tags") for t in tags),
+        tags=None if tags is None else tuple(_label(t, names, f"{row}: tags") for t in tags),
     )
+
+
+def _label(value: Any, names: tuple[str, ...], where: str) -> int:
+    """The id of a label given as an id or as one of `names`."""
+    if isinstance(value, str):
+        if value in names:
+            return names.index(value)
+        raise DataError(
+            f"{value!r} is not among the labels{closest(value, list(names))}",
+            where=where,
+            accepted=", ".join(names) or "ids; names need `labels:` in id order",
+            fix="Give the label names in id order, e.g. labels: [negative, positive].",
+        )
+    if int(value) != value or int(value) < 0 or (names and int(value) >= len(names)):
+        raise DataError(
+            f"{value!r} is not a label id",
+            where=where,
+            accepted=f"0..{len(names) - 1}" if names else "whole numbers from 0",
+        )
+    return int(value)
+
+
+def _score(value: Any, where: str) -> float:
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(
+            f"{value!r} is no finite number",
+            where=where,
+            accepted="a number",
+            fix="Names of classes belong in label.",
+        )
+    return score
+
+
+def _usable(values: Mapping[str, Any]) -> bool:
+    """No null, and a text that says something (a list of words: at least one)."""
+    text = values["text"]
+    empty = not text.strip() if isinstance(text, str) else text == []
+    return not empty and all(v is not None for v in values.values())
 
 
 def _table(spec: DataSpec) -> Any:

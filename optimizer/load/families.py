@@ -43,7 +43,12 @@ class SmoothPair:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture. base: the attribute that holds the base model in a model with a head."""
+    """One architecture.
+
+    base: the attribute that holds the base model in a model with a head. linears: those that
+    every block has (options of a config can add some, such as DeBERTa's own position projections
+    when share_att_key is off).
+    """
 
     model_type: str
     base: str

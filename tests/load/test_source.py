@@ -36,7 +36,7 @@ def test_a_folder_that_is_not_there() -> None:
 
 def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
     (tmp_path / "model.tar").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is an archive.*Unpack it yourself"):
+    with pytest.raises(CheckpointError, match=r"is an archive.*Unpack it yourself"):
         source.resolve(model(tmp_path / "model.tar"))
 
 
@@ -47,7 +47,7 @@ def test_a_subfolder_that_leaves_the_source(bert: Path) -> None:
 
 def test_a_subfolder_that_is_not_there(bert: Path) -> None:
     (bert / "onnx").mkdir()
-    with pytest.raises(CheckpointError, match="no folder 'onx'.*Accepted: onnx"):
+    with pytest.raises(CheckpointError, match=r"no folder 'onx'.*Accepted: onnx"):
         source.resolve(model(bert, subfolder="onx"))
 
 
@@ -67,7 +67,7 @@ def test_hidden_files_are_not_part_of_the_key(bert: Path) -> None:
 
 
 def test_a_package_that_is_not_installed_says_what_to_run() -> None:
-    with pytest.raises(MachineError, match="pip install no-such-model$") as caught:
+    with pytest.raises(MachineError, match=r"pip install no-such-model$") as caught:
         source.resolve(model("python-package:no-such-model"))
     assert caught.value.exit_code == 5
 
@@ -98,7 +98,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_package_with_two_models_needs_a_subfolder(package: Path) -> None:
-    with pytest.raises(CheckpointError, match="2 folders.*two_models/large, two_models/small"):
+    with pytest.raises(CheckpointError, match=r"2 folders.*two_models/large, two_models/small"):
         source.resolve(model("python-package:two-models"))
     found = source.resolve(model("python-package:two-models", subfolder="small"))
     assert found.folder == package / "two_models/small"
@@ -208,7 +208,7 @@ def test_the_cache_serves_when_the_hub_is_gone(
 
 def test_an_unreachable_hub_says_what_to_do(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unplug(monkeypatch)
-    with pytest.raises(MachineError, match="me/tiny: the hub cannot be reached.*hf download"):
+    with pytest.raises(MachineError, match=r"me/tiny: the hub cannot be reached.*hf download"):
         source.resolve(model("me/tiny"))
 
 

