@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from torch import Tensor
 
 from optimizer.errors import OptimizeError
 from optimizer.export.clean import MODULE
@@ -45,14 +46,14 @@ def zero_point_name(parameter: str) -> str:
 class Surgeon:
     """A graph being lowered: finds nodes by name, adds initializers and nodes in place.
 
-    inputs: quantized activations made so far, by (tensor, static scale or None), so that modules
-    reading one tensor share them. row_steps: the run-time scales of those made per row.
+    float_type: numpy's name of what the graph computes in. inputs: activations coded so far, by
+    the tensor and how, so that modules that read one tensor alike share them.
     """
 
     model: ir.Model
+    float_type: str = "float32"
     nodes: dict[str, ir.Node] = field(init=False)
-    inputs: dict[tuple[ir.Value, float | None], ir.Value] = field(default_factory=dict)
-    row_steps: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    inputs: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.nodes = {str(n.name): n for n in self.model.graph}
@@ -98,25 +99,30 @@ class Surgeon:
         self.nodes[output] = made
         return made.outputs[0]
 
-    def drop_unused(self) -> None:
-        """Remove initializers nothing uses any more (the float weights), and dead nodes."""
+    def number(self, name: str, value: float | Array) -> ir.Value:
+        """A constant in the graph's float type."""
+        return self.constant(name, np.asarray(value, self.float_type))
+
+    def finish(self) -> None:
+        """Remove what nothing uses any more (the float weights); put nodes in order."""
         from onnx_ir.passes.common import RemoveUnusedNodesPass
 
         RemoveUnusedNodesPass()(self.model)
+        self.model.graph.sort()
 
 
 def weight_parts(
-    surgeon: Surgeon, parameter: str, q: QTensor, scale_type: type, unsigned: bool = False
+    surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False
 ) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
     """Initializers (codes, scale, zero point or None) and the DequantizeLinear attributes.
 
     unsigned: codes counted from the lowest, zero point moved alike (only with a zero point).
-    Raises OptimizeError when a scale cannot be stored in scale_type exactly.
+    Raises OptimizeError when a scale is not exact in the graph's float type.
     """
     scale = packing.to_kn(q.scale.numpy())
-    stored: Array = scale.astype(scale_type)
+    stored: Array = scale.astype(surgeon.float_type)
     if not np.array_equal(stored.astype(np.float32), scale):
-        raise OptimizeError(f"{parameter}: a scale is not exact in {np.dtype(scale_type).name}")
+        raise OptimizeError(f"{parameter}: a scale is not exact in {surgeon.float_type}")
     attributes, shape = _granularity(q, scale)
     zero: ir.Value | None = None
     if q.zero_point is not None:
@@ -152,19 +158,41 @@ def _code_tensor(codes: Array, bits: int, unsigned: bool) -> ir.TensorProtocol:
 
 
 def dequantized_weight(
-    surgeon: Surgeon, name: str, module: Module, q: QTensor, scale_type: type, unsigned: bool
+    surgeon: Surgeon, name: str, module: Module, q: QTensor, unsigned: bool = False
 ) -> ir.Value:
     """Insert the weight's DequantizeLinear before its first use and return the float value."""
-    codes, scale, zero, attributes = weight_parts(
-        surgeon, module.parameter, q, scale_type, unsigned
-    )
+    codes, scale, zero, attributes = weight_parts(surgeon, module.parameter, q, unsigned)
     first = surgeon.products(module)[0]
     given = [codes, scale] if zero is None else [codes, scale, zero]
     return surgeon.insert(first, "DequantizeLinear", [*given], f"{name}/weight", name, **attributes)
 
 
-def quantized_modules(names: Names, weights: Mapping[str, QTensor]) -> dict[str, Module]:
-    """The modules whose weight the state holds. OptimizeError for a weight of no module."""
+def factored_input(
+    surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None
+) -> ir.Value:
+    """product's first operand, multiplied per feature by the site's factor where it has one."""
+    x = product.inputs[0]
+    assert x is not None
+    if factor is None:
+        return x
+    values = factor.numpy()
+    key = (x, values.tobytes())
+    if key not in surgeon.inputs:
+        label = surgeon.fresh(f"{name}/factored")
+        held = surgeon.number(f"{label}_factor", values)
+        surgeon.inputs[key] = surgeon.insert(product, "Mul", [x, held], label, name)
+    found: ir.Value = surgeon.inputs[key]
+    return found
+
+
+def quantized_modules(
+    model: ir.Model, names: Names, weights: Mapping[str, QTensor]
+) -> dict[str, Module]:
+    """The modules whose weight the state holds, in the order in which the graph uses them.
+
+    Raises OptimizeError for a weight that no module of names.json holds.
+    """
+    position = {str(n.name): i for i, n in enumerate(model.graph)}
     chosen = {n: m for n, m in names.modules.items() if m.parameter in weights}
     orphans = set(weights) - {m.parameter for m in chosen.values()}
     if orphans:
@@ -172,7 +200,7 @@ def quantized_modules(names: Names, weights: Mapping[str, QTensor]) -> dict[str,
             f"{min(orphans)} is quantized in the state, and no module of names.json holds it",
             where="lower",
         )
-    return chosen
+    return dict(sorted(chosen.items(), key=lambda entry: position.get(entry[1].node, -1)))
 
 
 def read_back(model: ir.Model, parameter: str) -> Array:

@@ -1,10 +1,12 @@
 """The dialect TensorRT-RTX parses: int8 and int4 with a scale only, no zero point anywhere.
 
     weights       as qdq.py lays them out; scales in the graph's float type
-    activations   QuantizeLinear -> DequantizeLinear, int8, one scale per tensor, in front of
-                  every quantized module; modules that read one tensor at one scale share it
+    activations   x - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per tensor;
+                  modules that read one tensor in one range share it
 
-The same scales as ort_qdq's, so both files compute the same function.
+A range whose zero point is not 128 is centred by its offset (state.Range), and W offset is added
+to the bias: W x + b = W (x - offset) + (W offset + b). The same codes as ort_qdq's, so both
+files compute the same function, up to rounding in the graph's float type.
 """
 
 from __future__ import annotations
@@ -13,49 +15,86 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.names import Names
-from optimizer.lower.qdq import Surgeon, dequantized_weight, quantized_modules
-from optimizer.state import CompressedState
+from optimizer.lower.qdq import (
+    Surgeon,
+    dequantized_weight,
+    factored_input,
+    quantized_modules,
+)
+from optimizer.qtensor import QTensor
+from optimizer.state import CompressedState, Range
 
 
 def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str) -> dict[str, str]:
-    """Lower `model` in place. Returns {module: how its input is coded: "int8" | "float"}."""
-    scale_type = {"fp32": np.float32, "fp16": np.float16}[float_type]
-    surgeon = Surgeon(model)
-    inputs = {}
-    for name, module in quantized_modules(names, state.weights).items():
-        weight = dequantized_weight(
-            surgeon, name, module, state.weights[module.parameter], scale_type, unsigned=False
-        )
+    """Lower `model` in place. Returns {module: how its input is coded: "int8" | "float"}.
+
+    float_type: "fp32" | "fp16", what the graph was exported in.
+    """
+    surgeon = Surgeon(model, {"fp32": "float32", "fp16": "float16"}[float_type])
+    coded = {}
+    for name, module in quantized_modules(model, names, state.weights).items():
+        q, factor = state.weights[module.parameter], state.factors.get(module.site)
+        weight = dequantized_weight(surgeon, name, module, q)
         for product in surgeon.products(module):
+            x = factored_input(surgeon, product, name, factor)
             if state.activations == "tensor":
-                step = state.ranges[module.site].scale
-                product.replace_input_with(
-                    0, quantized_input(surgeon, product, name, step, scale_type)
-                )
+                covered = state.ranges[module.site]
+                x = _coded_input(surgeon, product, name, x, covered)
+                _shift_bias(surgeon, product, name, q, covered.offset)
+            product.replace_input_with(0, x)
             product.replace_input_with(1, weight)
-        inputs[name] = "int8" if state.activations == "tensor" else "float"
-    surgeon.drop_unused()
-    return inputs
+        coded[name] = "int8" if state.activations == "tensor" else "float"
+    surgeon.finish()
+    return coded
 
 
-def quantized_input(
-    surgeon: Surgeon, product: ir.Node, module: str, step: float, scale_type: type
+def _coded_input(
+    surgeon: Surgeon, product: ir.Node, name: str, x: ir.Value, covered: Range
 ) -> ir.Value:
-    """product's first operand through Q and DQ; made once per tensor and scale."""
-    x = product.inputs[0]
-    assert x is not None
-    if (x, step) not in surgeon.inputs:
-        label = surgeon.fresh(f"{module}/input")
-        scale = surgeon.constant(f"{label}_scale", np.array(step, scale_type))
+    """x centred, through Q and DQ; made once per tensor and range."""
+    key = (x, covered.scale, covered.zero_point)
+    if key not in surgeon.inputs:
+        label = surgeon.fresh(f"{name}/input")
+        if covered.offset:
+            offset = surgeon.number(f"{label}_offset", covered.offset)
+            x = surgeon.insert(product, "Sub", [x, offset], f"{label}_centred", name)
+        scale = surgeon.number(f"{label}_scale", covered.scale)
+        kind = int(ir.DataType.INT8)
         codes = surgeon.insert(
-            product,
-            "QuantizeLinear",
-            [x, scale],
-            f"{label}_codes",
-            module,
-            output_dtype=int(ir.DataType.INT8),
+            product, "QuantizeLinear", [x, scale], f"{label}_codes", name, output_dtype=kind
         )
-        surgeon.inputs[x, step] = surgeon.insert(
-            product, "DequantizeLinear", [codes, scale], label, module
+        surgeon.inputs[key] = surgeon.insert(
+            product, "DequantizeLinear", [codes, scale], label, name
         )
-    return surgeon.inputs[x, step]
+    found: ir.Value = surgeon.inputs[key]
+    return found
+
+
+def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offset: float) -> None:
+    """Add W offset to the bias, in an initializer of the module's own (biases may be shared)."""
+    if not offset:
+        return
+    shift = offset * q.dequantize().double().sum(1).numpy()
+    users = [node for node, _ in product.outputs[0].uses()]
+    biased = len(users) == 1 and users[0].op_type == "Add"
+    operand = _other(users[0], product.outputs[0]) if biased else None
+    if (
+        operand is not None
+        and operand.const_value is not None
+        and operand.const_value.size == len(shift)
+    ):
+        bias = operand.const_value.numpy().astype(np.float64).reshape(-1) + shift
+        place = next(i for i, v in enumerate(users[0].inputs) if v is operand)
+        users[0].replace_input_with(place, surgeon.number(f"{name}/bias", bias))
+        return
+    label = surgeon.fresh(f"{name}/shifted")
+    held = surgeon.number(f"{name}/bias", shift)
+    added = ir.node("Add", [product.outputs[0], held], name=label, metadata_props={"module": name})
+    added.outputs[0].name = label
+    ir.convenience.replace_all_uses_with(product.outputs[0], added.outputs[0])
+    added.replace_input_with(0, product.outputs[0])
+    surgeon.model.graph.insert_after(product, added)
+
+
+def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    return next((v for v in node.inputs if v is not value), None)

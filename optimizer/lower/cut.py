@@ -1,0 +1,171 @@
+"""Cut a graph at the inputs and outputs of its linear modules.
+
+Run alone, a piece is given the tensors that the reference computed at the cut, so an error
+cannot hide behind those before it, nor be blamed on those after it. Nothing is marked as an extra
+output of the whole graph, which would stop a runtime from fusing across it.
+
+    modules   every linear module by itself, side by side: its input -> its output
+    rest      everything else: model inputs and every module's output -> every module's input
+              and the model outputs
+    prefix    from the model inputs to the inputs of some modules
+
+Works on float and lowered graphs alike: nodes carry the module they came from in their metadata
+(export/clean.py), and what a lowering inserted carries the module it was inserted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from optimizer.errors import OptimizeError
+from optimizer.export import onnx_file
+from optimizer.export.clean import module_of
+
+PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+# Operators a lowering puts between a module's input and its product; operand 0 is the data.
+CODING = ("DequantizeLinear", "QuantizeLinear", "Mul", "Sub", "Add", "Reshape", "Cast", "Identity")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One use of a linear module: the float tensors that enter and leave it, and their ranks.
+
+    A lowering may have flattened (batch, sequence, width) to rank 2.
+    """
+
+    module: str
+    input: str
+    output: str
+    input_rank: int
+    output_rank: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a graph says about itself that outputs alone might not show."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    epsilons: dict[str, float]  # module of each LayerNormalization -> its epsilon
+
+
+def facts(path: Path) -> Facts:
+    """Read the graph at `path`; its weights stay on disk."""
+    graph = onnx_file.load(path).graph
+    epsilons = {}
+    for node in graph:
+        if node.op_type == "LayerNormalization":
+            found = node.attributes.get("epsilon")
+            epsilons[module_of(node)] = found.as_float() if found is not None else 1e-5
+    inputs = tuple(str(v.name) for v in graph.inputs)
+    return Facts(inputs, tuple(str(v.name) for v in graph.outputs), epsilons)
+
+
+def edges(path: Path, modules: Collection[str]) -> list[Edge]:
+    """Every use of every linear module in graph order; `modules` names all of them.
+
+    Raises OptimizeError naming a module that the graph does not multiply by.
+    """
+    model = onnx_file.load(path)
+    ShapeInferencePass()(model)
+    products = [
+        n for n in model.graph if n.op_type in PRODUCTS and _owner(n, modules) and _weighted(n)
+    ]
+    missing = sorted(set(modules) - {module_of(n) for n in products})
+    if missing:
+        raise OptimizeError(f"no operator of {missing[0]} multiplies", where=str(path))
+    outputs = {n: _leaving(n) for n in products}
+    made = []
+    for product in products:
+        entering = _entering(product, modules, set(outputs.values()))
+        leaving = outputs[product]
+        made.append(
+            Edge(
+                module_of(product),
+                str(entering.name),
+                str(leaving.name),
+                _rank(entering),
+                _rank(leaving),
+            )
+        )
+    return made
+
+
+def _owner(node: ir.Node, modules: Collection[str]) -> bool:
+    return module_of(node) in modules
+
+
+def _weighted(node: ir.Node) -> bool:
+    """Whether the second operand is an initializer, perhaps behind operators on it alone."""
+    value = node.inputs[1]
+    while value is not None and not value.is_initializer():
+        producer = value.producer()
+        if producer is None:
+            return False
+        value = producer.inputs[0]
+    return value is not None
+
+
+def _leaving(product: ir.Node) -> ir.Value:
+    """Follow the product through what its module adds: rescaling, and the bias."""
+    node = product
+    while True:
+        users = [n for n, _ in node.outputs[0].uses()]
+        same = len(users) == 1 and module_of(users[0]) == module_of(product)
+        if not same or users[0].op_type == "Reshape":  # back to rank 3, by run-time sizes
+            return node.outputs[0]
+        node = users[0]
+
+
+def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
+    """Go back from the product through what codes its input, to the float tensor it reads."""
+    value = product.inputs[0]
+    assert value is not None
+    while value not in leaving:
+        node = value.producer()
+        if node is None or node.op_type not in CODING or not _owner(node, modules):
+            break
+        before = node.inputs[0]
+        assert before is not None
+        value = before
+    return value
+
+
+def _rank(value: ir.Value) -> int:
+    if value.shape is None:
+        raise OptimizeError(f"the rank of {value.name} cannot be inferred", where="cut")
+    return len(value.shape)
+
+
+def cut(path: Path, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
+    """Write to `out` the part of the graph at `path` between these tensors."""
+    model = onnx_file.load(path)
+    ShapeInferencePass()(model)
+    piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
+    for value in piece.inputs:
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+    onnx_file.save(ir.Model(piece, ir_version=model.ir_version), out)
+
+
+def write_modules(path: Path, at: Sequence[Edge], out: Path) -> None:
+    """Piece "modules": inputs and outputs are the edges' tensors."""
+    cut(path, list(dict.fromkeys(e.input for e in at)), [e.output for e in at], out)
+
+
+def write_rest(path: Path, at: Sequence[Edge], out: Path) -> None:
+    """Piece "rest"."""
+    known = facts(path)
+    wanted = dict.fromkeys([*(e.input for e in at), *known.outputs])
+    given = [*known.inputs, *(e.output for e in at)]
+    both = [w for w in wanted if w not in given]
+    cut(path, given, both, out)
+
+
+def write_prefix(path: Path, until: Sequence[Edge], out: Path) -> None:
+    """Piece "prefix", up to the inputs of the modules in `until`."""
+    cut(path, facts(path).inputs, list(dict.fromkeys(e.input for e in until)), out)
