@@ -1,0 +1,114 @@
+"""How a measured number is written: its unit, its digits, and what stands for none.
+
+Every function takes what a JSON document may hold there and returns text. A missing value reads
+"not measured", a NaN "not a number", so that neither can be taken for a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+NOT_MEASURED = "not measured"
+NOT_A_NUMBER = "not a number"
+SHARES = frozenset({"accuracy", "f1", "probe_accuracy", "retrieval"})
+
+Writer = Callable[[Any], str]
+
+
+def finite(value: Any) -> float | None:
+    """The value when it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def broken(value: Any) -> bool:
+    """Something was recorded here, and it is no finite number."""
+    return value is not None and finite(value) is None
+
+
+def _or_words(value: Any, write: Callable[[float], str]) -> str:
+    number = finite(value)
+    if number is not None:
+        return write(number).replace("-", "−")
+    if value is None:
+        return NOT_MEASURED
+    if isinstance(value, float) and math.isinf(value):
+        return "infinite"
+    return NOT_A_NUMBER
+
+
+def plain(value: Any) -> str:
+    """A dimensionless number with four significant digits; very small ones as 1.2e-07."""
+
+    def write(x: float) -> str:
+        if x != 0 and (abs(x) < 1e-3 or abs(x) >= 1e6):
+            return f"{x:.1e}"
+        return f"{x:,.0f}" if x == int(x) else f"{x:.4g}"
+
+    return _or_words(value, write)
+
+
+def error(value: Any) -> str:
+    """A relative error, aligned below others: 0.0210; very small ones as 1.2e-07."""
+    return _or_words(value, lambda x: f"{x:.4f}" if abs(x) >= 1e-3 or x == 0 else f"{x:.1e}")
+
+
+def ms(value: Any) -> str:
+    """Milliseconds with three significant digits."""
+
+    def write(x: float) -> str:
+        decimals = 0 if abs(x) >= 100 else 1 if abs(x) >= 10 else 2 if abs(x) >= 1 else 3
+        return f"{x:,.{decimals}f} ms"
+
+    return _or_words(value, write)
+
+
+def size(value: Any) -> str:
+    """Bytes in decimal units."""
+
+    def write(x: float) -> str:
+        for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+            if abs(x) >= scale:
+                return f"{x / scale:.{1 if abs(x) < 1000 * scale else 0}f} {unit}"
+        return f"{x:.0f} B"
+
+    return _or_words(value, write)
+
+
+def times(value: Any) -> str:
+    """A ratio: 0.41×."""
+    return _or_words(value, lambda x: f"{x:.2f}×")
+
+
+def whole(value: Any) -> str:
+    """A count."""
+    return _or_words(value, lambda x: f"{x:,.0f}")
+
+
+def level(metric: str) -> Writer:
+    """How a value of this metric is written: shares in percent, the rest with four decimals."""
+    if metric in SHARES:
+        return lambda v: _or_words(v, lambda x: f"{100 * x:.1f} %")
+    return lambda v: _or_words(v, lambda x: f"{x:.4f}")
+
+
+def change(metric: str) -> Writer:
+    """How a difference of two values of this metric is written: in points for shares."""
+    if metric in SHARES:
+        return lambda v: _or_words(v, lambda x: f"{100 * x:+.2f} points")
+    return lambda v: _or_words(v, lambda x: f"{x:+.4f}")
+
+
+def interval(bounds: Any, write: Writer, unit: bool = True) -> str:
+    """ "86.5 to 90.1 %": the unit once, or not at all; "" without an interval."""
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+        return ""
+    low, high = (write(b) for b in bounds)
+    numbers = all(finite(b) is not None for b in bounds)
+    if numbers:
+        low = low.partition(" ")[0].removesuffix("×")
+        high = high if unit else high.partition(" ")[0].removesuffix("×")
+    return f"{low} to {high}"

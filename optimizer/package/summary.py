@@ -1,0 +1,58 @@
+"""What a run prints last: verdicts, and float against quantized, for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from optimizer.package.comparison import Cell, Document, gates_in_order, parts, quantized, rows
+from optimizer.package.verdict import counts
+
+WIDTH = 100
+COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 this fits WIDTH
+
+
+def summary(document: Mapping[str, Any]) -> str:
+    """A block per target, at most 100 columns wide: its verdict, the gates that did not pass with
+    their messages, and the table of quality with interval, p50 and p99 end to end, and size."""
+    lines = [str(document.get("name", "unnamed"))]
+    for report in parts(document, "reports"):
+        lines += ["", *_target(report, quantized(document.get("recipe")))]
+    if len(lines) == 1:
+        lines.append("no target was judged")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _target(report: Document, name: str) -> list[str]:
+    heading = f"{report.get('target')}: {str(report.get('verdict')).upper()}, {counts(report)}"
+    lines = _wrapped(heading, "")
+    for gate in gates_in_order(report):
+        if gate.get("verdict") != "pass":
+            text = f"{gate.get('verdict')}: {gate.get('name')}: {gate.get('message', '')}"
+            lines += _wrapped(text, "  ")
+    lines.append(_line("", "float", name, "change"))
+    for row in rows(report):
+        cells = [row.before, row.after, row.change]
+        if row.unmeasured:
+            lines += _wrapped(f"{row.name}: {row.before.text}: {row.before.note}", "")
+            continue
+        lines.append(_line(row.name, *(c.text for c in cells)))
+        if any(c.note for c in cells):
+            lines.append(_line("", *(_note(c) for c in cells)))
+    return lines
+
+
+def _note(cell: Cell) -> str:
+    return f"({cell.note})" if cell.note else ""
+
+
+def _line(name: str, *cells: str) -> str:
+    first, *rest = COLUMNS
+    return f"{name:<{first}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, rest, strict=True))
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent + "  "
+    )
