@@ -43,6 +43,8 @@ def load(path: Path) -> ir.Model:
         proto = onnx.load(path, load_external_data=False)
     except (OSError, ValueError, DecodeError) as e:
         raise CheckpointError(f"not a readable ONNX model ({e})", where=str(path)) from None
+    if not proto.graph.node:
+        raise CheckpointError("an ONNX model without any operator", where=str(path))
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check_external(tensor, path)

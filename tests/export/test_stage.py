@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from optimizer.errors import LedgerError
+from optimizer.export import stage
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import torch_model
+from optimizer.recipe import Export
+from optimizer.state import CompressedState
+from tests.export.folders import Exported, exported, loaded
+
+
+def interface(values: Any) -> list[tuple[str, int, list[Any]]]:
+    return [
+        (
+            v.name,
+            v.type.tensor_type.elem_type,
+            [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim],
+        )
+        for v in values
+    ]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_inputs_and_outputs_are_the_contracts(
+    tiny: Exported, tmp_path: Path, precision: Any
+) -> None:
+    made = exported(tiny.source, tmp_path / "e", precision=precision)
+    contract = json.loads((tiny.source / "contract.json").read_text())
+    graph = onnx.load(made.graph / "model.onnx").graph
+    for found, wanted in ((graph.input, "inputs"), (graph.output, "outputs")):
+        kinds = {"int64": onnx.TensorProto.INT64, "float32": onnx.TensorProto.FLOAT}
+        assert interface(found) == [
+            (t["name"], kinds[t["dtype"]], t["axes"]) for t in contract[wanted]
+        ]
+
+
+def test_every_parameter_is_an_initializer_of_its_own_name(tiny: Exported) -> None:
+    graph = onnx.load(tiny.graph / "model.onnx").graph
+    assert set(tiny.tensors) <= {t.name for t in graph.initializer}
+    assert tiny.names.folded == ()
+    assert len(tiny.names.modules) == 12
+
+
+def test_the_same_checkpoint_exports_to_the_same_bytes_wherever_it_lies(
+    tiny: Exported, tmp_path: Path
+) -> None:
+    again = exported(shutil.copytree(tiny.source, tmp_path / "elsewhere"), tmp_path / "again")
+    assert {f.name for f in again.graph.iterdir()} == {"model.onnx", "names.json"}
+    for file in ("model.onnx", "names.json"):
+        assert (again.graph / file).read_bytes() == (tiny.graph / file).read_bytes()
+
+
+def test_the_file_does_not_say_where_it_was_made(tiny: Exported) -> None:
+    data = (tiny.graph / "model.onnx").read_bytes()
+    assert b"site-packages" not in data
+    assert b".py" not in data
+
+
+def test_node_names_say_the_module(tiny: Exported) -> None:
+    graph = onnx.load(tiny.graph / "model.onnx").graph
+    assert len({n.name for n in graph.node}) == len(graph.node)
+    entry = tiny.names.modules["encoder.layer.0.output.dense"]
+    assert entry.node == "encoder.layer.0.output.dense/MatMul"
+    assert entry.input == "encoder.layer.0.intermediate.intermediate_act_fn/Gelu:0"
+
+
+def test_the_graph_equals_torch_on_a_shape_that_was_not_traced(tiny: Exported) -> None:
+    contract = json.loads((tiny.source / "contract.json").read_text())
+    checkpoint = open_checkpoint(tiny.source)
+    model = torch_model(checkpoint, contract["task"])
+    inputs = stage.random_inputs(contract, stage.vocabulary(checkpoint.config, contract), 5, 31)
+    wanted = stage.torch_outputs(model, contract, inputs)["last_hidden_state"]
+    with OrtRunner(tiny.graph / "model.onnx", threads=1) as runner:
+        got = runner.infer(inputs)["last_hidden_state"]
+    assert stage.distance(got, wanted, inputs["attention_mask"]) < 1e-6
+
+
+def test_replaced_parameters_are_in_the_graph(tiny: Exported, tmp_path: Path) -> None:
+    name = "encoder.layer.1.output.dense.bias"
+    value = torch.arange(64.0)
+    made = exported(tiny.source, tmp_path / "e", CompressedState({}, replaced={name: value}))
+    held = {t.name: t for t in onnx.load(made.graph / "model.onnx").graph.initializer}
+    assert np.array_equal(onnx.numpy_helper.to_array(held[name]), value.numpy())
+
+
+def test_a_classifier_exports_with_its_head(tiny_classifier: Path, tmp_path: Path) -> None:
+    source = loaded(tiny_classifier, tmp_path / "l", task="text-classification")
+    made = exported(source, tmp_path / "e")
+    assert {"bert.pooler.dense", "classifier"} <= set(made.names.modules)
+
+
+def planted(fault: str) -> Any:
+    """stage.export with a fault in the model it is given."""
+    real = stage.export
+
+    def export(model: nn.Module, *rest: Any) -> Any:
+        if fault == "epsilon":
+            for module in model.modules():
+                if isinstance(module, nn.LayerNorm):
+                    module.eps = 1e-2
+        elif fault == "bias":
+            model.get_submodule("encoder.layer.0.output.dense").bias.zero_()
+        elif fault == "mask":
+            model.register_forward_pre_hook(
+                lambda _m, _a, kw: ((), {**kw, "attention_mask": torch.ones_like(kw["input_ids"])}),
+                with_kwargs=True,
+            )
+        return real(model, *rest)
+
+    return export
+
+
+@pytest.mark.parametrize("fault", ["epsilon", "bias", "mask"])
+def test_a_graph_that_computes_something_else_is_refused(
+    tiny: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(stage, "export", planted(fault))
+    with pytest.raises(LedgerError, match="last_hidden_state of the exported graph"):
+        exported(tiny.source, tmp_path / "e")
+
+
+def test_padding_is_drawn_in_every_checked_batch() -> None:
+    contract = {
+        "inputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
+        "tokenizer": {"max_length": 64, "pad_id": 0},
+    }
+    limits = {"input_ids": 50, "attention_mask": 2}
+    for batch, sequence in stage.check_shapes(contract):
+        mask = stage.random_inputs(contract, limits, batch, sequence)["attention_mask"]
+        assert mask[0].all()
+        assert batch == 1 or (mask.sum(1) < sequence).sum() == batch - 1
+        assert mask.any(1).all()
+
+
+def test_rows_of_padding_do_not_count_in_the_distance() -> None:
+    wanted = np.ones((1, 2, 3), np.float32)
+    got = wanted.copy()
+    got[0, 1] = 9
+    assert stage.distance(got, wanted, np.array([[1, 0]])) == 0
+    assert stage.distance(got, wanted, np.array([[1, 1]])) > 1
+
+
+def test_an_estimate_is_half_the_disk_in_half_precision() -> None:
+    shapes = {"a.weight": (1000, 1000), "a.bias": (1000,)}
+    full, half = (stage.estimate(Export(float=f), shapes) for f in ("fp32", "fp16"))
+    assert full.disk == 2 * half.disk == 4 * 1_001_000
+    assert full.memory > 2 * full.disk
