@@ -11,11 +11,12 @@ from torch import nn
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.checkpoint import read_json
 from optimizer.load.families import Family
-from optimizer.load.tokenizer import max_length
+from optimizer.load.tokenizer import TEXTS, max_length
 from optimizer.progress import say
 from optimizer.recipe import Model
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PROMPTS = "config_sentence_transformers.json"
 POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
@@ -37,12 +38,15 @@ def contract(
     width = int(config.hidden_size)
     labels = None if embedding else _labels(config)
     if section.task == "text-classification":
+        _check_one_label(config)
         output, axes = "logits", ["batch", len(labels or ())]
     elif section.task == "token-classification":
         output, axes = "logits", ["batch", "sequence", len(labels or ())]
     else:
         output, axes = "last_hidden_state", ["batch", "sequence", width]
     pooling, normalize = _sentence(section, root)
+    if section.task == "sentence-embedding":
+        _check_lower_case(root, tokenizer)
     return {
         "version": 1,
         "task": section.task,
@@ -63,6 +67,16 @@ def _inputs(model: nn.Module, config: Any) -> list[str]:
     takes = inspect.signature(model.forward).parameters
     segments = int(getattr(config, "type_vocab_size", 0) or 0) > 1
     return [n for n in INPUTS if n in takes and (n != "token_type_ids" or segments)]
+
+
+def _check_one_label(config: Any) -> None:
+    """Several labels at once need a sigmoid each; the softmax of this task would be wrong."""
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise CheckpointError(
+            "multi_label_classification is not covered: a text gets one label here",
+            where="config.json: problem_type",
+            accepted="single_label_classification, regression, or none",
+        )
 
 
 def _labels(config: Any) -> list[str]:
@@ -135,9 +149,26 @@ def _sentence(section: Model, root: Path) -> tuple[str | None, bool | None]:
                     fix="Leave it out only if the embedding without it is what you want: set "
                     "task: feature-extraction.",
                 )
+    if (root / PROMPTS).is_file() and read_json(root / PROMPTS).get("default_prompt_name"):
+        say(f"load: {PROMPTS} names a default prompt; it is not put before texts: do so yourself")
     if section.pooling is not None and pooling not in (None, section.pooling):
         say(f"load: pooling is {section.pooling} by the recipe; the checkpoint says {pooling}")
     return section.pooling or pooling or "mean", section.normalize
+
+
+def _check_lower_case(root: Path, tokenizer: Any) -> None:
+    """sentence-transformers can lower texts before the tokenizer sees them; nothing here does."""
+    file = root / "sentence_bert_config.json"
+    if not file.is_file() or not read_json(file).get("do_lower_case"):
+        return
+    for text in TEXTS:
+        if tokenizer(text)["input_ids"] != tokenizer(text.lower())["input_ids"]:
+            raise CheckpointError(
+                "do_lower_case is true and the tokenizer keeps upper case, so texts would have to "
+                "be changed before they are tokenized",
+                where=str(file),
+                fix='Put {"type": "Lowercase"} in the normalizer of tokenizer.json.',
+            )
 
 
 def read_modules(root: Path) -> list[dict[str, Any]]:

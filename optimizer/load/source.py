@@ -23,6 +23,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # What a text encoder is made of; formats of other frameworks in the same repository are not read.
+CONFIG_PATTERNS = ("*config.json", "modules.json")
 HUB_PATTERNS = (
     "*.json",
     "*.safetensors",
@@ -74,7 +75,20 @@ def resolve(section: Model) -> Source:
     patterns = [*HUB_PATTERNS]
     patterns += ["*.bin"] if section.allow_pickle else []
     patterns += ["*.py"] if section.trust_remote_code else []
-    snapshot = _snapshot(name, _commit(name, section.revision), patterns)
+    return _on_hub(section, patterns)
+
+
+def peek(section: Model) -> Source:
+    """As `resolve`, but of a model on the hub only what CONFIG_PATTERNS names is fetched."""
+    name = section.source
+    if name.startswith(PACKAGE) or Path(name).expanduser().exists() or not HUB_ID.fullmatch(name):
+        return resolve(section)
+    patterns = [*CONFIG_PATTERNS, *(["*.py"] if section.trust_remote_code else [])]
+    return _on_hub(section, patterns)
+
+
+def _on_hub(section: Model, patterns: list[str]) -> Source:
+    snapshot = _snapshot(section.source, _commit(section.source, section.revision), patterns)
     return Source(_subfolder(snapshot, section), _boundary(snapshot), snapshot.name)
 
 
@@ -174,7 +188,7 @@ def _package(section: Model, name: str) -> Source:
 def _commit(name: str, revision: str | None) -> str:
     """The commit a revision means, asked once per process: the key that a plan is made with and
     the files that a run reads are then of one commit, whatever is pushed in between."""
-    return _snapshot(name, revision, ["*config.json"]).name
+    return _snapshot(name, revision, [*CONFIG_PATTERNS]).name
 
 
 def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:

@@ -259,6 +259,28 @@ def test_labels_with_a_gap(load: Load, tiny_classifier: Path, tmp_path: Path) ->
     refused(load, folder, "id2label", "[0, 2]", "0 to 1", task="text-classification")
 
 
+def test_several_labels_at_once(load: Load, tiny_classifier: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_classifier, tmp_path / "multi"))
+    edit_json(folder / "config.json", problem_type="multi_label_classification")
+    refused(load, folder, "problem_type", "not covered", "single", task="text-classification")
+
+
+def test_texts_that_would_have_to_be_lowered_first(load: Load, bert: Path) -> None:
+    edit_json(bert / "sentence_bert_config.json", do_lower_case=True)
+    load(bert)
+    edit_json(bert / "tokenizer_config.json", do_lower_case=False)
+    file = bert / "tokenizer.json"
+    document = json.loads(file.read_text())
+    document["normalizer"]["lowercase"] = False
+    file.write_text(json.dumps(document))
+    refused(load, bert, "sentence_bert_config.json", "do_lower_case", "Lowercase")
+
+
+def test_a_tokenizer_without_padding(load: Load, bert: Path) -> None:
+    (bert / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    refused(load, bert, "tokenizer_config.json", "no padding token", '"pad_token"')
+
+
 def test_more_tokens_than_positions(load: Load, bert: Path) -> None:
     with pytest.raises(RecipeError, match=r"model.max_length: 65 .* 64 positions"):
         load(bert, max_length=65)

@@ -13,6 +13,7 @@ import pytest
 
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.load import source
+from optimizer.load.headers import shapes
 from optimizer.load.stage import STAGE
 from optimizer.recipe import Model
 from tests.load.conftest import Load
@@ -195,6 +196,11 @@ def test_a_hub_model_is_pinned_to_its_commit(hub: str, load: Load, tiny_bert: Pa
 
 def test_planning_a_hub_model_fetches_no_weights(hub: str, tmp_path: Path) -> None:
     assert digests(model("me/tiny")) == {"me/tiny": COMMIT}
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_shapes_of_a_hub_model_need_no_weights(hub: str, tmp_path: Path) -> None:
+    assert shapes(model("me/tiny"))["encoder.layer.1.output.dense.weight"] == (64, 128)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 

@@ -7,14 +7,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from optimizer.harness.contract import load_tokenizer, read
-from optimizer.harness.tasks import encode
+from optimizer.harness.tasks import decode, encode
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.headers import shapes
 from optimizer.load.model import parameter_shapes, skeleton, torch_model
+from optimizer.load.stage import STAGE
+from optimizer.recipe import Model
 from tests.load.conftest import Load, edit_json, edit_weights
 from tests.load.test_bad_checkpoint import modules
 
@@ -219,6 +223,61 @@ def test_trusted_code_is_copied_and_used(load: Load, bert: Path) -> None:
     assert (out / "checkpoint/mine.py").is_file()
     model = torch_model(open_checkpoint(out), "sentence-embedding")
     assert model.marked
+
+
+def test_shapes_are_known_before_any_weight_is_read(load: Load, bert: Path) -> None:
+    out = load(bert)
+    (bert / "model.safetensors").unlink()
+    section = Model(source=str(bert), task="sentence-embedding")
+    written = load_file(out / "checkpoint/model.safetensors")
+    assert shapes(section) == {n: tuple(t.shape) for n, t in written.items()}
+
+
+def test_the_predicted_disk_covers_what_is_written(load: Load, tiny_bert: Path) -> None:
+    section = Model(source=str(tiny_bert), task="sentence-embedding")
+    assert STAGE.estimate is not None
+    size = (load(tiny_bert) / "checkpoint/model.safetensors").stat().st_size
+    predicted = STAGE.estimate(section, shapes(section)).disk
+    assert 0.8 * size < predicted < 1.2 * size
+
+
+def test_what_is_not_used_is_said(
+    load: Load, tiny_classifier: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(tiny_classifier, task="feature-extraction")
+    assert "4 tensors have no use for feature-extraction" in capsys.readouterr().err
+
+
+def test_a_default_prompt_is_not_passed_over_in_silence(
+    load: Load, bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modules(bert, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    edit_json(bert / "config_sentence_transformers.json", default_prompt_name="query")
+    load(bert)
+    assert "default prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_model_saved_by_sentence_transformers_embeds_as_it_does_there(
+    load: Load, bert: Path, tmp_path: Path, pooling: str
+) -> None:
+    models = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    from sentence_transformers import SentenceTransformer
+
+    transformer = models.Transformer(str(bert), max_seq_length=32)
+    parts = [transformer, models.Pooling(64, pooling_mode=pooling), models.Normalize()]
+    theirs = SentenceTransformer(modules=parts, device="cpu")
+    theirs.save(str(tmp_path / "saved"))
+
+    out = load(tmp_path / "saved")
+    contract = read(out / "contract.json")
+    texts = ["a good day", "The battery was bad. " * 9]
+    batch = encode(contract, load_tokenizer(out / "checkpoint", contract), texts)
+    model = torch_model(open_checkpoint(out), "sentence-embedding")
+    with torch.no_grad():
+        hidden = model(**{n: torch.from_numpy(a) for n, a in batch.items()})[0].numpy()
+    ours = decode(contract, {"last_hidden_state": hidden}, batch)
+    np.testing.assert_allclose(ours, theirs.encode(texts), atol=1e-6)
 
 
 def test_every_dtype_is_read_as_the_reference_reader_does(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""Reading config.json, and refusing what no later stage could handle."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optimizer.errors import CheckpointError
+from optimizer.load import families
+from optimizer.load.checkpoint import read_json
+from optimizer.load.contract import read_modules
+from optimizer.recipe import Model
+
+
+def model_folder(root: Path) -> Path:
+    """Where config.json of the transformer is: `root`, or for a sentence-transformers model the
+    folder that modules.json says."""
+    if (root / "modules.json").is_file():
+        for module in read_modules(root):
+            if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
+                folder = (root / str(module["path"])).resolve()
+                if not folder.is_relative_to(root):
+                    raise CheckpointError(
+                        f"path {module['path']!r} leaves the folder",
+                        where=str(root / "modules.json"),
+                    )
+                return folder
+    return root
+
+
+def read_config(folder: Path, section: Model) -> Any:
+    """The transformers config. Raises CheckpointError for what we do not load."""
+    from transformers import AutoConfig
+
+    file = folder / "config.json"
+    raw = read_json(file)
+    if raw.get("auto_map") and not section.trust_remote_code:
+        raise CheckpointError(
+            f"the model brings its own code (auto_map: {', '.join(map(str, raw['auto_map']))}), "
+            "which would run on this machine",
+            where=str(file),
+            fix="Read that code, then set model.trust_remote_code: true; or remove auto_map to "
+            "use the class that transformers has.",
+        )
+    elsewhere = [str(v) for v in (raw.get("auto_map") or {}).values() if "--" in str(v)]
+    if elsewhere:
+        raise CheckpointError(
+            f"the model's code is in another repository ({elsewhere[0]}), which no revision pins",
+            where=f"{file}: auto_map",
+            fix="Copy that code beside config.json and name it without the repository.",
+        )
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"the checkpoint is already quantized ({method})",
+            where=f"{file}: quantization_config",
+            fix="Use the float checkpoint it was made from.",
+        )
+    if not raw.get("model_type"):
+        raise CheckpointError(
+            "no model_type, so the architecture is not known",
+            where=str(file),
+            accepted=", ".join(sorted(families.FAMILIES)),
+            fix='Add it, e.g. "model_type": "bert".',
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    except (ValueError, TypeError, KeyError) as e:
+        raise CheckpointError(
+            f"transformers does not read it ({' '.join(str(e).split())[:200]})",
+            where=str(file),
+            fix="Check model_type, or install the transformers version the model asks for.",
+        ) from e
+    return config
+
+
+def check_covered(config: Any, model: nn.Module, folder: Path) -> None:
+    """Refuse what is no text encoder: its contract could not say what goes in and out."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = config.model_type
+    causal = (
+        kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
+    what = ""
+    if getattr(config, "is_encoder_decoder", False):
+        what = "an encoder-decoder"
+    elif causal or getattr(config, "is_decoder", False):
+        what = "a decoder: each position sees only those before it"
+    elif next(iter(inspect.signature(model.forward).parameters)) != "input_ids":
+        what = "no text model: its first input is not input_ids"
+    if what:
+        raise CheckpointError(
+            f"architecture {kind!r} is not covered: it is {what}",
+            where=f"{folder / 'config.json'}: model_type",
+            accepted=f"text encoders: {', '.join(sorted(families.FAMILIES))}, and others that are "
+            "one list of equal blocks",
+        )

@@ -1,0 +1,21 @@
+"""What a model is made of, before any weight is read or fetched: for predictions."""
+
+from __future__ import annotations
+
+from optimizer.load import source
+from optimizer.load.config import model_folder, read_config
+from optimizer.load.model import parameter_shapes, skeleton_from_config
+from optimizer.recipe import Model
+from optimizer.store import Shapes
+
+
+def shapes(section: Model) -> Shapes:
+    """{parameter: shape} of the model of this section, as the load stage will name them.
+
+    They follow from config.json, so of a model on the hub nothing else is fetched.
+    Raises what the load stage would for a source or a config it cannot use.
+    """
+    folder = model_folder(source.peek(section).folder)
+    config = read_config(folder, section)
+    model = skeleton_from_config(config, section.task, section.trust_remote_code)
+    return parameter_shapes(model)
