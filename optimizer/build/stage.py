@@ -1,0 +1,199 @@
+"""build: open or build the lowered model with the target's own runtime, and say what it made.
+
+Writes engine.json, and model.engine for a runtime that has engines of its own:
+    runtime, device   of the target
+    deferred          true: nothing was built, `why` says so, it is built where it first runs
+    engine            "model.engine" | null (the ONNX model is what runs)
+    fit               what a machine must have to load it; harness/fit.py reads it
+    inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
+    fallbacks         [module, ...] run wider than asked, accepted by allow_fallback
+    network           TensorRT only: I/O, profiles, layers and types of the network definition
+The same input gives the same bytes, except for model.engine and what follows from its size
+(inspected.bytes): TensorRT does not build reproducibly.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
+from optimizer.harness import errors as harness
+from optimizer.harness.runtimes import ort, trt
+from optimizer.progress import say
+from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
+from optimizer.store import Estimate, Shapes, Stage
+
+ONNXRUNTIME_MINIMUM = "1.26"
+TENSORRT_RTX_MINIMUM = "1.7"
+ENGINE = "model.engine"
+
+Target = OnnxRuntimeTarget | TensorRTRTXTarget
+
+
+def run(target: Target, model: Path, *, out: Path) -> None:
+    """model: the lower stage's folder.
+
+    Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
+    RecipeError when the builder does not take the model, GateError naming the modules that run
+    wider than the recipe asks (unless allow_fallback).
+    """
+    fit = _fit(target)
+    document: dict[str, Any]
+    try:
+        with _translated():
+            if isinstance(target, OnnxRuntimeTarget):
+                document = _onnxruntime(target, model)
+            else:
+                document = _tensorrt_rtx(target, model, out / ENGINE)
+                fit["runtime_version"] = document["network"]["version"]
+                fit["compute_capabilities"] = document["network"]["compute_capabilities"]
+    except MachineError as e:
+        if target.on_missing != "defer":
+            raise
+        say(f"build: left to be built where it runs: {e}")
+        document = {"deferred": True, "why": str(e), "engine": None, "inspected": None}
+    fallbacks = (document["inspected"] or {}).get("wider", [])
+    if fallbacks and not target.allow_fallback:
+        raise GateError(
+            f"{len(fallbacks)} of {document['inspected']['eligible']} quantized modules run wider "
+            f"than asked: {', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
+            where=f"target {target.runtime}",
+            fix="List them in quantize.keep_float, or accept it with allow_fallback: true.",
+        )
+    document |= {
+        "runtime": target.runtime,
+        "device": target.device,
+        "fit": fit,
+        "fallbacks": fallbacks,
+    }
+    text = json.dumps(document, indent=1, sort_keys=True)
+    (out / "engine.json").write_text(text, encoding="utf-8")
+
+
+def _fit(target: Target) -> dict[str, Any]:
+    """What holds before anything is built; see harness/fit.py for how it is read."""
+    if isinstance(target, OnnxRuntimeTarget):
+        return {"runtime_minimum": ONNXRUNTIME_MINIMUM}
+    return {
+        "runtime_minimum": TENSORRT_RTX_MINIMUM,
+        "driver_minimum": trt.PRODUCTS[target.runtime].driver_minimum,
+        "os": platform.system().lower(),
+        "architecture": platform.machine().lower(),
+        "shapes": target.shapes.model_dump(mode="json"),
+    }
+
+
+def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:
+    """Open the model, and read from the graph as the runtime optimized it what is fused."""
+    from optimizer.lower.inspect_ort import inspect
+
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        with ort.OrtRunner(
+            model / "model.onnx", device=target.device, threads=target.threads
+        ) as runner:
+            runner.save_optimized(optimized)
+        inspected = inspect(model, optimized)
+    return {"deferred": False, "why": "", "engine": None, "inspected": inspected}
+
+
+def _tensorrt_rtx(target: TensorRTRTXTarget, model: Path, engine: Path) -> dict[str, Any]:
+    lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))["modules"]
+    network = trt.build(
+        model / "model.onnx",
+        engine,
+        shapes={"batch": target.shapes.batch, "sequence": target.shapes.sequence},
+        compute_capabilities=target.compute_capabilities,
+        modules={name: entry["codes"] for name, entry in lowering.items()},
+        product=target.runtime,
+        progress=_tell,
+    )
+    return {
+        "deferred": False,
+        "why": "",
+        "engine": engine.name,
+        "inspected": inspect_network(lowering, network),
+        "network": network,
+    }
+
+
+def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
+    """What a network definition and the engine's size tell of the quantized modules.
+
+    fused counts modules that reach the builder as codes, a dequantization and a product, with
+    the activation coded as asked. An engine too large for its codes to be codes makes all wider.
+    """
+    found = network["modules"]
+    wider = [
+        name
+        for name, asked in lowering.items()
+        if name not in found
+        or (asked["activation"] != "float" and found[name]["activation"] is None)
+    ]
+    if network["kept_packed"] is False:
+        wider = list(lowering)
+    packed = {
+        True: "its size: the quantized weights are kept as codes",
+        False: "its size: the quantized weights were widened",
+        None: "",
+    }[network["kept_packed"]]
+    unsized = "whether weights are kept as codes: too small a part of the engine to tell"
+    return {
+        "eligible": len(lowering),
+        "fused": len(lowering) - len(wider),
+        "wider": sorted(wider),
+        "bytes": network["bytes"],
+        "known": [
+            "the engine's header: complete, version, GPUs it was built for",
+            "the network definition: each module's codes, their type and the product they enter",
+            *([packed] if packed else []),
+        ],
+        "unknown": [
+            *([] if packed else [unsized]),
+            "the kernels chosen, and the precision they compute in: an engine opens only on its "
+            "GPU",
+        ],
+    }
+
+
+def _tell(phase: str, done: int, steps: int) -> None:
+    if phase == "Building engine":  # the outermost phase
+        say(f"build: engine {done}/{steps}")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The harness knows nothing of recipes; its errors become the pipeline's."""
+    kinds: dict[type[harness.HarnessError], type[OptimizeError]] = {
+        harness.MachineError: MachineError,
+        harness.BuildError: RecipeError,
+    }
+    try:
+        yield
+    except harness.HarnessError as e:
+        kind = kinds.get(type(e), OptimizeError)
+        raise kind(e.found, where=e.where, accepted=e.accepted, fix=e.fix) from e
+
+
+def estimate(target: Target, shapes: Shapes) -> Estimate:
+    """ONNX Runtime opens the model once; TensorRT holds it about three times and writes it."""
+    size = (2 if target.export.float == "fp16" else 4) * sum(map(prod, shapes.values()))
+    if target.runtime == "onnxruntime":
+        return Estimate(memory=(250 << 20) + 2 * size, disk=16 << 10, seconds=1.0 + size / 400e6)
+    return Estimate(memory=(600 << 20) + 3 * size, disk=size, seconds=4.0 + size / 20e6)
+
+
+STAGE = Stage(
+    "build",
+    1,
+    run,
+    packages=("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx"),
+    estimate=estimate,
+)
