@@ -42,7 +42,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -243,30 +243,51 @@ def read(folder: Path) -> CompressedState:
     try:
         document = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         with safe_open(file, "pt") as f:
-            present = set(f.keys())
+            slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
+            found = {n: (s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
     except (OSError, ValueError, SafetensorError) as e:
         raise CheckpointError(f"not a readable compressed state ({e})", where=str(folder)) from None
-    if document.get("version") != VERSION:
-        raise CheckpointError(
-            f"state version {document.get('version')}", where=str(folder), accepted=str(VERSION)
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        version = document.get("version") if isinstance(document, dict) else None
+        raise CheckpointError(f"state version {version}", where=str(folder), accepted=str(VERSION))
+    try:
+        _check_tensors(document, found)
+        if document["activations"] not in (None, "tensor", "token"):
+            raise ValueError(f"activations {document['activations']!r}")
+        return CompressedState(
+            weights=_LazyWeights(file, document["schemes"]),
+            replaced=_LazyFloats(file, document["replaced"]),
+            factors=_LazyFloats(file, document["factors"], ".factor"),
+            ranges={site: Range(*pair) for site, pair in document["ranges"].items()},
+            activations=document["activations"],
+            sparsity=document["sparsity"],
+            notes=tuple(Note(**n) for n in document["notes"]),
         )
-    expected = {*document["replaced"], *(f"{site}.factor" for site in document["factors"])}
+    except KeyError as e:
+        raise CheckpointError(f"state.json has no {e}", where=str(folder)) from None
+    except (ValueError, TypeError, AttributeError) as e:
+        raise CheckpointError(str(e), where=str(folder)) from None
+
+
+def _check_tensors(
+    document: dict[str, Any], found: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> None:
+    """Raise ValueError unless the tensors are those of state.json, in their dtypes and shapes."""
+    floats = [*document["replaced"], *(f"{site}.factor" for site in document["factors"])]
+    expected: dict[str, tuple[str, tuple[int, ...] | None]] = dict.fromkeys(floats, ("F32", None))
     for parameter, entry in document["schemes"].items():
-        expected |= {f"{parameter}.codes", f"{parameter}.scale"}
-        if not entry["symmetric"]:
-            expected.add(f"{parameter}.zero_point")
-    if present != expected:
-        odd = sorted(present ^ expected)
-        raise CheckpointError(
-            f"state.json and tensors.safetensors disagree about {', '.join(odd[:5])}",
-            where=str(folder),
-        )
-    return CompressedState(
-        weights=_LazyWeights(file, document["schemes"]),
-        replaced=_LazyFloats(file, document["replaced"]),
-        factors=_LazyFloats(file, document["factors"], ".factor"),
-        ranges={site: Range(*pair) for site, pair in document["ranges"].items()},
-        activations=document["activations"],
-        sparsity=document["sparsity"],
-        notes=tuple(Note(**n) for n in document["notes"]),
-    )
+        scheme = Scheme(*(entry[k] for k in ("bits", "symmetric", "granularity", "group_size")))
+        out = found.get(f"{parameter}.codes", ("", (0,)))[1][0]
+        inputs = entry["inputs"]
+        packed = ("I8", (out, inputs)) if scheme.bits == 8 else ("U8", (out, (inputs + 1) // 2))
+        scales = (1, 1) if scheme.granularity == "tensor" else (out, scheme.groups(inputs))
+        expected[f"{parameter}.codes"] = packed
+        expected[f"{parameter}.scale"] = ("F32", scales)
+        if not scheme.symmetric:
+            expected[f"{parameter}.zero_point"] = ("I8", scales)
+    if found.keys() != expected.keys():
+        odd = sorted(found.keys() ^ expected.keys())
+        raise ValueError(f"state.json and tensors.safetensors disagree about {', '.join(odd[:5])}")
+    for name, (dtype, shape) in expected.items():
+        if found[name][0] != dtype or shape not in (None, found[name][1]):
+            raise ValueError(f"{name} is {found[name]}; state.json says {(dtype, shape)}")

@@ -90,7 +90,7 @@ def compress(
         if quantize.bias_correction:
             biases, why = _correct(model, quantized, stream, segment)
             replaced, notes = {**replaced, **biases}, [*notes, *why]
-        measured = _measured(model, quantized, stream, segment, advance=True)
+        measured = _measured(model, quantized, stream, segment)
         rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
     state = CompressedState(
         weights,
@@ -164,14 +164,12 @@ class _Measure:
 
     def __init__(self, exact: nn.Linear, quantized: QuantLinear) -> None:
         self.exact, self.quantized = exact, quantized
-        self.shift = Shift(exact.out_features)
         self.error = self.signal = 0.0
         self.clipped = self.seen = 0
 
     def update(self, rows: Tensor) -> None:
         with torch.no_grad():
             y, q = self.exact(rows), self.quantized.forward(rows)  # no hooks: one called us
-        self.shift.update(y, q)
         self.error += float((y - q).double().square().sum())
         self.signal += float(y.double().square().sum())
         self.clipped += self.quantized.clipped(rows)
@@ -189,9 +187,8 @@ def _measured(
     quantized: Mapping[str, QuantLinear],
     stream: walk.Stream,
     segment: range,
-    advance: bool,
 ) -> dict[str, _Measure]:
-    """Run the stream through the quantized blocks; advance: it then is what they make of it."""
+    """Move the stream through the quantized blocks, measuring each module on the way."""
     measures = {
         name: _Measure(cast(nn.Linear, model.get_submodule(name)), q)
         for name, q in quantized.items()
@@ -201,7 +198,7 @@ def _measured(
         measures[name].update(rows)
 
     with walk.swapped(model, quantized):
-        walk.run(model, stream, segment, see, quantized, shared=False, advance=advance)
+        walk.run(model, stream, segment, see, quantized, shared=False, advance=True)
     return measures
 
 
@@ -212,14 +209,19 @@ def _correct(
     segment: range,
 ) -> tuple[dict[str, Tensor], list[Note]]:
     """Give the quantized modules corrected biases; returns these, and who has none to correct."""
-    measures = _measured(model, quantized, stream, segment, advance=False)
+    shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
+    exact = {name: cast(nn.Linear, model.get_submodule(name)) for name in shifts}
+
+    def see(name: str, rows: Tensor) -> None:
+        q = quantized[name]
+        shifts[name].update(exact[name].forward(q.within(rows)), q.forward(rows))
+
+    with walk.swapped(model, quantized):
+        walk.run(model, stream, segment, see, shifts, shared=False)
     biases: dict[str, Tensor] = {}
-    notes = []
-    for name, q in quantized.items():
-        if q.bias is None:
-            notes.append(Note(name, "fallback", "bias not corrected: the module has none"))
-            continue
-        value = corrected(q.bias, measures[name].shift.value)
-        q.bias = nn.Parameter(value, requires_grad=False)
+    for name, shift in shifts.items():
+        value = corrected(cast(Tensor, quantized[name].bias), shift.value)
+        quantized[name].bias = nn.Parameter(value, requires_grad=False)
         biases[f"{name}.bias"] = value
-    return biases, notes
+    why = "bias not corrected: the module has none"
+    return biases, [Note(name, "fallback", why) for name in quantized if name not in shifts]

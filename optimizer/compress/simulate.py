@@ -67,8 +67,19 @@ class QuantLinear(nn.Module):
             return code_per_token(x)
         return x if self.covered is None else code_static(x, self.covered)
 
+    def within(self, x: Tensor) -> Tensor:
+        """x, as given, with what lies beyond the codes moved to the nearest code."""
+        if self.covered is None:
+            return x
+        scaled = x if self.factor is None else x * self.factor
+        zero, scale = self.covered.zero_point, self.covered.scale
+        inside = scaled.clamp(-zero * scale, (255 - zero) * scale)
+        return torch.where(
+            inside == scaled, x, inside if self.factor is None else inside / self.factor
+        )
+
     def clipped(self, x: Tensor) -> int:
-        """How many values of x lie beyond the codes."""
+        """How many values of x lie beyond the codes by more than rounding."""
         if self.covered is None:
             return 0
         x = x if self.factor is None else x * self.factor

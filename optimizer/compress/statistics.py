@@ -35,6 +35,7 @@ from optimizer.state import Range
 BINS = 8192  # the largest |x| lies in the upper half of them: 4096 to 8192 are in use
 SMALLEST_EXPONENT = -126  # of a bin's width: below float32's normal range nothing is told apart
 LEVELS = 128  # magnitudes an int8 code has
+EMPTY = 1e-4  # what an empty bin counts where a logarithm is taken
 CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 
 
@@ -201,13 +202,14 @@ def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
     return step**3 * (code / 12 + (u - code) ** 3 / 3)
 
 
-def entropy(h: Histogram, symmetric: bool, bins: int = 2048, candidates: int = 512) -> Range:
+def entropy(h: Histogram, symmetric: bool, bins: int = 2048, candidates: int = 256) -> Range:
     """Clip where the 128-level quantization loses least information about the distribution.
 
     As published: for each clip, the reference is the histogram up to it with everything beyond
     added to its last bin; the candidate spreads each of 128 levels evenly over the bins that are
-    not empty; the clip with the least KL(reference, candidate) wins, the widest among equals. A
-    clip whose last bin is empty while values lie beyond it has infinite divergence.
+    not empty; the clip with the least KL(reference, candidate) wins, the widest among equals. As
+    in Apache MXNet's calibrator, an empty bin of the candidate counts 1e-4, so that one outlier
+    beyond an empty stretch does not forbid every clip.
     """
     if h.absmax == 0:
         return Range(0.0, 0.0)
@@ -229,8 +231,8 @@ def _divergence(counts: Tensor, top: int) -> float:
     filled = (inside > 0).double()
     mass = torch.zeros(LEVELS, dtype=torch.float64).index_add_(0, level, inside)
     share = torch.zeros(LEVELS, dtype=torch.float64).index_add_(0, level, filled)
-    candidate = (mass / share.clamp(min=1))[level] * filled
-    p, q = reference / reference.sum(), candidate / candidate.sum().clamp(min=1)
+    candidate = ((mass / share.clamp(min=1))[level] * filled).clamp(min=EMPTY)
+    p, q = reference / reference.sum(), candidate / candidate.sum()
     seen = p > 0
     return float((p[seen] * (p[seen] / q[seen]).log()).sum())
 
