@@ -15,11 +15,13 @@ Works on float and lowered graphs alike: nodes carry the module they came from i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.errors import OptimizeError
@@ -169,3 +171,34 @@ def write_rest(path: Path, at: Sequence[Edge], out: Path) -> None:
 def write_prefix(path: Path, until: Sequence[Edge], out: Path) -> None:
     """Piece "prefix", up to the inputs of the modules in `until`."""
     cut(path, facts(path).inputs, list(dict.fromkeys(e.input for e in until)), out)
+
+
+def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """The values of these initializers. Raises OptimizeError naming one the graph lacks."""
+    held = onnx_file.load(path).graph.initializers
+    made = {}
+    for name in names:
+        value = held.get(name)
+        if value is None or value.const_value is None:
+            raise OptimizeError(f"no initializer {name!r}", where=str(path))
+        made[name] = value.const_value.numpy()
+    return made
+
+
+def float_weights(path: Path, modules: Collection[str]) -> list[str]:
+    """Those of `modules` whose product multiplies by a float initializer, not by codes."""
+    wrong = set()
+    for node in onnx_file.load(path).graph:
+        if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
+            continue
+        ends, pending = [], [node.inputs[1]]
+        while pending:
+            value = pending.pop()
+            producer = value.producer() if value is not None else None
+            if value is not None and value.is_initializer():
+                ends.append(value)
+            elif producer is not None:
+                pending += producer.inputs[:1]
+        if any(v.dtype is not None and v.dtype.is_floating_point() for v in ends):
+            wrong.add(module_of(node))
+    return sorted(wrong)

@@ -169,7 +169,7 @@ def compare(
             raise DataError(
                 "missing",
                 where="validate.train",
-                fix="probe_accuracy fits a classifier: name labelled rows other than validate.data.",
+                fix="probe_accuracy fits a classifier: name labelled rows, not validate.data's.",
             )
         probe = Probe.fit(
             np.stack(train[1].text), np.array(_need(train[0], "label", "validate.train"))
@@ -245,7 +245,7 @@ def spearman(values: Floats, scores: Floats) -> Value:
         y = y - (weights * y).sum(1, keepdims=True) / total
         across = (weights * x * y).sum(1)
         spread = np.sqrt((weights * x * x).sum(1) * (weights * y * y).sum(1))
-        return np.divide(across, spread, out=np.zeros_like(across), where=spread > 0)
+        return np.asarray(across / np.where(spread > 0, spread, np.inf), np.float64)
 
     return correlation
 
@@ -259,8 +259,7 @@ def _weighted_ranks(values: Floats) -> Value:
     def ranks(weights: Floats) -> Floats:
         sizes = np.add.reduceat(weights[:, order], starts, axis=1)
         before = np.cumsum(sizes, axis=1) - sizes
-        middle: Floats = (before + (sizes + 1) / 2)[:, group]
-        return middle
+        return np.asarray((before + (sizes + 1) / 2)[:, group], np.float64)
 
     return ranks
 

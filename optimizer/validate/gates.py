@@ -1,0 +1,54 @@
+"""What a report promises and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.validate.significance import Decision
+
+ORDER = ("fail", "inconclusive", "pass")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """verdict: pass, fail or inconclusive. limit: what `measured` is held against; interval: of
+    measured, an end None when unknown."""
+
+    name: str
+    verdict: str
+    measured: float | None
+    limit: float | None
+    interval: tuple[float | None, float | None] | None
+    message: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "measured": self.measured,
+            "limit": self.limit,
+            "interval": list(self.interval) if self.interval else None,
+            "message": self.message,
+        }
+
+
+def from_decision(name: str, decision: Decision, what: str) -> Gate:
+    """A paired test as a gate: the drop against the margin."""
+    low, high = decision.interval
+    bounds = f"between {low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
+    message = f"{what} drops by {decision.drop:.4f}, {bounds}, on {decision.examples} examples"
+    if decision.verdict == "inconclusive":
+        message += (
+            f"; about {decision.needed} examples would decide"
+            if decision.needed
+            else "; the drop is so near the margin that no number of examples would decide"
+        )
+    return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
+
+
+def overall(gates: Sequence[Gate]) -> str:
+    """The worst verdict."""
+    found = {g.verdict for g in gates}
+    return next((v for v in ORDER if v in found), "pass")

@@ -1,0 +1,332 @@
+"""The hops of the ledger, one function each: Materials -> Entry.
+
+What a hop compares is in ledger.py's docstring, what it may change in tolerances.py.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.load.model import auto_class, torch_model
+from optimizer.lower import cut
+from optimizer.validate import contract_laws, pieces, state_laws, trace
+from optimizer.validate.distance import Distance, distance
+from optimizer.validate.materials import Materials
+from optimizer.validate.tolerances import TABLE, Tolerance
+from optimizer.validate.trace import Trace
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One hop. ok None: not run here. problems: what is wrong, worst first, naming modules as the
+    checkpoint does; empty when ok."""
+
+    hop: str
+    start: str
+    tolerance: float | None
+    measured: Distance | None
+    ok: bool | None
+    why: str
+    problems: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "hop": self.hop,
+            "from": self.start,
+            "tolerance": self.tolerance,
+            "measured": self.measured.as_dict() if self.measured else None,
+            "ok": self.ok,
+            "why": self.why,
+            "problems": list(self.problems),
+        }
+
+
+def _entry(
+    hop: str, start: str, tolerance: Tolerance, at: float, measured: Distance, problems: list[str]
+) -> Entry:
+    """The verdict of a hop: its worst example within tolerance, and no problem of another kind."""
+    if not measured.worst <= at:
+        problems = [
+            *problems,
+            f"an example is {measured.worst:.2e} from {start}, {at:.1e} is declared",
+        ]
+    return Entry(hop, start, at, measured, not problems, tolerance.why, tuple(problems))
+
+
+def load(m: Materials) -> Entry:
+    """Our loader against transformers' own, and every parameter against the safetensors library."""
+    from safetensors import safe_open
+
+    with _quiet():
+        theirs = auto_class(m.task).from_pretrained(
+            m.source / "checkpoint", attn_implementation="eager", dtype="float32"
+        )
+    results = [trace.run(theirs.eval(), b, m.outputs) for b in m.batches]
+    problems = []
+    ours = dict(m.float_model.named_parameters())
+    for file in sorted((m.source / "checkpoint").glob("*.safetensors")):
+        with safe_open(file, "pt") as f:
+            problems += [
+                f"{name} differs from the file"
+                for name in f.keys()  # noqa: SIM118 - a safetensors handle is no mapping
+                if name in ours and not bool((ours[name] == f.get_tensor(name).float()).all())
+            ]
+    measured = m.between(results, m.float_traces)
+    return _entry("load", "transformers", TABLE["load"], TABLE["load"].at(0), measured, problems)
+
+
+def fold(m: Materials) -> Entry:
+    """What was folded into parameters must not change the float function; corrected biases do, and
+    are held to their own law at the next hop."""
+    tolerance = TABLE["fold"]
+    problems = state_laws.replaced(m.state, m.checkpoint.tensors)
+    others = {n: v for n, v in m.state.replaced.items() if not _is_corrected_bias(m, n)}
+    if not others:
+        same = Distance(0.0, 0.0, 1.0, 0.0)
+        return _entry("fold", "source torch", tolerance, tolerance.limit, same, problems)
+    folded = torch_model(m.checkpoint, m.task, overrides=others)
+    results = [trace.run(folded, b, m.outputs) for b in m.batches]
+    measured = m.between(results, m.float_traces)
+    return _entry("fold", "source torch", tolerance, tolerance.limit, measured, problems)
+
+
+def _is_corrected_bias(m: Materials, name: str) -> bool:
+    module = name.removesuffix(".bias")
+    return (
+        m.section.quantize.bias_correction
+        and module != name
+        and f"{module}.weight" in m.state.weights
+        and f"{module}.weight" not in m.state.replaced
+    )
+
+
+def compress(m: Materials) -> Entry:
+    """The state de-quantized in torch against the source: the recipe's budget, and the laws."""
+    activations = m.section.quantize.activations
+    problems = state_laws.weights(m.state, m.checkpoint.tensors)
+    if m.state.activations != (
+        None
+        if activations is None
+        else "tensor"
+        if activations.granularity == "tensor"
+        else "token"
+    ):
+        problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
+    if activations is not None and m.state.activations == "tensor":
+        problems += state_laws.ranges(m.state, activations, m.simulated_traces)
+    problems += state_laws.biases(m.state, m.checkpoint.tensors, m.simulated_traces)
+    measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
+    m.quantization_error = measured.relative_l2
+    budget = m.section.validate_.quantization_budget
+    if not measured.relative_l2 <= budget:
+        problems.append(
+            f"quantization moves the output by {measured.relative_l2:.3g} (relative L2); "
+            f"validate.quantization_budget is {budget}"
+        )
+    why = "validate.quantization_budget of the recipe"
+    return Entry("compress", "source torch", budget, measured, not problems, why, tuple(problems))
+
+
+def export(m: Materials) -> Entry:
+    """The float graph against torch, whole and piece by piece, and every parameter by value."""
+    path = m.graph / "model.onnx"
+    tolerance = TABLE[f"export {m.precision}"]
+    problems = _graph_laws(m, path)
+    problems += _pieces(m, path, m.folded_traces, TABLE[f"piece {m.precision}"].limit, fuse=False)
+    problems += [f"{p}: the graph holds other values" for p in _other_values(m, path)]
+    results = pieces.whole(path, m.folded_traces, m.outputs, fuse=True)
+    measured = m.between(results, m.folded_traces)
+    return _entry("export", "float torch", tolerance, tolerance.at(0), measured, problems)
+
+
+def _other_values(m: Materials, path: Path) -> list[str]:
+    """Parameters whose initializer is not the value torch runs with, stored either way round."""
+    stored = cut.initializers(path, m.names.parameters.values())
+    ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
+    wrong = []
+    for name, initializer in m.names.parameters.items():
+        if name not in ours:
+            continue
+        value, found = ours[name].detach().numpy(), stored[initializer]
+        value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
+        entry = m.names.modules.get(name.removesuffix(".weight"))
+        turned = entry is not None and entry.parameter == name and entry.layout == "KN"
+        same = found.dtype == value.dtype and (
+            np.array_equal(found, value.T)
+            if turned
+            else np.array_equal(found, value) or np.array_equal(found, value.T)
+        )
+        if not same:
+            wrong.append(name)
+    return wrong
+
+
+def _graph_laws(m: Materials, path: Path) -> list[str]:
+    """Input and output names, and each LayerNorm's epsilon: too small for outputs to show."""
+    facts = cut.facts(path)
+    wanted = {i.name for i in m.contract.inputs}
+    problems = []
+    if set(facts.inputs) != wanted:
+        problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
+    if set(m.outputs) - set(facts.outputs):
+        problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.outputs}")
+    epsilons = {
+        name: module.eps
+        for name, module in m.float_model.named_modules()
+        if isinstance(module, nn.LayerNorm)
+    }
+    for name, epsilon in facts.epsilons.items():
+        if name in epsilons and not np.isclose(epsilon, epsilons[name], rtol=1e-6, atol=0):
+            problems.append(f"{name}: epsilon is {epsilon:.3g}, torch's is {epsilons[name]:.3g}")
+    return problems
+
+
+def _pieces(
+    m: Materials,
+    path: Path,
+    traces: Sequence[Trace],
+    limit: float,
+    fuse: bool,
+    only: str = "",
+    between: float | None = None,
+) -> list[str]:
+    """What is out of tolerance, module by module and between modules."""
+    problems = []
+    with _work() as work:
+        at = cut.edges(path, m.modules)
+        found = pieces.modules(path, at, traces, work, fuse)
+        problems += [
+            f"{name}: its output is {found[name].worst:.2e} from torch's on torch's input, "
+            f"{limit:.0e} is declared"
+            for name in pieces.beyond(found, limit)
+        ]
+        if only != "modules":
+            rest = pieces.rest(path, at, traces, work, fuse)
+            bound = TABLE[f"piece {m.precision}"].limit if between is None else between
+            problems += [
+                f"{name}: what comes before it is {rest[name].worst:.2e} from torch's, "
+                f"{bound:.0e} is declared"
+                for name in pieces.beyond(rest, bound)
+            ]
+    return problems
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers neither draws bars nor reports the pooler that the task has no use for."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _work() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="optimize-ledger-") as folder:
+        yield Path(folder)
+
+
+def _coded(m: Materials) -> str:
+    return "float" if m.state.activations is None else "int8"
+
+
+def lower(m: Materials) -> Entry:
+    """The lowered graph, each operator as written, against the state de-quantized in torch."""
+    path = m.model / "model.onnx"
+    problems = _graph_laws(m, path)
+    wanted = {p.removesuffix(".weight") for p in m.state.weights}
+    lowered = set(m.lowering["modules"])
+    problems += [f"{name}: left in float without saying so" for name in sorted(wanted - lowered)]
+    problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - wanted)]
+    for name in cut.float_weights(path, wanted):
+        problems.append(f"{name}: the graph multiplies by a float weight")
+    coded = "" if m.state.activations is None else "int8 "
+    limit = TABLE[f"piece {coded}{m.precision}"].limit
+    problems += _pieces(m, path, m.simulated_traces, limit, fuse=False)
+    tolerance = TABLE[f"lower {m.precision} {_coded(m)}"]
+    measured = m.between(m.lowered_outputs, m.simulated_traces)
+    at = tolerance.at(m.quantization_error)
+    return _entry("lower", "state in torch", tolerance, at, measured, problems)
+
+
+def engine(m: Materials) -> Entry:
+    """What was built against the lowered graph, and what the builder said of it."""
+    document, target = m.inspected, m.section.target
+    wider = (document.get("inspected") or {}).get("wider", [])
+    problems = [] if target.allow_fallback else [f"{n}: runs wider than asked" for n in wider]
+    eligible = (document.get("inspected") or {}).get("eligible")
+    if eligible is not None and eligible != len(m.state.weights):
+        problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
+    reason = ""
+    if document.get("deferred"):
+        reason = f"not built on this machine: {document.get('why')}"
+    elif target.runtime != "onnxruntime":
+        reason = f"a {target.runtime} engine opens only on its GPU; it is proven where it runs"
+    elif target.device != "cpu":
+        reason = f"device {target.device} is not compared here"
+    if reason:
+        ok = False if problems else None
+        return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
+    four_bits = any(
+        q["weight"].startswith(("int4", "uint4")) for q in m.lowering["modules"].values()
+    )
+    kind = "engine int4 block" if four_bits else f"engine {m.precision} {_coded(m)}"
+    tolerance = TABLE[kind]
+    path = m.model / "model.onnx"
+    coded = "" if m.state.activations is None else "int8 "
+    limit = tolerance.limit if four_bits else TABLE[f"piece {coded}{m.precision}"].limit
+    problems += _pieces(m, path, m.simulated_traces, limit, fuse=True, only="modules")
+    results = pieces.whole(path, m.simulated_traces, m.outputs, fuse=True)
+    lowered = [
+        Trace(t.mask, t.given, result=o)
+        for t, o in zip(m.simulated_traces, m.lowered_outputs, strict=True)
+    ]
+    at = tolerance.at(m.quantization_error) * (len(m.state.weights) ** 0.5 if four_bits else 1)
+    measured = m.between(results, lowered)
+    return _entry("engine", "lowered graph", tolerance, at, measured, problems)
+
+
+def harness(m: Materials) -> Entry:
+    """From texts to answers as a bundle does it, against transformers' tokenizer and torch."""
+    folder = m.bundle or m.source
+    served = contracts.read(folder / "contract.json")
+    tokens_folder = folder if m.bundle else folder / "checkpoint"
+    tokenizer = contracts.load_tokenizer(tokens_folder, served)
+    checkpoint = m.source / "checkpoint"
+    problems = contract_laws.contract(m.contract, served, checkpoint)
+    problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
+    problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
+    found, wanted = [], []
+    with OrtRunner(m.model / "model.onnx", threads=1) as runner:
+        for batch in m.batches:
+            given = tasks.encode(
+                served, tokenizer, batch.texts, length=int(batch["input_ids"].shape[1])
+            )
+            outputs = runner.infer(given)
+            values = tasks.decode(served, outputs, given)
+            again = tasks.decode(served, runner.infer(given), given)
+            if not np.array_equal(values, again):
+                problems.append("the same texts answered twice give other bits")
+            found += list(values)
+            wanted += list(contract_laws.values(m.contract, outputs, batch))
+    tolerance = TABLE["answers"]
+    measured = distance(zip(found, wanted, strict=True))
+    return _entry("harness", "torch", tolerance, tolerance.limit, measured, problems)

@@ -1,0 +1,63 @@
+"""The ledger: the same inputs through every form the model takes, each hop under a tolerance
+declared beforehand (tolerances.py).
+
+    load       the torch model                     against transformers' own loader
+    fold       float torch with what was replaced  against the source model
+    compress   the state de-quantized in torch     against the source model; laws of the state
+    export     the float ONNX graph                against float torch with what was replaced
+    lower      the lowered graph, run as written   against the state de-quantized in torch
+    engine     the built engine, kernels fused     against the lowered graph; what was inspected
+    harness    texts to answers                    against transformers' tokenizer and torch
+
+Averages hide faults, so every hop also looks at the worst example; ONNX hops run piece by
+piece (pieces.py); and laws that do not depend on data are checked (state_laws.py,
+contract_laws.py). A hop that cannot run here is an entry with ok null and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from optimizer.errors import LedgerError, OptimizeError
+from optimizer.harness.errors import HarnessError
+from optimizer.progress import bar
+from optimizer.validate import hops
+from optimizer.validate.hops import Entry
+from optimizer.validate.materials import Materials
+
+HOPS: tuple[Callable[[Materials], Entry], ...] = (
+    hops.load,
+    hops.fold,
+    hops.compress,
+    hops.export,
+    hops.lower,
+    hops.engine,
+    hops.harness,
+)
+
+
+def run(materials: Materials) -> list[Entry]:
+    """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
+    a hop that cannot be carried out is a hop that failed."""
+    entries = []
+    for hop in bar(HOPS, "ledger"):
+        name = hop.__name__
+        try:
+            entries.append(hop(materials))
+        except (OptimizeError, HarnessError) as e:
+            entries.append(Entry(name, "", None, None, False, "it could not be run", (str(e),)))
+    return entries
+
+
+def check(entries: Sequence[Entry]) -> None:
+    """Raise LedgerError naming the first hop out of its tolerance."""
+    for entry in entries:
+        if entry.ok is False:
+            raise LedgerError(
+                entry.problems[0] if entry.problems else "out of tolerance",
+                where=f"ledger: {entry.hop}",
+                accepted=f"relative L2 up to {entry.tolerance:.1e} from {entry.start}"
+                if entry.tolerance is not None
+                else "",
+                fix="`validate.bisect` names the first bad module." if entry.measured else "",
+            )

@@ -1,0 +1,160 @@
+"""What a run made, opened once, and what torch computes from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optimizer import state as compressed_state
+from optimizer.compress.simulate import simulated
+from optimizer.export.names import Names, from_dict
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.tasks.batch import Batch
+from optimizer.load.checkpoint import Checkpoint, open_checkpoint
+from optimizer.load.model import torch_model
+from optimizer.recipe import Validation
+from optimizer.state import CompressedState
+from optimizer.validate import pieces, trace
+from optimizer.validate.distance import Distance, distance, examples
+from optimizer.validate.trace import Trace
+
+LONGEST = 128  # tokens of a ledger input: its activations are all held at once
+
+
+@dataclass
+class Materials:
+    """What a run made, opened once. texts: held out, several lengths; the ledger's inputs are they
+    in batches of one and of many, padded. bundle: the folder with the contract.json and the
+    tokenizer that the harness reads; the source's when None."""
+
+    section: Validation
+    source: Path
+    state_folder: Path
+    graph: Path
+    model: Path
+    engine: Path
+    texts: Sequence[str]
+    bundle: Path | None = None
+    quantization_error: float = field(default=0.0, init=False)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return open_checkpoint(self.source)
+
+    @cached_property
+    def contract(self) -> Contract:
+        return contracts.read(self.source / "contract.json")
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return contracts.load_tokenizer(self.source / "checkpoint", self.contract)
+
+    @cached_property
+    def state(self) -> CompressedState:
+        return compressed_state.read(self.state_folder)
+
+    @cached_property
+    def names(self) -> Names:
+        return from_dict(json.loads((self.graph / "names.json").read_text(encoding="utf-8")))
+
+    @cached_property
+    def lowering(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.model / "lowering.json").read_text("utf-8"))
+        return document
+
+    @cached_property
+    def inspected(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.engine / "engine.json").read_text("utf-8"))
+        return document
+
+    @cached_property
+    def float_model(self) -> nn.Module:
+        return torch_model(self.checkpoint, self.task)
+
+    @cached_property
+    def folded_model(self) -> nn.Module:
+        return torch_model(self.checkpoint, self.task, overrides=self.state.replaced)
+
+    @cached_property
+    def simulated_model(self) -> nn.Module:
+        return simulated(self.float_model, self.state)
+
+    @property
+    def task(self) -> Any:
+        return self.contract.task
+
+    @property
+    def precision(self) -> str:
+        return self.section.target.export.float
+
+    @property
+    def outputs(self) -> list[str]:
+        return [o.name for o in self.contract.outputs]
+
+    @property
+    def modules(self) -> list[str]:
+        return list(self.names.modules)
+
+    @cached_property
+    def modules_in_order(self) -> list[str]:
+        """As they are first used."""
+        return list(dict.fromkeys(name for name, _ in self.float_traces[0].inputs))
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """One text alone; the shortest beside the longest; the rest; one batch padded further."""
+        texts = sorted(dict.fromkeys(self.texts), key=len)
+        longest = min(LONGEST, self.contract.tokenizer.max_length)
+
+        def encode(group: Sequence[str], length: int | None = None) -> Batch:
+            made = tasks.encode(self.contract, self.tokenizer, group, length=length)
+            if made["input_ids"].shape[1] > longest:
+                made = tasks.encode(self.contract, self.tokenizer, group, length=longest)
+            return made
+
+        middle = texts[len(texts) // 2]
+        groups = [encode([middle]), encode([texts[0], texts[-1], middle])]
+        groups += [encode(texts[i : i + 8]) for i in range(0, len(texts), 8)]
+        width = groups[1]["input_ids"].shape[1]
+        groups.append(encode(texts[:3], length=min(longest, width + 7)))
+        return groups
+
+    def traces(self, model: nn.Module) -> list[Trace]:
+        return [trace.traced(model, b, self.outputs, self.modules) for b in self.batches]
+
+    @cached_property
+    def float_traces(self) -> list[Trace]:
+        return self.traces(self.float_model)
+
+    @cached_property
+    def folded_traces(self) -> list[Trace]:
+        return self.traces(self.folded_model) if self.state.replaced else self.float_traces
+
+    @cached_property
+    def simulated_traces(self) -> list[Trace]:
+        return self.traces(self.simulated_model)
+
+    @cached_property
+    def lowered_outputs(self) -> list[dict[str, Any]]:
+        return pieces.whole(
+            self.model / "model.onnx", self.simulated_traces, self.outputs, fuse=False
+        )
+
+    def between(self, found: Sequence[dict[str, Any]], expected: Sequence[Trace]) -> Distance:
+        """Over real tokens of every example of every output."""
+        return distance(
+            pair
+            for f, e in zip(found, expected, strict=True)
+            for name in self.outputs
+            for pair in zip(
+                examples(f[name], e.mask), examples(e.result[name], e.mask), strict=True
+            )
+        )

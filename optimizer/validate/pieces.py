@@ -1,0 +1,112 @@
+"""Run a graph's pieces on the tensors that torch computed at the cuts, and compare.
+
+Each linear module gets torch's own input and must give torch's output; everything between two
+modules gets torch's module outputs and must give the next module's input. So a fault shows at
+full size in the one piece that has it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.lower import cut
+from optimizer.lower.cut import Edge
+from optimizer.validate.distance import Array, Distance, distance, examples
+from optimizer.validate.trace import Trace
+
+Found = dict[str, Distance]
+
+
+def numbered(at: Sequence[Edge]) -> list[tuple[Edge, tuple[str, int]]]:
+    """Each edge with its (module, use), as a Trace names it."""
+    seen: dict[str, int] = {}
+    made = []
+    for edge in at:
+        use = seen[edge.module] = seen.get(edge.module, -1) + 1
+        made.append((edge, (edge.module, use)))
+    return made
+
+
+def modules(
+    model: Path,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    work: Path,
+    fuse: bool,
+    only: Collection[str] | None = None,
+) -> Found:
+    """{module: distance of its output}, each module alone; `only` some of those in `at`."""
+    uses = [(e, key) for e, key in numbered(at) if only is None or e.module in only]
+    piece = work / "modules.onnx"
+    cut.write_modules(model, [e for e, _ in uses], piece)
+    pairs: dict[str, list[tuple[Array, Array]]] = {}
+    with OrtRunner(piece, threads=1, fuse=fuse) as runner:
+        for trace in traces:
+            given = {e.input: _shaped(trace.inputs[key], e.input_rank) for e, key in uses}
+            out = runner.infer(_typed(runner, given))
+            for edge, key in uses:
+                wanted = trace.outputs[key]
+                found = out[edge.output].reshape(wanted.shape)
+                pairs.setdefault(edge.module, []).extend(
+                    zip(examples(found, trace.mask), examples(wanted, trace.mask), strict=True)
+                )
+    return {name: distance(p) for name, p in pairs.items()}
+
+
+def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, fuse: bool) -> Found:
+    """{"<module>:input" or output name: distance}, what lies between the modules."""
+    piece = work / "rest.onnx"
+    cut.write_rest(model, at, piece)
+    pairs: dict[str, list[tuple[Array, Array]]] = {}
+    with OrtRunner(piece, threads=1, fuse=fuse) as runner:
+        for trace in traces:
+            cuts = {e.output: _shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
+            out = runner.infer(_typed(runner, {**trace.given, **cuts}))
+            targets = {f"{m}:input": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)}
+            targets |= {name: (name, wanted) for name, wanted in trace.result.items()}
+            for label, (name, wanted) in targets.items():
+                if name not in out:  # a module that reads another's output, or a model's input
+                    continue
+                found = out[name].reshape(wanted.shape)
+                pairs.setdefault(label, []).extend(
+                    zip(examples(found, trace.mask), examples(wanted, trace.mask), strict=True)
+                )
+    return {name: distance(p) for name, p in pairs.items()}
+
+
+def _shaped(array: Array, rank: int) -> Array:
+    """(batch, sequence, width) as the graph has it there: perhaps flattened to rank 2."""
+    if array.ndim == rank:
+        return array
+    return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
+
+
+def _typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Floats in the type each input of the piece has; inputs the piece lost are left out."""
+    wanted = runner.inputs
+    return {
+        name: arrays[name].astype(kind) if kind is not None else arrays[name]
+        for name, kind in wanted.items()
+    }
+
+
+def beyond(found: Found, limit: float) -> list[str]:
+    """The names whose worst example is further than `limit`, in graph order."""
+    return [name for name, d in found.items() if not d.worst <= limit]
+
+
+def worst(found: Found) -> float:
+    return max((d.worst for d in found.values()), default=0.0)
+
+
+def whole(
+    model: Path, traces: Sequence[Trace], names: Collection[str], fuse: bool
+) -> list[dict[str, Array]]:
+    """The graph's outputs for each trace's inputs."""
+    with OrtRunner(model, threads=1, fuse=fuse) as runner:
+        results = [runner.infer(_typed(runner, dict(t.given))) for t in traces]
+    return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]

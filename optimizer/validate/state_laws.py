@@ -1,0 +1,158 @@
+"""Laws that a compressed state obeys whatever the data. The output's distance to float must allow
+what the recipe's budget allows, so a fault smaller than the budget would hide behind it; these
+do not depend on the budget.
+
+ 1. weights   no weight lies further than half a step from its code, and no scale is wider than
+              its group needs
+ 2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
+              same method chooses on held-out texts
+ 3. biases    a corrected bias brings the module's mean output nearer to the exact one's
+ 4. others    every parameter that is replaced is one a method may replace
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.statistics import Histogram, chooser
+from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
+from optimizer.recipe import Activations
+from optimizer.state import CompressedState
+from optimizer.validate.distance import Array
+from optimizer.validate.tolerances import RANGE_DRIFT, WEIGHT_STEPS, WIDEST_SCALE
+from optimizer.validate.trace import Trace
+
+HAIR = 1e-4  # of a step: float32 rounding of weight / scale
+
+
+def weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+    """Law 1. What is broken, one sentence per parameter."""
+    broken = []
+    for name, q in state.weights.items():
+        if name not in source:
+            broken.append(f"{name}: the checkpoint has no such parameter")
+            continue
+        value = state.replaced[name] if name in state.replaced else source[name]
+        factor = state.factors.get(f"{name.removesuffix('.weight')}:input")
+        if factor is not None:
+            value = value / factor[None]
+        found = _weight(q, value)
+        if found:
+            broken.append(f"{name}: {found}")
+    return broken
+
+
+def _weight(q: QTensor, value: Tensor) -> str:
+    if q.codes.shape != value.shape:
+        return f"codes {tuple(q.codes.shape)} for {tuple(value.shape)}"
+    rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (*q.scale.shape, -1)
+    error = (q.dequantize() - value).reshape(rows).abs().amax(-1) / q.scale
+    if float(error.max()) > WEIGHT_STEPS + HAIR:
+        row, group = divmod(int(error.argmax()), error.shape[1])
+        return f"row {row} group {group} is {float(error.max()):.2f} steps away, not {WEIGHT_STEPS}"
+    grouped = value.reshape(rows)
+    if q.zero_point is None:
+        needed = grouped.abs().amax(-1) / q.scheme.high
+    else:
+        spread = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
+        needed = spread / (q.scheme.high - q.scheme.low)
+    wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
+    if float(wide.max()) > WIDEST_SCALE:
+        row, group = divmod(int(wide.argmax()), wide.shape[1])
+        return f"row {row} group {group} has a scale {float(wide.max()):.2f} times what it needs"
+    return ""
+
+
+def ranges(state: CompressedState, method: Activations, traces: Sequence[Trace]) -> list[str]:
+    """Law 2. traces: of the simulated model on held-out texts."""
+    choose = chooser(method.range or "percentile", method.percentile or 99.99, method.symmetric)
+    broken = []
+    for site, kept in state.ranges.items():
+        module, factor = site.removesuffix(":input"), state.factors.get(site)
+        seen = Histogram()
+        for array in _inputs(traces, module):
+            rows = torch.from_numpy(array)
+            seen.update(rows if factor is None else rows * factor)
+        if not seen.total:
+            broken.append(f"{site}: no input of that module was seen")
+            continue
+        now = choose(seen)
+        ratio = kept.scale / max(now.scale, 1e-30)
+        if not 1 / RANGE_DRIFT <= ratio <= RANGE_DRIFT:
+            broken.append(
+                f"{site}: [{kept.low:.3g}, {kept.high:.3g}] is {ratio:.2g} times what held-out "
+                f"texts give, [{now.low:.3g}, {now.high:.3g}]"
+            )
+    return broken
+
+
+def biases(
+    state: CompressedState, source: Mapping[str, Tensor], traces: Sequence[Trace]
+) -> list[str]:
+    """Law 3. traces: of the simulated model on held-out texts.
+
+    A correction is the mean of what coding takes away from the output, inputs moved into the
+    range; without it the mean is off by `shift`, with it by `shift - moved`.
+    """
+    broken = []
+    for name in state.replaced:
+        module = name.removesuffix(".bias")
+        if module == name or f"{module}.weight" not in state.weights:
+            continue
+        lost = _lost(state, source, module, traces)
+        shift = lost.mean(0)
+        moved = (state.replaced[name] - source[name]).double()
+        noise = 4 * float((lost.var(0) / len(lost)).sum().sqrt())
+        before, now = float(shift.norm()), float((shift - moved).norm())
+        if now > 1.25 * before + noise:
+            broken.append(
+                f"{name}: the mean output is {before:.3g} from float's without the correction and "
+                f"{now:.3g} with it"
+            )
+    return broken
+
+
+def _lost(
+    state: CompressedState, source: Mapping[str, Tensor], module: str, traces: Sequence[Trace]
+) -> Tensor:
+    """(tokens, outputs) float64: the exact output less the coded one, same input, no bias."""
+    weight, site = f"{module}.weight", f"{module}:input"
+    exact = state.replaced[weight] if weight in state.replaced else source[weight]
+    factor = state.factors[site] if site in state.factors else torch.ones(exact.shape[1])
+    x = torch.cat([torch.from_numpy(a) for a in _inputs(traces, module)]) * factor
+    coded = x
+    if state.activations == "token":
+        coded = code_per_token(x)
+    elif state.activations == "tensor":
+        covered = state.ranges[site]
+        x = x.clamp(-covered.zero_point * covered.scale, (255 - covered.zero_point) * covered.scale)
+        coded = code_static(x, covered)
+    return (x @ (exact / factor).T - coded @ state.weights[weight].dequantize().T).double()
+
+
+def _inputs(traces: Sequence[Trace], module: str) -> list[Array]:
+    """The real tokens' rows that entered `module`."""
+    return [
+        array[trace.mask.astype(bool)]
+        for trace in traces
+        for (name, _), array in trace.inputs.items()
+        if name == module
+    ]
+
+
+def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+    """Law 4: same shape, finite, and one the checkpoint has."""
+    broken = []
+    for name in state.replaced:
+        value = state.replaced[name]
+        if name not in source:
+            broken.append(f"{name}: the checkpoint has no such parameter")
+        elif value.shape != source[name].shape:
+            broken.append(f"{name}: {tuple(value.shape)} for {tuple(source[name].shape)}")
+        elif not bool(torch.isfinite(value).all()):
+            broken.append(f"{name}: holds NaN or infinity")
+    return broken

@@ -1,0 +1,86 @@
+"""What each hop may change, declared before anything is measured, with the reason.
+
+All are relative L2 distances. A hop that runs quantized activations end to end has no small
+tolerance: a value that float rounding moves across a rounding tie changes a code by one step,
+and later layers multiply such flips until they are a share of the quantization error itself.
+So those hops are proven piece by piece (lower/cut.py), each piece given the reference's own
+inputs, where only float rounding is left; the end-to-end distance is bounded by a share of the
+quantization error measured on the same inputs and is there to catch wrong wiring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """limit: relative L2. share: of the measured quantization error, added to it."""
+
+    limit: float
+    why: str
+    share: float = 0.0
+
+    def at(self, quantization_error: float) -> float:
+        return self.limit + self.share * quantization_error
+
+
+FLIPS = "codes flip at rounding ties, and the flips add up to less than the quantization error"
+
+TABLE: dict[str, Tolerance] = {
+    "load": Tolerance(
+        0.0, "transformers' own loader and ours run the same operators on the same values"
+    ),
+    "fold": Tolerance(
+        1e-5, "folding a power-of-anything scale into two neighbours only reorders float32 rounding"
+    ),
+    "export fp32": Tolerance(
+        1e-5,
+        "the same operators in another order: eps 6e-8 x sqrt(about 4,000 roundings along a path)",
+    ),
+    "export fp16": Tolerance(
+        1e-2, "eps 4.9e-4 x sqrt(about 400 roundings that do not average out inside a sum)"
+    ),
+    "piece fp32": Tolerance(
+        2e-5, "one linear module or the few operators between two: eps 6e-8 x sqrt(inputs) x margin"
+    ),
+    "piece int8 fp32": Tolerance(
+        2e-4,
+        "integer sums are exact; an int32 bias is rounded to a step of input scale x weight scale, "
+        "and a tie may flip a code in a thousand rows",
+    ),
+    "piece fp16": Tolerance(4e-3, "eps 4.9e-4 of inputs, weights and sum, x margin"),
+    "piece int8 fp16": Tolerance(
+        2e-2, "fp16 inputs lie up to 2^-11 from the reference's: a code in twenty flips by one step"
+    ),
+    "lower fp32 float": Tolerance(
+        1e-4, "the weights are the state's exactly; activations stay float: rounding only"
+    ),
+    "lower fp32 int8": Tolerance(1e-4, FLIPS, share=0.7),
+    "lower fp16 float": Tolerance(1e-2, "as the float16 graph from torch"),
+    "lower fp16 int8": Tolerance(1e-2, FLIPS, share=1.0),
+    "engine fp32 float": Tolerance(
+        1e-4, "fused kernels reorder float32 sums; eight-bit weights are used as they are"
+    ),
+    "engine fp32 int8": Tolerance(1e-4, FLIPS, share=0.7),
+    "engine int4 block": Tolerance(
+        5e-2,
+        "MatMulNBits at accuracy level 4 codes its float inputs to int8 in blocks: "
+        "absmax/rms of a block (at most sqrt(128)) / (127 sqrt(12)) = 2.6e-2 per module",
+    ),
+    "answers": Tolerance(
+        2e-6, "pooling and normalization in float32, once in numpy and once in torch"
+    ),
+    "harness": Tolerance(0.0, "the same code on the same file must give the same bits"),
+}
+
+WEIGHT_STEPS = 0.5
+"""Round to nearest: no weight lies further than half a step from its code (and a hair)."""
+
+WIDEST_SCALE = 1 + 2.0**-7
+"""A weight scale just covers its group: at most this many times absmax / highest code (the grid
+rounds by 2^-9)."""
+
+RANGE_DRIFT = 2.0
+"""A range chosen by the same method on held-out texts is at most this many times wider or
+narrower: calibration and held-out texts are draws from one kind of text."""
