@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from optimizer.errors import CheckpointError, MachineError
+from optimizer.load.checkpoint import read_json
 from optimizer.recipe import Model
 from optimizer.store import digest_file
 
@@ -85,6 +86,19 @@ def peek(section: Model) -> Source:
         return resolve(section)
     patterns = [*CONFIG_PATTERNS, *(["*.py"] if section.trust_remote_code else [])]
     return _on_hub(section, patterns)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of a source that is on this machine already; None for what only a hub has.
+
+    Raises CheckpointError when there is a folder and it has no config.json, MachineError when a
+    package is not installed.
+    """
+    if not name.startswith(PACKAGE) and not Path(name).expanduser().exists():
+        return None
+    folder = resolve(Model(source=name, task="feature-extraction")).folder
+    read_json(folder / "config.json")
+    return folder
 
 
 def _on_hub(section: Model, patterns: list[str]) -> Source:

