@@ -103,10 +103,17 @@ def change(metric: str) -> Writer:
 
 
 def interval(bounds: Any, write: Writer, unit: bool = True) -> str:
-    """ "86.5 to 90.1 %": the unit once, or not at all; "" without an interval."""
+    """ "86.5 to 90.1 %": the unit once, or not at all; "" without an interval.
+
+    An end that is None is unknown: "at least 19.0 ms".
+    """
     if not isinstance(bounds, list | tuple) or len(bounds) != 2:
         return ""
     low, high = (write(b) for b in bounds)
+    if None in bounds:  # too few samples to bound that end
+        if bounds[0] is None and bounds[1] is None:
+            return ""
+        return f"at least {low}" if bounds[1] is None else f"at most {high}"
     numbers = all(finite(b) is not None for b in bounds)
     if numbers:
         low = low.partition(" ")[0].removesuffix("×")

@@ -223,3 +223,11 @@ def test_the_float_system_of_the_targets_own_runtime_is_the_baseline() -> None:
     systems = made["reports"][0]["speed"]["cells"][0]["systems"]
     made["reports"][0]["speed"]["cells"][0]["systems"] = dict(reversed(systems.items()))
     assert summary(made) == summary(document())
+
+
+def test_an_end_of_an_interval_that_is_unknown_is_said_so() -> None:
+    made = document()
+    for system in made["reports"][0]["speed"]["cells"][0]["systems"].values():
+        system["end_to_end"]["p99_interval"] = [19.0, None]
+    assert "at least 19.0 ms" in Reader(render(made)).text
+    assert "at least 19.0 ms" in summary(made)
