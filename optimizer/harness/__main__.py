@@ -1,0 +1,226 @@
+"""python -m harness predict|bench|check, in the folder of a bundle.
+
+predict   answer texts: as arguments, or one per line on standard input
+bench     time it end to end and by stage, over batch sizes and sequence lengths
+check     verify every digest, and say which engine runs here and why
+
+Answers go to standard output; what happened on the way (a fall-back, above all) to standard
+error. Exit: 0 done, 2 the request or the bundle is wrong, 5 this machine cannot run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from .errors import HarnessError, InputError
+
+SHOWN = 4  # numbers of an embedding that are printed without --json
+TEXTS = (
+    "The service was quick and the staff could not have been friendlier.",
+    "I waited forty minutes for a cold meal, and nobody said a word about it.",
+    "It arrived on time; the battery lasts two days, which is what was promised.",
+    "After a slow first half the story finds its feet and ends better than it began.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        with ExitStack() as stack:
+            folder = _folder(args.bundle, stack)
+            document, text = args.run(folder, args)
+    except HarnessError as e:
+        if args.json:
+            print(json.dumps({"exit_code": e.exit_code, **e.as_dict()}))
+        else:
+            _say(str(e))
+        return e.exit_code
+    except BrokenPipeError:
+        return 0
+    print(json.dumps(document) if args.json else text)
+    return int(document.get("exit_code", 0))
+
+
+def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .bundle import Bundle
+
+    texts = [*args.texts, *args.text]
+    if not texts:
+        texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+    if not texts:
+        raise InputError("no text was given", fix='Give one: predict "some text".')
+    with Bundle(folder, runtime=args.runtime, threads=args.threads, say=_say) as bundle:
+        made = bundle.predict(texts, batch_size=args.batch_size)
+        document = {
+            "engine": bundle.engine["target"],
+            "decision": bundle.decision.reason,
+            "answers": made,
+        }
+    return document, "\n".join(map(_line, made))
+
+
+def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .bench import measure, peak_memory
+    from .bundle import Bundle
+
+    texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
+    with Bundle(folder, runtime=args.runtime, threads=args.threads, say=_say) as bundle:
+        too_long = [s for s in args.sequence if s > bundle.max_length]
+        if too_long:
+            raise InputError(
+                f"{too_long[0]} tokens were asked for",
+                where="--sequence",
+                accepted=f"up to {bundle.max_length}",
+            )
+        cells = [(b, s) for b in args.batch for s in args.sequence]
+        document = measure(
+            {"candidate": bundle.system()},
+            cells,
+            [t for t in texts if t.strip()],
+            iterations=args.iterations,
+            threads=bundle.threads,
+        )
+        document["engine"] = bundle.engine["target"]
+        document["decision"] = bundle.decision.reason
+        document["size"] = {"candidate_bytes": bundle.size}
+    code = (
+        f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
+        f"Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
+        f"threads={args.threads!r}).predict([{' '.join(TEXTS)!r}])"
+    )
+    document["peak_memory"] = {"candidate": peak_memory(code)}
+    return document, _bench_text(document)
+
+
+def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .bundle import damaged_files, read_manifest, unlisted_files
+    from .fit import Refuse, decide
+    from .machine import this_machine
+    from .runtimes.onnx_external import check_inside
+
+    manifest = read_manifest(folder)
+    damaged = damaged_files(folder, manifest, measured=True)
+    extra = unlisted_files(folder, manifest)
+    for engine in manifest["engines"]:
+        if engine["model"] not in damaged:
+            check_inside(folder / engine["model"], folder, set(manifest["files"]))
+    machine = this_machine()
+    decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
+    refused = isinstance(decision, Refuse)
+    document = {
+        "exit_code": 2 if damaged or extra else 5 if refused else 0,
+        "files": len(manifest["files"]),
+        "damaged": sorted(damaged),
+        "unlisted": extra,
+        "decision": type(decision).__name__,
+        "reason": decision.reason,
+        "install": decision.install if isinstance(decision, Refuse) else "",
+        "machine": machine.to_json(),
+    }
+    lines = [f"{len(manifest['files'])} files, {len(damaged)} damaged, {len(extra)} unlisted"]
+    lines += [f"  damaged   {name}" for name in sorted(damaged)]
+    lines += [f"  unlisted  {name}" for name in extra]
+    lines.append(f"{document['decision']}: {decision.reason}")
+    if document["install"]:
+        lines.append(f"  {document['install']}")
+    return document, "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="predict|bench|check")
+    for run, text in (
+        (predict, "answer texts"),
+        (bench, "measure time, memory and size"),
+        (check, "verify digests and say which engine runs here"),
+    ):
+        command = commands.add_parser(run.__name__, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
+        command.add_argument("--runtime", help="use engines of this runtime only")
+        command.add_argument("--json", action="store_true", help="one JSON document")
+        if run is not check:
+            command.add_argument("--threads", type=int, help="default: the recipe's")
+        if run is predict:
+            command.add_argument("texts", nargs="*", metavar="TEXT")
+            command.add_argument("--text", action="append", default=[], help="repeatable")
+            command.add_argument("--batch-size", type=_positive, default=8)
+        if run is bench:
+            command.add_argument("--batch", type=_positive, nargs="+", default=[1, 8])
+            command.add_argument("--sequence", type=_positive, nargs="+", default=[128])
+            command.add_argument("--iterations", type=_positive, default=40)
+            command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _folder(given: Path | None, stack: ExitStack) -> Path:
+    """The bundle's folder; a tar is unpacked into a temporary one."""
+    folder = given if given is not None else Path(__file__).parent.parent
+    if not folder.is_file():
+        return folder
+    from .archive import unpack
+
+    return unpack(folder, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle")
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _line(answer: Any) -> str:
+    """One answer for a person."""
+    if isinstance(answer, dict) and "entities" in answer:
+        return "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
+    if isinstance(answer, dict):
+        value = answer.get("score", answer.get("value"))
+        return f"{answer['label']}  {value:.4f}"
+    if answer and isinstance(answer[0], list):
+        return f"{len(answer)} tokens x {len(answer[0])} numbers (all with --json)"
+    shown = " ".join(f"{x:.4f}" for x in answer[:SHOWN])
+    return f"[{shown} ...] {len(answer)} numbers (all with --json)"
+
+
+def _bench_text(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['engine']}, {document['machine']['cpu']}, "
+        f"{document['threads'] or document['machine']['cores']} threads; times in ms",
+        f"{'batch':>5} {'tokens':>6} {'p50':>9} {'p90':>9} {'p99':>9} {'p50 interval':>20} "
+        f"{'pre':>8} {'forward':>9} {'post':>8} {'texts/s':>9}",
+    ]
+    for cell in document["cells"]:
+        system = cell["systems"]["candidate"]
+        total, stages = system["end_to_end"], system["stages"]
+        low, high = total["p50_interval"]
+        interval = "unknown" if low is None or high is None else f"{low:.2f} - {high:.2f}"
+        lines.append(
+            f"{cell['batch']:>5} {cell['sequence']:>6} {total['p50']:>9.2f} {total['p90']:>9.2f} "
+            f"{total['p99']:>9.2f} {interval:>20} {stages['pre']['p50']:>8.2f} "
+            f"{stages['forward']['p50']:>9.2f} {stages['post']['p50']:>8.2f} "
+            f"{system['throughput']:>9.1f}"
+        )
+    memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
+    lines.append(f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

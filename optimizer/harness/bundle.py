@@ -1,0 +1,230 @@
+"""Open a bundle and answer with it.
+
+    with Bundle(folder) as bundle:
+        bundle.predict(["some text"])
+
+Opening verifies before it loads: the manifest's version and file names, the digest of every file
+that is executed or computed with, that the model keeps no weights elsewhere; then it decides what
+fits this machine (fit.py), and only then is a runtime started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+from . import contract as contracts
+from .bench import System
+from .errors import BundleError, HarnessError, MachineError
+from .fit import Decision, FallBack, Fit, Rebuild, Refuse, decide
+from .machine import Machine, this_machine
+from .runtimes.onnx_external import check_inside
+from .runtimes.ort import OrtRunner
+from .tasks import Array, Batch, answers, decode, encode
+
+MANIFEST = "manifest.json"
+VERSION = 1
+BATCH = 8
+
+
+class Bundle:
+    """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
+
+    runtime: use engines of this runtime only. threads: overrides the recipe's. say: receives one
+    line when an earlier engine was passed over.
+    Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        runtime: str | None = None,
+        threads: int | None = None,
+        machine: Machine | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        damaged = damaged_files(self.folder, self.manifest)
+        _refuse_shared_damage(self.folder, self.manifest, damaged)
+        self.contract = contracts.Contract.from_json(self.manifest["contract"], MANIFEST)
+        self.tokenizer = contracts.load_tokenizer(self.folder / "tokenizer", self.contract)
+        self.decision = decide(
+            self.manifest, machine or this_machine(), damaged=damaged, runtime=runtime
+        )
+        if isinstance(self.decision, Refuse):
+            if damaged:
+                raise BundleError(self.decision.reason, where=str(self.folder))
+            raise MachineError(self.decision.reason, fix=self.decision.install)
+        if isinstance(self.decision, FallBack) and say is not None:
+            say(f"falling back: {self.decision.reason}")
+        self.engine: dict[str, Any] = self.manifest["engines"][self.decision.index]
+        self.threads = self.engine["threads"] if threads is None else threads
+        self._runner = _open(self.folder, self.manifest, self.engine, self.decision, self.threads)
+
+    def predict(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str | None] | None = None,
+        batch_size: int = BATCH,
+    ) -> list[Any]:
+        """One JSON-able answer per text, in order; see tasks/ for what an answer is."""
+        made: list[Any] = []
+        for start in range(0, max(len(texts), 1), batch_size):
+            stop = start + batch_size
+            batch = encode(
+                self.contract,
+                self.tokenizer,
+                texts[start:stop],
+                None if pairs is None else pairs[start:stop],
+            )
+            made += self._post(self._runner.infer(batch), batch)
+        return made
+
+    def values(self, texts: Sequence[str]) -> Array:
+        """The array the task is about, for texts as one batch; see tasks.decode."""
+        batch = encode(self.contract, self.tokenizer, texts)
+        return decode(self.contract, self._runner.infer(batch), batch)
+
+    def system(self) -> System:
+        """This bundle as bench.measure takes it."""
+        return System(
+            pre=lambda texts, length: encode(
+                self.contract, self.tokenizer, texts, None, min(length, self.max_length)
+            ),
+            forward=self._runner.infer,
+            post=self._post,
+        )
+
+    @property
+    def max_length(self) -> int:
+        return self.contract.tokenizer.max_length
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that the chosen engine computes with."""
+        names = [self.engine["engine"]] if self.engine["engine"] else self.engine["model_files"]
+        return sum(self.manifest["files"][n]["size"] for n in names)
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _post(self, outputs: dict[str, Array], batch: Batch) -> list[Any]:
+        return answers(self.contract, decode(self.contract, outputs, batch), batch)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a bundle, its version and its file names checked.
+
+    Raises BundleError: no manifest, another version, or a name that leaves the folder.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise BundleError(
+            f"no bundle here ({e})",
+            where=str(folder),
+            fix="Give the folder that has manifest.json.",
+        ) from None
+    found = manifest.get("manifest_version") if isinstance(manifest, dict) else None
+    if found != VERSION:
+        raise BundleError(
+            f"manifest_version {found!r} was found",
+            where=str(path),
+            accepted=str(VERSION),
+            fix="Use the harness inside the bundle.",
+        )
+    try:
+        names = list(manifest["files"])
+        for engine in manifest["engines"]:
+            names += [*engine["model_files"], engine["model"]]
+            names += [engine["engine"]] if engine["engine"] else []
+    except (KeyError, TypeError) as e:
+        raise BundleError(f"incomplete ({e!r} is missing)", where=str(path)) from None
+    for name in names:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in name:
+            raise BundleError(f"file {name!r} leaves the bundle", where=str(path))
+        if name not in manifest["files"]:
+            raise BundleError(f"engine file {name!r} is not among the files", where=str(path))
+    return manifest
+
+
+def damaged_files(
+    folder: Path, manifest: dict[str, Any], *, measured: bool = False
+) -> frozenset[str]:
+    """Names of files that are missing, are links, or have not the manifest's size and digest.
+
+    measured: look at reports too, which nothing computes with.
+    """
+    wrong = set()
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if entry.get("measured") and not measured and not name.startswith("engines/"):
+            continue
+        if _is_link(folder, name) or not path.is_file() or path.stat().st_size != entry["size"]:
+            wrong.add(name)
+            continue
+        with path.open("rb") as f:
+            if hashlib.file_digest(f, "sha256").hexdigest() != entry["sha256"]:
+                wrong.add(name)
+    return frozenset(wrong)
+
+
+def unlisted_files(folder: Path, manifest: dict[str, Any]) -> list[str]:
+    """Files in the folder that the manifest does not know; Python's caches do not count."""
+    found = (p.relative_to(folder) for p in folder.rglob("*") if not p.is_dir())
+    return sorted(
+        p.as_posix()
+        for p in found
+        if p.as_posix() not in {*manifest["files"], MANIFEST} and "__pycache__" not in p.parts
+    )
+
+
+def _is_link(folder: Path, name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return any((folder.joinpath(*parts[: i + 1])).is_symlink() for i in range(len(parts)))
+
+
+def _refuse_shared_damage(folder: Path, manifest: dict[str, Any], damaged: frozenset[str]) -> None:
+    """Damage to a file that no engine owns leaves nothing to fall back to."""
+    owned = {n for e in manifest["engines"] for n in (*e["model_files"], e["engine"])}
+    shared = sorted(damaged - owned)
+    if shared:
+        raise BundleError(
+            f"damaged or missing: {', '.join(shared)}",
+            where=str(folder),
+            fix="Get the bundle again.",
+        )
+
+
+def _open(
+    folder: Path,
+    manifest: dict[str, Any],
+    engine: dict[str, Any],
+    decision: Decision,
+    threads: int,
+) -> OrtRunner:
+    load = isinstance(decision, Fit) or (isinstance(decision, FallBack) and decision.how == "load")
+    if engine["runtime"] != "onnxruntime" or isinstance(decision, Rebuild) or not load:
+        raise HarnessError(f"no runner for {decision}", where=str(folder))
+    model = folder / engine["model"]
+    check_inside(model, folder, set(manifest["files"]))
+    return OrtRunner(model, device=engine["device"], threads=threads)

@@ -1,0 +1,268 @@
+"""package: everything that was made and proven becomes one folder that runs elsewhere.
+
+Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
+    manifest.json                   see manifest.py
+    model/<target>/                 portable ONNX; a target whose files another has shares them
+    engines/<target>/               engine.json, and the engine where the runtime has one
+    tokenizer/                      what the harness loads
+    harness/  requirements.txt      the code that runs it, and what that needs, pinned
+    report.html  report.json        what was measured
+    LICENSE*  NOTICE*               of the model, where its checkpoint has them
+The same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from optimizer import harness
+from optimizer.errors import OptimizeError
+from optimizer.package import manifest as manifests
+from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, TensorRTRTXTarget
+from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
+
+MADE_WITH = (
+    "datasets",
+    "numpy",
+    "onnx",
+    "onnx-ir",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxscript",
+    "optimize-toolchain",
+    "tensorrt-rtx",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")
+
+Target = OnnxRuntimeTarget | TensorRTRTXTarget
+
+
+def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -> None:  # noqa: ARG001
+    """made: for each target in the recipe's order its lower, build and validate folders.
+
+    state: not read; it is an input so that the bundle's key depends on it.
+    """
+    bundle = out / "bundle"
+    bundle.mkdir()
+    per_target = [made[i : i + 3] for i in range(0, len(made), 3)]
+    names = target_names(section.recipe.targets)
+    engines: list[dict[str, Any]] = []
+    for name, target, (model, engine, _) in zip(
+        names, section.recipe.targets, per_target, strict=True
+    ):
+        engines.append(_add_target(bundle, name, target, model, engine, engines))
+    _add_tokenizer(bundle, source)
+    licences = _add_licences(bundle, source)
+    _add_harness(bundle)
+    (bundle / "requirements.txt").write_text(requirements(section.recipe))
+
+    reports = [_read(report / "report.json") for _, _, report in per_target]
+    origin = _read(source / "source.json")
+    document = {
+        "name": section.name,
+        "version": section.package.version,
+        "verdict": _worst([r["verdict"] for r in reports]),
+        "verdicts": {n: r["verdict"] for n, r in zip(names, reports, strict=True)},
+        "source": origin,
+        "licence": section.package.licence or origin.get("licence", ""),
+        "licence_files": licences,
+        "recipe": section.recipe.model_dump(mode="json", by_alias=True),
+        "calibration": data_digests(section.recipe),
+        "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
+        "contract": _read(source / "contract.json"),
+        "engines": engines,
+    }
+    _add_report(bundle, document, origin, reports)
+    manifests.write(bundle, document)
+    if section.package.tar:
+        label = f"{section.name}-{section.package.version}"
+        write_tar(bundle, out / f"{label}.tar", label)
+
+
+def target_names(targets: tuple[Target, ...]) -> list[str]:
+    """ "onnxruntime-cpu", ...: a folder name per target; a repeated one gets a number."""
+    names: list[str] = []
+    for target in targets:
+        base = f"{target.runtime}-{target.device}"
+        same = sum(n == base or n.startswith(f"{base}-") for n in names)
+        names.append(f"{base}-{same + 1}" if same else base)
+    return names
+
+
+def requirements(recipe: Recipe) -> str:
+    """The lines of requirements.txt: what the harness imports, at the versions used here."""
+    wanted = ["numpy", "tokenizers"]
+    devices = {t.device for t in recipe.targets if t.runtime == "onnxruntime"}
+    if devices:  # the two own one module; the GPU build runs on the CPU too
+        wanted.append("onnxruntime-gpu" if "cuda" in devices else "onnxruntime")
+    if any(t.runtime == "tensorrt-rtx" for t in recipe.targets) and not devices:
+        wanted.append("tensorrt-rtx")
+    pinned = [(name, package_version(name)) for name in wanted]
+    return "".join(f"{n}=={v}\n" if v else f"{n}\n" for n, v in pinned)
+
+
+def data_digests(recipe: Recipe) -> dict[str, str]:
+    """The digest of the rows of every data set the recipe reads, by what it is used for."""
+    from optimizer.load import datasets
+
+    used = {
+        "calibrate": recipe.calibrate.data if recipe.calibrate else None,
+        "validate": recipe.validate_.data,
+        "train": recipe.validate_.train,
+        "latency": recipe.validate_.latency.data,
+    }
+    return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}
+
+
+def write_tar(folder: Path, tar: Path, top: str) -> None:
+    """A tar of `folder` under the name `top`, the same bytes for the same files.
+
+    Sorted names, no owner, no time, modes 644 and 755.
+    """
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mtime = member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mode = 0o755 if member.isdir() else 0o644
+        return member
+
+    with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
+        for path in [folder, *sorted(folder.rglob("*"))]:
+            name = Path(top) / path.relative_to(folder)
+            archive.add(path, str(name), recursive=False, filter=plain)
+
+
+def _add_target(
+    bundle: Path,
+    name: str,
+    target: Target,
+    model: Path,
+    engine: Path,
+    earlier: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Copy one target's model and engine, and return its entry in the manifest."""
+    files = _add_model(bundle, name, model, earlier)
+    built = _read(engine / "engine.json")
+    folder = bundle / "engines" / name
+    folder.mkdir(parents=True)
+    shutil.copyfile(engine / "engine.json", folder / "engine.json")
+    if built["engine"] is not None:
+        shutil.copyfile(engine / built["engine"], folder / built["engine"])
+    return {
+        "target": name,
+        "runtime": target.runtime,
+        "device": target.device,
+        "threads": getattr(target, "threads", 0),
+        "model": files[0],
+        "model_files": files,
+        "engine": f"engines/{name}/{built['engine']}" if built["engine"] else None,
+        "deferred": built["deferred"],
+        "why": built["why"],
+        "fit": built["fit"],
+        "fallbacks": built["fallbacks"],
+    }
+
+
+def _add_model(bundle: Path, name: str, model: Path, earlier: list[dict[str, Any]]) -> list[str]:
+    """Names of the model's files in the bundle, model.onnx first; copied unless already there."""
+    found = [model / "model.onnx", *sorted(model.glob("model.onnx.*"))]
+    digests = [digest_file(p) for p in found]
+    for other in earlier:
+        same: list[str] = other["model_files"]
+        if [digest_file(bundle / n) for n in same] == digests:
+            return same
+    folder = bundle / "model" / name
+    folder.mkdir(parents=True)
+    for path in found:
+        shutil.copyfile(path, folder / path.name)
+    return [f"model/{name}/{p.name}" for p in found]
+
+
+def _add_tokenizer(bundle: Path, source: Path) -> None:
+    folder = bundle / "tokenizer"
+    folder.mkdir()
+    for name in TOKENIZER_FILES:
+        if (source / "checkpoint" / name).is_file():
+            shutil.copyfile(source / "checkpoint" / name, folder / name)
+
+
+def _add_licences(bundle: Path, source: Path) -> list[str]:
+    found = {p.name: p for glob in LICENCES for p in (source / "checkpoint").glob(glob)}
+    for name, path in found.items():
+        shutil.copyfile(path, bundle / name)
+    return sorted(found)
+
+
+def _add_harness(bundle: Path) -> None:
+    """Copy the harness's sources as the package `harness`."""
+    assert harness.__file__ is not None
+    folder = Path(harness.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        target = bundle / "harness" / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _add_report(
+    bundle: Path, document: dict[str, Any], source: dict[str, Any], reports: list[dict[str, Any]]
+) -> None:
+    from optimizer.package import report
+
+    page = report.render(
+        {
+            "name": document["name"],
+            "recipe": document["recipe"],
+            "source": source,
+            "reports": reports,
+            "manifest": document,
+        }
+    )
+    (bundle / "report.html").write_text(page, encoding="utf-8")
+    text = json.dumps(reports, indent=1, sort_keys=True)
+    (bundle / "report.json").write_text(text, encoding="utf-8")
+
+
+def _worst(verdicts: list[str]) -> str:
+    """The verdict of the bundle: its targets', the worst first."""
+    for verdict in ("fail", "inconclusive", "pass"):
+        if verdict in verdicts:
+            return verdict
+    raise OptimizeError(f"verdicts {verdicts} are none of fail, inconclusive, pass")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def estimate(section: Packaging, shapes: Shapes) -> Estimate:
+    """Every target's model once, again in its engine, and all of it again in the tar."""
+    size = sum(
+        (2 if t.export.float == "fp16" else 4)
+        * sum(map(prod, shapes.values()))
+        * (2 if t.runtime == "tensorrt-rtx" else 1)
+        for t in section.recipe.targets
+    )
+    copies = 2 if section.package.tar else 1
+    return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
+
+
+def harness_digests(section: Packaging) -> dict[str, str]:  # noqa: ARG001
+    """The harness's sources are bytes of the bundle, so they are part of the key."""
+    assert harness.__file__ is not None
+    folder = Path(harness.__file__).parent
+    return {
+        f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
+        for p in sorted(folder.rglob("*.py"))
+    }
+
+
+STAGE = Stage("package", 1, run, packages=MADE_WITH, files=harness_digests, estimate=estimate)
