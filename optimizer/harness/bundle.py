@@ -24,7 +24,7 @@ from .fit import Decision, FallBack, Fit, Rebuild, Refuse, decide
 from .machine import Machine, this_machine
 from .runtimes.onnx_external import check_inside
 from .runtimes.ort import OrtRunner
-from .tasks import Array, Batch, answers, decode, encode
+from .tasks import Array, answers, decode, encode
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -83,7 +83,8 @@ class Bundle:
                 texts[start:stop],
                 None if pairs is None else pairs[start:stop],
             )
-            made += self._post(self._runner.infer(batch), batch)
+            values = decode(self.contract, self._runner.infer(batch), batch)
+            made += answers(self.contract, values, batch)
         return made
 
     def values(self, texts: Sequence[str]) -> Array:
@@ -98,7 +99,7 @@ class Bundle:
                 self.contract, self.tokenizer, texts, None, min(length, self.max_length)
             ),
             forward=self._runner.infer,
-            post=self._post,
+            post=lambda outputs, batch: decode(self.contract, outputs, batch),
         )
 
     @property
@@ -124,9 +125,6 @@ class Bundle:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _post(self, outputs: dict[str, Array], batch: Batch) -> list[Any]:
-        return answers(self.contract, decode(self.contract, outputs, batch), batch)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""The contract says exactly what a model takes, and refuses what cannot be meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.errors import BundleError
+from tests.harness import small_model
+
+TASKS = contracts.TASKS
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_contract_survives_writing_and_reading(task: str, tmp_path: Path) -> None:
+    made = Contract.from_json(small_model.contract(task))
+    (tmp_path / "contract.json").write_text(json.dumps(made.to_json()))
+    assert contracts.read(tmp_path / "contract.json") == made
+
+
+def without(key: str) -> dict[str, Any]:
+    document = small_model.contract()
+    del document[key]
+    return document
+
+
+INPUT = {"name": "input_ids", "dtype": "int64", "axes": ["batch", "sequence"]}
+BAD = {
+    "another version": small_model.contract(version=2),
+    "an unknown task": small_model.contract(task="translation"),
+    "an unknown key": small_model.contract(colour="red"),
+    "no task": without("task"),
+    "no mask": small_model.contract(inputs=[INPUT]),
+    "an input no tokenizer makes": small_model.contract(
+        inputs=[*small_model.contract()["inputs"], {**INPUT, "name": "position_ids"}]
+    ),
+    "an input twice": small_model.contract(inputs=[INPUT, *small_model.contract()["inputs"]]),
+    "the output of another task": small_model.contract(
+        outputs=small_model.contract("text-classification")["outputs"]
+    ),
+    "no pooling for an embedding": small_model.contract(pooling=None),
+    "pooling for a classifier": small_model.contract("text-classification", pooling="mean"),
+    "labels for an embedding": small_model.contract(labels=["a"]),
+    "no labels for a classifier": small_model.contract("text-classification", labels=None),
+    "an unknown dtype": small_model.contract(inputs=[{**INPUT, "dtype": "string"}]),
+    "a tokenizer outside the folder": small_model.contract(
+        tokenizer={**small_model.contract()["tokenizer"], "file": "../tokenizer.json"}
+    ),
+    "not a mapping": [],
+}
+
+
+@pytest.mark.parametrize("document", BAD.values(), ids=BAD.keys())
+def test_what_cannot_be_meant_is_refused_with_the_file(document: Any) -> None:
+    with pytest.raises(BundleError, match=r"somewhere\.json"):
+        Contract.from_json(document, "somewhere.json")
+
+
+def test_padding_and_truncation_of_the_tokenizer_file_are_dropped(tmp_path: Path) -> None:
+    _, tokenizer = small_model.opened(tmp_path)
+    assert tokenizer.padding is None
+    assert len(tokenizer.encode("good " * 200).ids) == 202
+
+
+def test_a_padding_token_of_another_model_is_refused(tmp_path: Path) -> None:
+    spec = {**small_model.contract()["tokenizer"], "pad_id": 1}
+    with pytest.raises(BundleError, match="does not belong to this model"):
+        small_model.opened(tmp_path, tokenizer=spec)
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_missing_or_broken_tokenizer_names_its_path(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        contracts.load_tokenizer(tmp_path, Contract.from_json(small_model.contract()))

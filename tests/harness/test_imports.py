@@ -1,0 +1,39 @@
+"""The harness runs in a bundle, where neither we nor any framework is."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimizer import harness
+
+FOLDER = Path(str(harness.__file__)).parent
+ALLOWED = {"numpy", "tokenizers"} | set(sys.stdlib_module_names)
+FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_imports_only_what_a_bundle_has(name: str) -> None:
+    depth = len(Path(name).parts)
+    for node in ast.walk(ast.parse((FOLDER / name).read_text())):
+        if isinstance(node, ast.Import):
+            found = {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level <= depth, f"{name}:{node.lineno} leaves the harness"
+            found = set() if node.level else {str(node.module).split(".")[0]}
+        else:
+            continue
+        allowed = ALLOWED | ({"onnxruntime"} if name == "runtimes/ort.py" else set())
+        assert found <= allowed, f"{name}:{node.lineno}"
+
+
+def test_opening_the_commands_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, optimizer.harness.__main__\n"
+        "heavy = {'numpy', 'onnxruntime', 'tokenizers', 'torch', 'tensorrt_rtx', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
