@@ -179,7 +179,7 @@ def hub(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     handler = type("OneHub", (Hub,), {"folder": tiny_bert})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     point_at(endpoint, monkeypatch)
