@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -91,7 +91,7 @@ def fold(m: Materials) -> Entry:
     are held to their own law at the next hop."""
     tolerance = TABLE["fold"]
     problems = state_laws.replaced(m.state, m.checkpoint.tensors)
-    others = {n: v for n, v in m.state.replaced.items() if not _is_corrected_bias(m, n)}
+    others = {name: _uncorrected(m, name) for name in m.state.replaced}
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         return _entry("fold", "source torch", tolerance, tolerance.limit, same, problems)
@@ -101,14 +101,13 @@ def fold(m: Materials) -> Entry:
     return _entry("fold", "source torch", tolerance, tolerance.limit, measured, problems)
 
 
-def _is_corrected_bias(m: Materials, name: str) -> bool:
+def _uncorrected(m: Materials, name: str) -> Tensor:
+    """A replaced parameter without what bias correction added to it."""
     module = name.removesuffix(".bias")
-    return (
-        m.section.quantize.bias_correction
-        and module != name
-        and f"{module}.weight" in m.state.weights
-        and f"{module}.weight" not in m.state.replaced
-    )
+    corrected = module != name and f"{module}.weight" in m.state.weights
+    if m.section.quantize.bias_correction and corrected:
+        return state_laws.folded_bias(m.state, m.checkpoint.tensors, module)
+    return m.state.replaced[name]
 
 
 def compress(m: Materials) -> Entry:
@@ -124,7 +123,7 @@ def compress(m: Materials) -> Entry:
     ):
         problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
     if activations is not None and m.state.activations == "tensor":
-        problems += state_laws.ranges(m.state, activations, m.simulated_traces)
+        problems += state_laws.ranges(m.state, activations, m.simulated_model, m.calibration())
     problems += state_laws.biases(m.state, m.checkpoint.tensors, m.simulated_traces)
     measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
     m.quantization_error = measured.relative_l2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.batch import Batch
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
+from optimizer.load.datasets import batches, samples
 from optimizer.load.model import torch_model
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
@@ -126,6 +127,16 @@ class Materials:
         width = groups[1]["input_ids"].shape[1]
         groups.append(encode(texts[:3], length=min(longest, width + 7)))
         return groups
+
+    def calibration(self) -> Iterator[Batch]:
+        """The calibration texts as the compress stage saw them; none when it needed none."""
+        wanted = self.section.calibrate
+        if wanted is not None:
+            rows = samples(wanted.data, wanted.samples, wanted.seed)
+            rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
+            yield from batches(
+                rows, self.contract, self.tokenizer, wanted.batch_size, wanted.sequence_length
+            )
 
     def traces(self, model: nn.Module) -> list[Trace]:
         return [trace.traced(model, b, self.outputs, self.modules) for b in self.batches]

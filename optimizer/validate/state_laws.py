@@ -5,25 +5,27 @@ do not depend on the budget.
  1. weights   no weight lies further than half a step from its code, and no scale is wider than
               its group needs
  2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
-              same method chooses on held-out texts
+              same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
  4. others    every parameter that is replaced is one a method may replace
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.compress.statistics import Histogram, chooser
+from optimizer.harness.tasks.batch import Batch
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
 from optimizer.recipe import Activations
 from optimizer.state import CompressedState
+from optimizer.validate import trace
 from optimizer.validate.distance import Array
-from optimizer.validate.tolerances import RANGE_DRIFT, WEIGHT_STEPS, WIDEST_SCALE
+from optimizer.validate.tolerances import RANGE_DRIFT, WEIGHT_STEPS, WIDEST_SCALE, ZERO_POINT_DRIFT
 from optimizer.validate.trace import Trace
 
 HAIR = 1e-4  # of a step: float32 rounding of weight / scale
@@ -67,27 +69,49 @@ def _weight(q: QTensor, value: Tensor) -> str:
     return ""
 
 
-def ranges(state: CompressedState, method: Activations, traces: Sequence[Trace]) -> list[str]:
-    """Law 2. traces: of the simulated model on held-out texts."""
+def ranges(
+    state: CompressedState, method: Activations, model: nn.Module, batches: Iterable[Batch]
+) -> list[str]:
+    """Law 2. model: the simulated one. batches: of the calibration texts."""
     choose = chooser(method.range or "percentile", method.percentile or 99.99, method.symmetric)
+    seen = {site: Histogram() for site in state.ranges}
+
+    def see(module: str, rows: Tensor) -> None:
+        site = f"{module}:input"
+        seen[site].update(rows * state.factors[site] if site in state.factors else rows)
+
+    modules = [site.removesuffix(":input") for site in seen]
+    for batch in batches:
+        trace.observe(model, batch, modules, see)
     broken = []
     for site, kept in state.ranges.items():
-        module, factor = site.removesuffix(":input"), state.factors.get(site)
-        seen = Histogram()
-        for array in _inputs(traces, module):
-            rows = torch.from_numpy(array)
-            seen.update(rows if factor is None else rows * factor)
-        if not seen.total:
+        if not seen[site].total:
             broken.append(f"{site}: no input of that module was seen")
             continue
-        now = choose(seen)
+        now = choose(seen[site])
         ratio = kept.scale / max(now.scale, 1e-30)
         if not 1 / RANGE_DRIFT <= ratio <= RANGE_DRIFT:
             broken.append(
-                f"{site}: [{kept.low:.3g}, {kept.high:.3g}] is {ratio:.2g} times what held-out "
-                f"texts give, [{now.low:.3g}, {now.high:.3g}]"
+                f"{site}: [{kept.low:.3g}, {kept.high:.3g}] is {ratio:.2g} times as wide as the "
+                f"calibration texts give, [{now.low:.3g}, {now.high:.3g}]"
+            )
+        elif abs(kept.zero_point - now.zero_point) > ZERO_POINT_DRIFT:
+            broken.append(
+                f"{site}: zero point {kept.zero_point}; the calibration texts give {now.zero_point}"
             )
     return broken
+
+
+def folded_bias(state: CompressedState, source: Mapping[str, Tensor], module: str) -> Tensor:
+    """The bias that folding alone gives: scaled by row as the weight's rows were, if they were."""
+    bias, weight = source[f"{module}.bias"], f"{module}.weight"
+    if weight not in state.replaced:
+        return bias
+    now, before = state.replaced[weight].double(), source[weight].double()
+    rows = (now * before).sum(1) / before.square().sum(1).clamp(min=1e-30)
+    if float((now - rows[:, None] * before).norm()) > 1e-4 * float(now.norm()):
+        return bias  # columns were scaled: the inputs' side of a fold
+    return (bias.double() * rows).float()
 
 
 def biases(
@@ -105,7 +129,7 @@ def biases(
             continue
         lost = _lost(state, source, module, traces)
         shift = lost.mean(0)
-        moved = (state.replaced[name] - source[name]).double()
+        moved = (state.replaced[name] - folded_bias(state, source, module)).double()
         noise = 4 * float((lost.var(0) / len(lost)).sum().sqrt())
         before, now = float(shift.norm()), float((shift - moved).norm())
         if now > 1.25 * before + noise:

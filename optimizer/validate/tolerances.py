@@ -31,9 +31,7 @@ TABLE: dict[str, Tolerance] = {
     "load": Tolerance(
         0.0, "transformers' own loader and ours run the same operators on the same values"
     ),
-    "fold": Tolerance(
-        1e-5, "folding a power-of-anything scale into two neighbours only reorders float32 rounding"
-    ),
+    "fold": Tolerance(1e-5, "a scale folded into two neighbours cancels up to float32 rounding"),
     "export fp32": Tolerance(
         1e-5,
         "the same operators in another order: eps 6e-8 x sqrt(about 4,000 roundings along a path)",
@@ -56,13 +54,13 @@ TABLE: dict[str, Tolerance] = {
     "lower fp32 float": Tolerance(
         1e-4, "the weights are the state's exactly; activations stay float: rounding only"
     ),
-    "lower fp32 int8": Tolerance(1e-4, FLIPS, share=0.7),
+    "lower fp32 int8": Tolerance(1e-4, FLIPS, share=1.0),
     "lower fp16 float": Tolerance(1e-2, "as the float16 graph from torch"),
     "lower fp16 int8": Tolerance(1e-2, FLIPS, share=1.0),
     "engine fp32 float": Tolerance(
         1e-4, "fused kernels reorder float32 sums; eight-bit weights are used as they are"
     ),
-    "engine fp32 int8": Tolerance(1e-4, FLIPS, share=0.7),
+    "engine fp32 int8": Tolerance(1e-4, FLIPS, share=1.0),
     "engine int4 block": Tolerance(
         5e-2,
         "MatMulNBits at accuracy level 4 codes its float inputs to int8 in blocks: "
@@ -81,6 +79,9 @@ WIDEST_SCALE = 1 + 2.0**-7
 """A weight scale just covers its group: at most this many times absmax / highest code (the grid
 rounds by 2^-9)."""
 
-RANGE_DRIFT = 2.0
-"""A range chosen by the same method on held-out texts is at most this many times wider or
-narrower: calibration and held-out texts are draws from one kind of text."""
+RANGE_DRIFT = 1.5
+"""A range is what its method gives on the calibration texts; that the finished model's own
+quantized activations are looked at, not the walk's, moves it by a few percent."""
+
+ZERO_POINT_DRIFT = 24
+"""Likewise of 256 codes."""

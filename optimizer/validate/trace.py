@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +45,29 @@ def traced(
     with _hooks(model, modules, trace):
         trace.result = run(model, batch, outputs)
     return trace
+
+
+def observe(
+    model: nn.Module,
+    batch: Mapping[str, Array],
+    modules: Collection[str],
+    see: Callable[[str, Tensor], None],
+) -> None:
+    """Run and show `see` the real tokens' inputs (tokens, width) of each of `modules`; nothing is
+    kept."""
+    real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+    handles = []
+    for name in modules:
+
+        def look(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
+            see(name, args[0][real])
+
+        handles.append(model.get_submodule(name).register_forward_pre_hook(look))
+    try:
+        run(model, batch, ())
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
