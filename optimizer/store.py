@@ -93,6 +93,9 @@ class Store:
     again: frozenset[str] = frozenset()
     log: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()  # stages start processes of other working directories
+
     def step(self, stage: Stage, section: Section | None, *inputs: Step) -> Step:
         """Find or make the folder of stage.run(section, *inputs).
 
