@@ -15,7 +15,7 @@ from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.recipe import Activations
 from optimizer.state import CompressedState, Range
-from tests.compress.checkpoints import W8A8, compress, contents, modules
+from tests.compress.checkpoints import W8A8, compress, modules
 from tests.compress.conftest import loaded, static  # noqa: F401 (fixtures)
 from tests.conftest import heavy_tailed
 
@@ -147,13 +147,3 @@ def test_moving_values_into_the_range_leaves_the_others_as_they_are() -> None:
     assert bool((moved[outside] * factor.expand_as(x)[outside]).abs().le(1.01).all())
     assert q.clipped(x) >= int(outside.sum())
     assert q.clipped(moved) == 0
-
-
-def test_no_step_of_the_walk_reads_the_clock_or_a_random_number(
-    static: Path,  # noqa: F811
-    loaded: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    torch.manual_seed(12345)
-    again = compress(loaded, tmp_path / "out", method="smoothquant", bias_correction=True, **W8A8)
-    assert contents(again) == contents(static)

@@ -1,0 +1,36 @@
+"""What is predicted follows what is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from optimizer.compress.estimate import estimate
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.store import Estimate
+from tests.compress.checkpoints import W8A8, contents, section
+
+
+def predicted(loaded: Path, layers: int = 2, **options: Any) -> Estimate:
+    tensors = open_checkpoint(loaded).tensors
+    shapes = {n: t.shape for n, t in tensors.items() if ".layer.1." not in n}
+    for i in range(1, layers):
+        shapes |= {n.replace(".0.", f".{i}."): s for n, s in shapes.items() if ".layer.0." in n}
+    return estimate(section(loaded, **options), {n: tuple(s) for n, s in shapes.items()})
+
+
+def test_depth_costs_disk_and_time_but_no_memory(loaded: Path) -> None:
+    shallow, deep = predicted(loaded, 2, **W8A8), predicted(loaded, 20, **W8A8)
+    assert deep.memory == shallow.memory
+    assert deep.disk > shallow.disk
+    assert deep.seconds > shallow.seconds
+
+
+def test_calibration_costs_time(loaded: Path) -> None:
+    assert predicted(loaded, 20, **W8A8).seconds > predicted(loaded, 20, data=False).seconds
+
+
+def test_the_disk_predicted_is_enough(loaded: Path, static: Path) -> None:
+    needed = sum(map(len, contents(static).values()))
+    most = predicted(loaded, 2, method="smoothquant", bias_correction=True, **W8A8).disk
+    assert needed < most

@@ -1,0 +1,81 @@
+"""The walk sees what the model sees: the same numbers, real tokens only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress import walk
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import materialize, skeleton, torch_model
+
+BLOCKS = ("encoder.layer.0", "encoder.layer.1")
+QKV = [f"encoder.layer.0.attention.self.{n}" for n in ("query", "key", "value")]
+PADDED = {
+    "input_ids": torch.tensor([[2, 60, 70, 80, 3], [2, 61, 3, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+}
+
+
+@pytest.fixture
+def walked(loaded: Path) -> tuple[nn.Module, walk.Stream]:
+    """A skeleton whose blocks are filled, and the stream before the first."""
+    checkpoint = open_checkpoint(loaded)
+    model = skeleton(checkpoint, "sentence-embedding")
+    stream = walk.capture(model, BLOCKS, checkpoint.tensors, [PADDED])
+    for block in BLOCKS:
+        materialize(model, block, checkpoint.tensors)
+    return model, stream
+
+
+def test_block_by_block_is_the_whole_model(
+    loaded: Path, walked: tuple[nn.Module, walk.Stream]
+) -> None:
+    model, stream = walked
+    for segment in walk.segments(stream.uses[0]):
+        walk.run(model, stream, segment, lambda *_: None, (), advance=True)
+    with torch.no_grad():
+        whole = torch_model(open_checkpoint(loaded), "sentence-embedding")(**PADDED)[0]
+    assert torch.equal(stream.hidden[0], whole)
+
+
+def test_capture_leaves_a_skeleton(loaded: Path) -> None:
+    checkpoint = open_checkpoint(loaded)
+    model = skeleton(checkpoint, "sentence-embedding")
+    walk.capture(model, BLOCKS, checkpoint.tensors, [PADDED])
+    assert all(p.is_meta for p in model.parameters())
+    assert all("forward" not in m.__dict__ for m in model.modules())
+
+
+def test_padding_is_never_seen(walked: tuple[nn.Module, walk.Stream]) -> None:
+    model, stream = walked
+    rows: list[Tensor] = []
+    walk.run(model, stream, range(1), lambda _n, r: rows.append(r), QKV)
+    assert len(rows) == 1  # query, key and value read one tensor
+    assert torch.equal(rows[0], stream.hidden[0][PADDED["attention_mask"].bool()])
+    assert stream.tokens == 8 == len(rows[0])
+
+
+def test_readers_of_one_tensor_are_recognised(walked: tuple[nn.Module, walk.Stream]) -> None:
+    model, stream = walked
+    other = "encoder.layer.0.output.dense"
+    leader = walk.sharing(model, stream, range(1), [*QKV, other])
+    assert leader == {**dict.fromkeys(QKV, QKV[0]), other: other}
+
+
+def test_an_input_without_tokens_has_no_padding() -> None:
+    real = PADDED["attention_mask"].bool()
+    flat = torch.randn(10, 3)
+    assert len(walk.real_rows(flat, real)) == 8
+    assert len(walk.real_rows(torch.randn(1, 7, 3), real)) == 7
+
+
+def test_an_expanded_mask_is_kept_as_one_slice() -> None:
+    mask = torch.randn(4, 1, 1, 9).expand(4, 1, 9, 9).clone()
+    kept = walk._compact(mask)
+    assert torch.equal(kept, mask)
+    assert kept.untyped_storage().nbytes() == 4 * 9 * 4
+    assert walk._compact("not a tensor") == "not a tensor"
