@@ -1,0 +1,239 @@
+"""build: real sessions and real engines, and never a silent fall back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from optimizer.build import stage
+from optimizer.errors import GateError, MachineError, RecipeError
+from optimizer.harness.errors import BundleError
+from optimizer.harness.runtimes import trt
+from optimizer.harness.runtimes.trt_header import read_header
+from optimizer.recipe import OnnxRuntimeTarget, Shapes, TensorRTRTXTarget
+from tests.harness import small_model
+
+SHAPES = Shapes(batch=(1, 2, 4), sequence=(4, 16, 32))
+ORT = OnnxRuntimeTarget(runtime="onnxruntime", threads=1)
+
+
+def rtx(**changes: Any) -> TensorRTRTXTarget:
+    given = {"runtime": "tensorrt-rtx", "float": "fp32", "shapes": SHAPES, **changes}
+    return TensorRTRTXTarget(**given)
+
+
+def built(target: Any, model: Path, out: Path) -> dict[str, Any]:
+    out.mkdir()
+    stage.run(target, model, out=out)
+    document: dict[str, Any] = json.loads((out / "engine.json").read_text())
+    return document
+
+
+@pytest.fixture(scope="module")
+def ort_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model.lowered(tmp_path_factory.mktemp("ort"))
+
+
+@pytest.fixture(scope="module")
+def rtx_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
+    return small_model.lowered(tmp_path_factory.mktemp("rtx"), "trt_qdq", positions=32)
+
+
+@pytest.fixture(scope="module")
+def engine(rtx_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("engine") / "out"
+    built(rtx(), rtx_model, out)
+    return out
+
+
+def test_a_module_in_an_integer_kernel_counts_as_fused(ort_model: Path, tmp_path: Path) -> None:
+    made = built(ORT, ort_model, tmp_path / "out")
+    assert (made["inspected"]["eligible"], made["inspected"]["fused"]) == (1, 1)
+    assert made["fallbacks"] == []
+    assert made["engine"] is None
+    assert not made["deferred"]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["engine.json"]
+
+
+def test_a_session_leaves_the_same_bytes_twice(ort_model: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        built(ORT, ort_model, tmp_path / name)
+    texts = {(tmp_path / n / "engine.json").read_bytes() for n in ("a", "b")}
+    assert len(texts) == 1
+
+
+@pytest.fixture
+def wider_model(tmp_path: Path) -> Path:
+    """A model whose recipe asked for one module more than its file has in codes."""
+    folder = small_model.lowered(tmp_path / "model")
+    lowering = json.loads((folder / "lowering.json").read_text())
+    entry = {"weight": "int8 channel", "activation": "uint8", "codes": "gone.codes"}
+    lowering["modules"]["encoder.other"] = entry
+    (folder / "lowering.json").write_text(json.dumps(lowering))
+    return folder
+
+
+def test_a_module_that_runs_wider_is_named_and_refused(wider_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(GateError, match=r"encoder\.other.*allow_fallback") as caught:
+        built(ORT, wider_model, tmp_path / "out")
+    assert caught.value.exit_code == 3
+
+
+def test_allow_fallback_records_what_runs_wider(wider_model: Path, tmp_path: Path) -> None:
+    target = ORT.model_copy(update={"allow_fallback": True})
+    assert built(target, wider_model, tmp_path / "out")["fallbacks"] == ["encoder.other"]
+
+
+def test_a_missing_builder_is_the_machines_fault_with_the_pip_line(
+    rtx_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_builder(monkeypatch)
+    with pytest.raises(MachineError, match="pip install tensorrt-rtx") as caught:
+        built(rtx(), rtx_model, tmp_path / "out")
+    assert caught.value.exit_code == 5
+
+
+def test_defer_leaves_it_to_be_built_elsewhere_and_says_why(
+    rtx_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_builder(monkeypatch)
+    made = built(rtx(on_missing="defer"), rtx_model, tmp_path / "out")
+    assert made["deferred"]
+    assert made["engine"] is None
+    assert "cannot be imported" in made["why"]
+    assert made["fit"]["shapes"]["sequence"] == [4, 16, 32]
+
+
+def without_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    row = replace(trt.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
+    monkeypatch.setitem(trt.PRODUCTS, "tensorrt-rtx", row)
+
+
+def test_an_engine_is_built_without_a_gpu_and_described(engine: Path) -> None:
+    made = json.loads((engine / "engine.json").read_text())
+    header = read_header(engine / "model.engine")
+    network = made["network"]
+    assert made["fit"]["runtime_version"] == header.version == trt.version()
+    assert made["fit"]["compute_capabilities"] == ["80", "86", "89", "120", "121"]
+    assert [i["name"] for i in network["io"]["inputs"]] == ["input_ids", "attention_mask"]
+    assert network["io"]["outputs"][0]["dtype"] == "FLOAT"
+    profile = network["profiles"][0]["input_ids"]
+    assert (profile["min"], profile["opt"], profile["max"]) == ([1, 4], [2, 16], [4, 32])
+    assert any(kind == "QUANTIZE" for _, kind, _ in network["layers"])
+
+
+def test_what_an_unopened_engine_cannot_tell_is_said(engine: Path) -> None:
+    inspected = json.loads((engine / "engine.json").read_text())["inspected"]
+    assert (inspected["eligible"], inspected["fused"], inspected["wider"]) == (1, 1, [])
+    assert any("kernels" in line for line in inspected["unknown"])
+    assert any("too small" in line for line in inspected["unknown"])
+
+
+def test_the_network_says_in_what_type_a_module_enters_the_builder(engine: Path) -> None:
+    modules = json.loads((engine / "engine.json").read_text())["network"]["modules"]
+    assert modules[small_model.MODULE]["weight"] == "INT8"
+    assert modules[small_model.MODULE]["activation"] == "INT8"
+
+
+def test_a_float_activation_where_int8_was_asked_counts_as_wider() -> None:
+    asked = {"a": {"activation": "int8"}, "b": {"activation": "float"}, "c": {"activation": "int8"}}
+    found = {"a": {"activation": None}, "b": {"activation": None}}
+    network = {"modules": found, "kept_packed": True, "bytes": 1}
+    assert stage.inspect_network(asked, network)["wider"] == ["a", "c"]
+    bloated = {**network, "kept_packed": False}
+    assert stage.inspect_network(asked, bloated)["wider"] == ["a", "b", "c"]
+
+
+def test_only_the_asked_gpus_are_in_the_header(rtx_model: Path, tmp_path: Path) -> None:
+    made = built(rtx(compute_capabilities=("86", "120")), rtx_model, tmp_path / "out")
+    assert made["fit"]["compute_capabilities"] == ["86", "120"]
+
+
+def test_progress_reaches_the_end(rtx_model: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    trt.build(
+        rtx_model / "model.onnx",
+        tmp_path / "e",
+        shapes=SHAPES.model_dump(),
+        progress=lambda *step: told.append(step),
+    )
+    outer = [(done, of) for phase, done, of in told if phase == "Building engine"]
+    assert outer[0][0] == 0
+    assert outer[-1][0] == outer[-1][1] > 0
+
+
+def test_an_interrupt_stops_the_build_and_leaves_no_engine(rtx_model: Path, tmp_path: Path) -> None:
+    import signal
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trt.build(
+            rtx_model / "model.onnx",
+            tmp_path / "e",
+            shapes=SHAPES.model_dump(),
+            progress=interrupt,
+        )
+    assert not (tmp_path / "e").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def refused(model: Path, tmp_path: Path, **changes: Any) -> str:
+    pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
+    with pytest.raises(RecipeError) as caught:
+        built(rtx(**changes), model, tmp_path / "out")
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "out" / "engine.json").exists()
+    return str(caught.value)
+
+
+def test_a_zero_point_is_refused_naming_the_node(tmp_path: Path) -> None:
+    message = refused(small_model.lowered(tmp_path / "m", "ort_qdq"), tmp_path)
+    assert "node q (QuantizeLinear)" in message
+    assert "symmetric" in message
+
+
+UNSUPPORTED = {
+    "MatMulInteger": ([np.ones((32, 32), np.int8)], ["codes", "codes"], "", "use target onnx"),
+    "NoSuchOp": ([], ["input_ids"], "com.example", "No such operator"),
+}
+
+
+@pytest.mark.parametrize("operator", UNSUPPORTED)
+def test_an_unsupported_operator_is_refused_naming_the_node(operator: str, tmp_path: Path) -> None:
+    arrays, inputs, domain, advice = UNSUPPORTED[operator]
+    folder = small_model.lowered(tmp_path / "m", "trt_qdq")
+    node = helper.make_node(
+        operator, inputs, ["last_hidden_state"], name="encoder.odd", domain=domain
+    )
+    small_model.save(folder / "model.onnx", [node], dict(zip(["codes"], arrays, strict=False)))
+    message = refused(folder, tmp_path)
+    assert f"node encoder.odd ({operator})" in message
+    assert advice in message
+
+
+def test_a_profile_longer_than_the_models_positions_is_refused(
+    rtx_model: Path, tmp_path: Path
+) -> None:
+    longer = Shapes(batch=(1, 2, 4), sequence=(4, 16, 64))
+    assert "shapes.sequence" in refused(rtx_model, tmp_path, shapes=longer)
+
+
+def test_a_gpu_that_has_no_fp32_product_is_refused(rtx_model: Path, tmp_path: Path) -> None:
+    assert "fp16" in refused(rtx_model, tmp_path, compute_capabilities=("75",))
+
+
+@pytest.mark.parametrize("damage", ["cut", "magic", "empty"])
+def test_a_damaged_engine_is_known_by_its_header(damage: str, engine: Path, tmp_path: Path) -> None:
+    data = (engine / "model.engine").read_bytes()
+    wrong = {"cut": data[:-1], "magic": b"VTRT" + data[4:], "empty": b""}[damage]
+    (tmp_path / "e").write_bytes(wrong)
+    with pytest.raises(BundleError, match="engine"):
+        read_header(tmp_path / "e")

@@ -1,0 +1,248 @@
+"""Opening a bundle: verified before anything is loaded, and candid about what runs."""
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.harness.__main__ import main
+from optimizer.harness.archive import unpack
+from optimizer.harness.bundle import Bundle, damaged_files, read_manifest
+from optimizer.harness.errors import BundleError, HarnessError, MachineError
+from optimizer.harness.machine import Gpu, Machine
+from tests.package import small_bundle
+
+TEXTS = ["good film", "a bad, slow and poor one", "never again"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose first target is deferred and whose second runs here. Copied before use."""
+    targets = (small_bundle.RTX, small_bundle.ORT)
+    from dataclasses import replace
+
+    from optimizer.harness.runtimes import trt
+
+    with pytest.MonkeyPatch.context() as patch:
+        row = replace(trt.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
+        patch.setitem(trt.PRODUCTS, "tensorrt-rtx", row)
+        return small_bundle.make(tmp_path_factory.mktemp("bundle"), targets)
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
+    """Exit code, the JSON document, standard error."""
+    code = main([arguments[0], "--json", *arguments[1:]])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def test_answers_come_in_order_and_do_not_depend_on_the_batch(bundle: Path) -> None:
+    with Bundle(bundle) as opened:
+        together = opened.predict(TEXTS)
+        alone = [opened.predict([t])[0] for t in TEXTS]
+        in_twos = opened.predict(TEXTS, batch_size=2)
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(together, in_twos, atol=1e-6)
+    assert len({tuple(a) for a in together}) == 3
+
+
+def test_a_fall_back_is_said_aloud(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document, err = run("predict", "--bundle", str(bundle), *TEXTS, capsys=capsys)
+    assert code == 0
+    assert document["engine"] == "onnxruntime-cpu"
+    assert len(document["answers"]) == 3
+    assert err.startswith("falling back: tensorrt-rtx-cuda: ")
+
+
+def test_an_asked_runtime_that_does_not_run_here_exits_5(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--runtime", "tensorrt-rtx", "--bundle", str(bundle))
+    code, document, _ = run("predict", *asked, "good", capsys=capsys)
+    assert code == 5
+    assert document["error"] == "MachineError"
+
+
+def test_nothing_that_runs_here_says_what_to_install(bundle: Path) -> None:
+    with pytest.raises(MachineError, match=r'pip install "onnxruntime>=1\.26"'):
+        Bundle(bundle, machine=Machine("linux", "x86_64"))
+
+
+def test_a_machine_that_could_build_is_not_served_in_silence(bundle: Path) -> None:
+    machine = Machine(
+        "linux",
+        "x86_64",
+        packages={"tensorrt-rtx": "1.7.1.116", "onnxruntime": "1.31.1"},
+        gpu=Gpu("a card", "8.9", "580.65"),
+        runners=frozenset({"onnxruntime", "tensorrt-rtx"}),
+    )
+    with pytest.raises(HarnessError, match="no runner"):
+        Bundle(bundle, machine=machine)
+
+
+def names(bundle: Path) -> list[str]:
+    return sorted(json.loads((bundle / "manifest.json").read_text())["files"])
+
+
+def test_a_changed_bit_in_any_file_is_found(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in names(bundle):
+        path = bundle / name
+        good = path.read_bytes()
+        path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+        code, document, _ = run("check", "--bundle", str(bundle), capsys=capsys)
+        assert (code, document["damaged"]) == (2, [name])
+        path.write_bytes(good)
+    assert main(["check", "--bundle", str(bundle)]) == 0
+
+
+@pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "harness/tasks/batch.py"])
+def test_a_damaged_file_that_all_engines_share_stops_everything(name: str, bundle: Path) -> None:
+    (bundle / name).write_bytes(b"x")
+    with pytest.raises(BundleError, match=name):
+        Bundle(bundle)
+
+
+def test_a_damaged_model_is_never_opened(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bundle / "model" / "onnxruntime-cpu" / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    monkeypatch.setattr("optimizer.harness.bundle.OrtRunner", lambda *a, **k: pytest.fail("opened"))
+    with pytest.raises(BundleError, match=r"damaged: model/onnxruntime-cpu/model\.onnx"):
+        Bundle(bundle)
+
+
+def test_a_link_in_place_of_a_file_counts_as_damage(bundle: Path, tmp_path: Path) -> None:
+    path = bundle / "model" / "onnxruntime-cpu" / "model.onnx"
+    path.rename(tmp_path / "elsewhere.onnx")
+    path.symlink_to(tmp_path / "elsewhere.onnx")
+    assert damaged_files(bundle, read_manifest(bundle)) == {"model/onnxruntime-cpu/model.onnx"}
+
+
+def test_a_file_the_manifest_does_not_know_is_reported(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bundle / "model" / "extra.data").write_text("hello")
+    code, document, _ = run("check", "--bundle", str(bundle), capsys=capsys)
+    assert (code, document["unlisted"]) == (2, ["model/extra.data"])
+
+
+def edited(bundle: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    return bundle
+
+
+BAD_MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "manifest_version 2": lambda m: m.update(manifest_version=2),
+    "leaves the bundle": lambda m: m["files"].update({"../x": {"sha256": "", "size": 0}}),
+    "'/etc/passwd' leaves": lambda m: m["engines"][1].update(model="/etc/passwd"),
+    "not among the files": lambda m: m["engines"][1].update(model="model/other.onnx"),
+    "is missing": lambda m: m.pop("engines"),
+}
+
+
+@pytest.mark.parametrize("message", BAD_MANIFESTS)
+def test_a_manifest_that_cannot_be_trusted_is_refused(message: str, bundle: Path) -> None:
+    with pytest.raises(BundleError, match=message):
+        read_manifest(edited(bundle, BAD_MANIFESTS[message]))
+
+
+def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
+    assert main(["check", "--bundle", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "   \n"])
+def test_no_text_is_an_error(
+    text: str, bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    code, document, _ = run("predict", "--bundle", str(bundle), capsys=capsys)
+    assert (code, document["error"]) == (2, "InputError")
+
+
+def test_texts_are_read_from_standard_input_one_per_line(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, wanted, _ = run("predict", "--bundle", str(bundle), *TEXTS, capsys=capsys)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
+    _, got, _ = run("predict", "--bundle", str(bundle), capsys=capsys)
+    assert got["answers"] == wanted["answers"]
+
+
+def test_bench_reports_each_cell_by_stage_with_memory_and_size(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ("--batch", "1", "2", "--sequence", "8", "--iterations", "6")
+    code, document, _ = run("bench", "--bundle", str(bundle), *grid, capsys=capsys)
+    assert code == 0
+    assert [(c["batch"], c["sequence"]) for c in document["cells"]] == [(1, 8), (2, 8)]
+    for cell in document["cells"]:
+        system = cell["systems"]["candidate"]
+        assert set(system["stages"]) == {"pre", "forward", "post"}
+        assert len(system["end_to_end"]["samples"]) == 6
+    assert document["peak_memory"]["candidate"] > 10 << 20
+    size = (bundle / "model" / "onnxruntime-cpu" / "model.onnx").stat().st_size
+    assert document["size"]["candidate_bytes"] == size
+
+
+def test_bench_refuses_a_sequence_longer_than_the_model_takes(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--sequence", "64")
+    code, document, _ = run("bench", "--bundle", str(bundle), *asked, capsys=capsys)
+    assert (code, document["accepted"]) == (2, "up to 32")
+
+
+def test_a_tar_gives_the_same_answers_as_its_folder(
+    made: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, wanted, _ = run("predict", "--bundle", str(bundle), *TEXTS, capsys=capsys)
+    _, got, _ = run("predict", "--bundle", str(made / "tiny-1.tar"), *TEXTS, capsys=capsys)
+    assert got["answers"] == wanted["answers"]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, link
+    return made
+
+
+HOSTILE = {
+    "up": member("top/../../x"),
+    "absolute": member("/tmp/x"),
+    "symbolic link": member("top/x", tarfile.SYMTYPE, "/etc/passwd"),
+    "hard link": member("top/x", tarfile.LNKTYPE, "top/y"),
+    "device": member("top/x", tarfile.CHRTYPE),
+    "fifo": member("top/x", tarfile.FIFOTYPE),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_tar_is_refused_before_anything_is_written(kind: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.addfile(member("top/good"))
+        archive.addfile(HOSTILE[kind])
+    with pytest.raises(BundleError):
+        unpack(tmp_path / "x.tar", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.tar"]
+
+
+def test_a_cut_tar_leaves_nothing_behind(made: Path, tmp_path: Path) -> None:
+    data = (made / "tiny-1.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
+    with pytest.raises(BundleError, match="not a complete tar"):
+        unpack(tmp_path / "cut.tar", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["cut.tar"]

@@ -1,0 +1,67 @@
+"""A bundle of the small model, made by the real build and package stages from hand-made folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from optimizer import recipe_file
+from optimizer.build import stage as build
+from optimizer.package import stage as package
+from optimizer.recipe import Recipe
+from tests.conftest import write_tiny_recipe
+from tests.harness import small_model
+
+ORT = "{runtime: onnxruntime, device: cpu, threads: 1}"
+RTX = (
+    "{runtime: tensorrt-rtx, on_missing: defer, float: fp32, "
+    "shapes: {batch: [1, 2, 4], sequence: [4, 16, 32]}}"
+)
+
+
+def recipe(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Recipe:
+    """The tiny recipe with these targets; the model it names is not read here."""
+    file = write_tiny_recipe(folder, folder / "model")
+    head, tail = file.read_text().split("targets:\n", 1)
+    tail = tail[tail.index("validate:") :]
+    lines = "".join(f"  - {t}\n" for t in targets)
+    file.write_text(f"{head}targets:\n{lines}{tail}")
+    return recipe_file.read(file)
+
+
+def source(folder: Path) -> Path:
+    """What the load stage leaves."""
+    small_model.tokenizer(folder / "checkpoint")
+    (folder / "checkpoint" / "LICENSE").write_text("Do what you like.\n")
+    (folder / "contract.json").write_text(json.dumps(small_model.contract()))
+    origin = {"source": "made here", "revision": None, "licence": "apache-2.0", "files": {}}
+    (folder / "source.json").write_text(json.dumps(origin))
+    return folder
+
+
+def steps(folder: Path, asked: Recipe) -> list[Path]:
+    """The folders that the package stage takes, source and state first."""
+    state = folder / "state"
+    state.mkdir(parents=True)
+    made = [source(folder / "source"), state]
+    for i, target in enumerate(asked.targets):
+        dialect = "ort_qdq" if target.runtime == "onnxruntime" else "trt_qdq"
+        model = small_model.lowered(folder / f"lower{i}", dialect)
+        engine, report = folder / f"build{i}", folder / f"validate{i}"
+        engine.mkdir()
+        report.mkdir()
+        build.run(target, model, out=engine)
+        name = f"{target.runtime}-{target.device}"
+        document = {"target": name, "verdict": "pass", "gates": [], "ledger": [], "modules": []}
+        (report / "report.json").write_text(json.dumps(document))
+        made += [model, engine, report]
+    return made
+
+
+def make(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Path:
+    """The package stage's output folder: bundle/ and the tar."""
+    asked = recipe(folder / "recipe", targets)
+    out = folder / "package"
+    out.mkdir()
+    package.run(asked.packaging, *steps(folder / "steps", asked), out=out)
+    return out

@@ -1,0 +1,86 @@
+"""A bundle runs in an empty virtual environment after `pip install -r requirements.txt`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimizer.harness import tasks
+from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.runtimes.ort import OrtRunner
+from tests.conftest import sentences
+from tests.package import small_bundle
+
+TEXTS = sentences(5, seed=21)
+
+
+@pytest.fixture(scope="session")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("empty_venv")
+    small_bundle.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle where nothing of ours is near."""
+    return Path(shutil.copytree(steps / "package" / "bundle", tmp_path_factory.mktemp("b") / "x"))
+
+
+@pytest.fixture(scope="session")
+def python(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has what requirements.txt says and nothing else."""
+    venv = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    made = venv / "bin" / "python"
+    install = [str(made), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    requirements = ["-r", str(bundle / "requirements.txt")]
+    subprocess.run([*install, *requirements], check=True, capture_output=True)
+    return made
+
+
+def run(python: Path, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    return subprocess.run(
+        [str(python), "-W", "error", *arguments],
+        cwd=bundle,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_neither_torch_nor_transformers_nor_this_project_is_there(
+    python: Path, bundle: Path
+) -> None:
+    for name in ("torch", "transformers", "optimizer", "onnx", "pydantic"):
+        done = run(python, bundle, "-c", f"import {name}")
+        assert "ModuleNotFoundError" in done.stderr, name
+
+
+def test_its_answers_are_the_evaluators_bit_for_bit(
+    python: Path, bundle: Path, steps: Path
+) -> None:
+    contract = read(steps / "steps" / "source" / "contract.json")
+    tokenizer = load_tokenizer(steps / "steps" / "source" / "checkpoint", contract)
+    batch = tasks.encode(contract, tokenizer, TEXTS)
+    with OrtRunner(steps / "steps" / "lower0" / "model.onnx", threads=1) as runner:
+        values = tasks.decode(contract, runner.infer(batch), batch)
+    wanted = tasks.answers(contract, values, batch)
+    done = run(python, bundle, "-m", "harness", "predict", "--json", *TEXTS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["answers"] == wanted
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("bench", "--iterations", "5", "--sequence=8")])
+def test_the_other_commands_run_there_too(
+    arguments: tuple[str, ...], python: Path, bundle: Path
+) -> None:
+    done = run(python, bundle, "-m", "harness", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "onnxruntime-cpu" in done.stdout

@@ -1,0 +1,169 @@
+"""The bundle: complete, the same bytes every time, and published whole."""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer import harness
+from optimizer.harness.archive import unpack
+from optimizer.package import manifest as manifests
+from optimizer.package import stage
+from optimizer.package.publish_local import publish_local
+from optimizer.store import digest_file
+from tests.package import small_bundle
+
+TWICE = (small_bundle.ORT, small_bundle.ORT.replace("threads: 1", "threads: 2"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_bundle.make(tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def manifest(made: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((made / "bundle" / "manifest.json").read_text())
+    return document
+
+
+def test_every_file_is_listed_with_its_digest(made: Path, manifest: dict[str, Any]) -> None:
+    bundle = made / "bundle"
+    there = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()}
+    assert there == {*manifest["files"], "manifest.json"}
+    for name, entry in manifest["files"].items():
+        assert entry["sha256"] == digest_file(bundle / name)
+
+
+def test_the_manifest_says_where_it_came_from_and_what_it_needs(manifest: dict[str, Any]) -> None:
+    assert manifest["manifest_version"] == 1
+    assert manifest["source"]["source"] == "made here"
+    assert manifest["recipe"]["calibrate"]["batch_size"] == 8  # a default, resolved
+    assert set(manifest["calibration"]) == {"calibrate", "validate", "latency"}
+    assert len(set(manifest["calibration"].values())) == 3
+    assert manifest["verdicts"] == {"onnxruntime-cpu": "pass"}
+    assert manifest["packages"]["onnxruntime"]
+    assert manifest["contract"]["task"] == "sentence-embedding"
+    assert manifest["licence"] == "apache-2.0"
+
+
+def test_the_models_licence_travels_with_it(made: Path, manifest: dict[str, Any]) -> None:
+    assert manifest["licence_files"] == ["LICENSE"]
+    assert (made / "bundle" / "LICENSE").read_text() == "Do what you like.\n"
+
+
+def test_two_runs_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    again = small_bundle.make(tmp_path / "again")
+    a, b = (json.loads((p / "bundle" / "manifest.json").read_text()) for p in (made, again))
+    assert a["digest"] == b["digest"]
+    plain = [{n: f for n, f in m["files"].items() if not f["measured"]} for m in (a, b)]
+    assert plain[0] == plain[1]  # the reports name the recipe's folder, which differs here
+
+
+def test_the_digest_is_of_everything_but_what_was_measured(tmp_path: Path) -> None:
+    def digest(**files: str) -> str:
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        everything = {"model/a": "1", "report.html": "2", "engines/x/model.engine": "3", **files}
+        for name, text in everything.items():
+            path = tmp_path / "b" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return manifests.digest(manifests.files(tmp_path / "b"))
+
+    plain = digest()
+    assert plain == digest(**{"report.html": "other"})
+    assert plain == digest(**{"engines/x/model.engine": "other"})
+    assert plain != digest(**{"model/a": "other"})
+    assert plain != digest(**{"model/b": "new"})
+
+
+def test_targets_with_one_model_share_its_file(tmp_path: Path) -> None:
+    made = small_bundle.make(tmp_path, TWICE)
+    engines = json.loads((made / "bundle" / "manifest.json").read_text())["engines"]
+    assert [e["target"] for e in engines] == ["onnxruntime-cpu", "onnxruntime-cpu-2"]
+    assert engines[0]["model_files"] == engines[1]["model_files"]
+    assert [e["threads"] for e in engines] == [1, 2]
+    assert len(list((made / "bundle").rglob("*.onnx"))) == 1
+
+
+def test_weights_beside_the_model_are_shipped_and_listed(tmp_path: Path) -> None:
+    import onnx
+
+    asked = small_bundle.recipe(tmp_path / "recipe")
+    steps = small_bundle.steps(tmp_path / "steps", asked)
+    model = onnx.load(steps[2] / "model.onnx")
+    beside = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 256}
+    onnx.save(model, steps[2] / "model.onnx", **beside)
+    out = tmp_path / "out"
+    out.mkdir()
+    stage.run(asked.packaging, *steps, out=out)
+    engine = json.loads((out / "bundle" / "manifest.json").read_text())["engines"][0]
+    folder = "model/onnxruntime-cpu"
+    assert engine["model_files"] == [f"{folder}/model.onnx", f"{folder}/model.onnx.data"]
+    from optimizer.harness.bundle import Bundle
+
+    with Bundle(out / "bundle") as opened:
+        assert opened.predict(["good"])
+
+
+def test_the_harness_in_the_bundle_is_the_one_that_was_measured(made: Path) -> None:
+    ours = Path(str(harness.__file__)).parent
+    files = {p.relative_to(ours): p.read_bytes() for p in ours.rglob("*.py")}
+    theirs = made / "bundle" / "harness"
+    assert {p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*.py")} == files
+
+
+def test_a_changed_harness_is_another_key(made: Path, tmp_path: Path) -> None:
+    asked = small_bundle.recipe(tmp_path)
+    before = stage.harness_digests(asked.packaging)
+    assert "harness/tasks/batch.py" in before
+    assert stage.STAGE.files is stage.harness_digests
+
+
+def test_requirements_pin_the_versions_used(made: Path) -> None:
+    import onnxruntime
+    import tokenizers
+
+    lines = (made / "bundle" / "requirements.txt").read_text().splitlines()
+    assert f"onnxruntime=={onnxruntime.__version__}" in lines
+    assert f"tokenizers=={tokenizers.__version__}" in lines
+    assert len(lines) == 3
+
+
+def test_the_tar_holds_the_bundle_and_nothing_of_this_machine(made: Path, tmp_path: Path) -> None:
+    tar = made / "tiny-1.tar"
+    with tarfile.open(tar) as archive:
+        members = archive.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, 0, "", "")}
+    assert [m.name for m in members] == sorted((m.name for m in members), key=Path)
+    unpacked = unpack(tar, tmp_path / "x")
+    for path in (made / "bundle").rglob("*"):
+        if path.is_file():
+            copy = unpacked / path.relative_to(made / "bundle")
+            assert copy.read_bytes() == path.read_bytes()
+
+
+def test_publishing_replaces_the_old_version_whole(made: Path, tmp_path: Path) -> None:
+    old = tmp_path / "artifacts" / "tiny" / "1"
+    old.mkdir(parents=True)
+    (old / "stale").write_text("x")
+    final = publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
+    assert final == old
+    assert not (final / "stale").exists()
+    assert (final / "manifest.json").read_bytes() == (
+        made / "bundle" / "manifest.json"
+    ).read_bytes()
+    assert sorted(p.name for p in final.parent.iterdir()) == ["1", "tiny-1.tar"]
+
+
+def test_publishing_that_was_killed_is_completed_by_the_next(made: Path, tmp_path: Path) -> None:
+    home = tmp_path / "artifacts" / "tiny"
+    for leftover in (".1.partial", ".1.old"):
+        (home / leftover).mkdir(parents=True)
+        (home / leftover / "half").write_text("x")
+    final = publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
+    assert not (final / "half").exists()
+    assert sorted(p.name for p in home.iterdir()) == ["1", "tiny-1.tar"]
