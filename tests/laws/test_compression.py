@@ -147,3 +147,14 @@ def test_moving_values_into_the_range_leaves_the_others_as_they_are() -> None:
     assert bool((moved[outside] * factor.expand_as(x)[outside]).abs().le(1.01).all())
     assert q.clipped(x) >= int(outside.sum())
     assert q.clipped(moved) == 0
+
+
+def test_searched_smoothing_lowers_the_output_error(
+    loaded: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    plain = modules(compress(loaded, tmp_path / "a", **W8A8))
+    smoothed = modules(compress(loaded, tmp_path / "b", method="smoothquant", **W8A8))
+    rows = [m for m in plain if plain[m]["output_error"] is not None]
+    better = [smoothed[m]["output_error"] < 0.95 * plain[m]["output_error"] for m in rows]
+    assert sum(better) >= 0.75 * len(rows)
