@@ -27,6 +27,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
+from optimizer.lower.qdq import codes_name, read_back
 
 PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 # Operators a lowering puts between a module's input and its product; operand 0 is the data.
@@ -202,3 +203,28 @@ def float_weights(path: Path, modules: Collection[str]) -> list[str]:
         if any(v.dtype is not None and v.dtype.is_floating_point() for v in ends):
             wrong.add(module_of(node))
     return sorted(wrong)
+
+
+def changed(before: Path, after: Path, names: Iterable[str]) -> list[str]:
+    """Those of `names` that are initializers of both graphs, with different values."""
+    a, b = (onnx_file.load(p).graph.initializers for p in (before, after))
+    wrong = []
+    for name in sorted(set(names) & set(a) & set(b)):
+        x, y = a[name].const_value, b[name].const_value
+        if x is None or y is None or x.dtype != y.dtype or x.tobytes() != y.tobytes():
+            wrong.append(name)
+    return wrong
+
+
+def dequantized(path: Path, parameters: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """{parameter: float32 value (out, in)} from the codes and scales of a lowered graph.
+
+    Raises OptimizeError naming a parameter that the graph does not hold as codes.
+    """
+    model = onnx_file.load(path)
+    made = {}
+    for name in parameters:
+        if codes_name(name) not in model.graph.initializers:
+            raise OptimizeError(f"no codes of {name}", where=str(path))
+        made[name] = read_back(model, name)
+    return made

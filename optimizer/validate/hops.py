@@ -255,8 +255,15 @@ def lower(m: Materials) -> Entry:
     lowered = set(m.lowering["modules"])
     problems += [f"{name}: left in float without saying so" for name in sorted(wanted - lowered)]
     problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - wanted)]
-    for name in cut.float_weights(path, wanted):
-        problems.append(f"{name}: the graph multiplies by a float weight")
+    problems += [
+        f"{name}: the graph holds other codes than the state" for name in _other_codes(m, path)
+    ]
+    carried = cut.changed(m.graph / "model.onnx", path, m.names.parameters.values())
+    problems += [f"{name}: the float graph holds other values" for name in carried]
+    problems += [
+        f"{name}: the graph multiplies by a float weight"
+        for name in cut.float_weights(path, wanted)
+    ]
     coded = "" if m.state.activations is None else "int8 "
     limit = TABLE[f"piece {coded}{m.precision}"].limit
     problems += _pieces(m, path, m.simulated_traces, limit, fuse=False)
@@ -264,6 +271,14 @@ def lower(m: Materials) -> Entry:
     measured = m.between(m.lowered_outputs, m.simulated_traces)
     at = tolerance.at(m.quantization_error)
     return _entry("lower", "state in torch", tolerance, at, measured, problems)
+
+
+def _other_codes(m: Materials, path: Path) -> list[str]:
+    """Quantized parameters whose value in the graph is not the state's, bit for bit."""
+    held = cut.dequantized(path, m.state.weights)
+    return [
+        n for n in m.state.weights if not np.array_equal(held[n], m.state.weights[n].dequantize())
+    ]
 
 
 def engine(m: Materials) -> Entry:
@@ -284,21 +299,17 @@ def engine(m: Materials) -> Entry:
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
-    four_bits = any(
-        q["weight"].startswith(("int4", "uint4")) for q in m.lowering["modules"].values()
-    )
-    kind = "engine int4 block" if four_bits else f"engine {m.precision} {_coded(m)}"
-    tolerance = TABLE[kind]
+    blocks = m.state.activations is None
+    tolerance = TABLE["engine blocks" if blocks else f"engine {m.precision} int8"]
     path = m.model / "model.onnx"
-    coded = "" if m.state.activations is None else "int8 "
-    limit = tolerance.limit if four_bits else TABLE[f"piece {coded}{m.precision}"].limit
+    limit = tolerance.limit if blocks else TABLE[f"piece int8 {m.precision}"].limit
     problems += _pieces(m, path, m.simulated_traces, limit, fuse=True, only="modules")
     results = pieces.whole(path, m.simulated_traces, m.outputs, fuse=True)
     lowered = [
         Trace(t.mask, t.given, result=o)
         for t, o in zip(m.simulated_traces, m.lowered_outputs, strict=True)
     ]
-    at = tolerance.at(m.quantization_error) * (len(m.state.weights) ** 0.5 if four_bits else 1)
+    at = tolerance.at(m.quantization_error) * (len(m.state.weights) ** 0.5 if blocks else 1)
     measured = m.between(results, lowered)
     return _entry("engine", "lowered graph", tolerance, at, measured, problems)
 

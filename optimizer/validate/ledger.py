@@ -39,14 +39,15 @@ HOPS: tuple[Callable[[Materials], Entry], ...] = (
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
     a hop that cannot be carried out is a hop that failed."""
-    entries = []
-    for hop in bar(HOPS, "ledger"):
-        name = hop.__name__
-        try:
-            entries.append(hop(materials))
-        except (OptimizeError, HarnessError) as e:
-            entries.append(Entry(name, "", None, None, False, "it could not be run", (str(e),)))
-    return entries
+    return [run_hop(hop, materials) for hop in bar(HOPS, "ledger")]
+
+
+def run_hop(hop: Callable[[Materials], Entry], materials: Materials) -> Entry:
+    """One hop's entry."""
+    try:
+        return hop(materials)
+    except (OptimizeError, HarnessError) as e:
+        return Entry(hop.__name__, "", None, None, False, "it could not be run", (str(e),))
 
 
 def check(entries: Sequence[Entry]) -> None:

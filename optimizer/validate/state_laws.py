@@ -2,8 +2,8 @@
 what the recipe's budget allows, so a fault smaller than the budget would hide behind it; these
 do not depend on the budget.
 
- 1. weights   no weight lies further than half a step from its code, and no scale is wider than
-              its group needs
+ 1. weights   no weight inside the codes' range lies further than half a step from its code, and
+              no scale is wider than its group needs, or narrower than the method may choose
  2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
               same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
@@ -25,7 +25,13 @@ from optimizer.recipe import Activations
 from optimizer.state import CompressedState
 from optimizer.validate import trace
 from optimizer.validate.distance import Array
-from optimizer.validate.tolerances import RANGE_DRIFT, WEIGHT_STEPS, WIDEST_SCALE, ZERO_POINT_DRIFT
+from optimizer.validate.tolerances import (
+    NARROWEST_SCALE,
+    RANGE_DRIFT,
+    SCALE_SLACK,
+    WEIGHT_STEPS,
+    ZERO_POINT_DRIFT,
+)
 from optimizer.validate.trace import Trace
 
 HAIR = 1e-4  # of a step: float32 rounding of weight / scale
@@ -52,20 +58,25 @@ def _weight(q: QTensor, value: Tensor) -> str:
     if q.codes.shape != value.shape:
         return f"codes {tuple(q.codes.shape)} for {tuple(value.shape)}"
     rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (*q.scale.shape, -1)
-    error = (q.dequantize() - value).reshape(rows).abs().amax(-1) / q.scale
+    zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
+    lowest, highest = (q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale
+    grouped = value.reshape(rows)
+    inside = grouped.clamp(lowest[..., None], highest[..., None])
+    error = (q.dequantize().reshape(rows) - inside).abs().amax(-1) / q.scale
     if float(error.max()) > WEIGHT_STEPS + HAIR:
         row, group = divmod(int(error.argmax()), error.shape[1])
         return f"row {row} group {group} is {float(error.max()):.2f} steps away, not {WEIGHT_STEPS}"
-    grouped = value.reshape(rows)
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:
         spread = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
         needed = spread / (q.scheme.high - q.scheme.low)
     wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
-    if float(wide.max()) > WIDEST_SCALE:
-        row, group = divmod(int(wide.argmax()), wide.shape[1])
-        return f"row {row} group {group} has a scale {float(wide.max()):.2f} times what it needs"
+    for bound, worst in ((NARROWEST_SCALE[q.scheme.bits], wide.argmin()), (1.0, wide.argmax())):
+        found = float(wide.flatten()[worst])
+        if not bound / SCALE_SLACK <= found <= SCALE_SLACK:
+            row, group = divmod(int(worst), wide.shape[1])
+            return f"row {row} group {group} has a scale {found:.2f} times what it needs"
     return ""
 
 

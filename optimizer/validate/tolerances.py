@@ -57,13 +57,10 @@ TABLE: dict[str, Tolerance] = {
     "lower fp32 int8": Tolerance(1e-4, FLIPS, share=1.0),
     "lower fp16 float": Tolerance(1e-2, "as the float16 graph from torch"),
     "lower fp16 int8": Tolerance(1e-2, FLIPS, share=1.0),
-    "engine fp32 float": Tolerance(
-        1e-4, "fused kernels reorder float32 sums; eight-bit weights are used as they are"
-    ),
     "engine fp32 int8": Tolerance(1e-4, FLIPS, share=1.0),
-    "engine int4 block": Tolerance(
+    "engine blocks": Tolerance(
         5e-2,
-        "MatMulNBits at accuracy level 4 codes its float inputs to int8 in blocks: "
+        "for 4- and 8-bit weights alone MatMulNBits codes its float inputs to int8 in blocks: "
         "absmax/rms of a block (at most sqrt(128)) / (127 sqrt(12)) = 2.6e-2 per module",
     ),
     "answers": Tolerance(
@@ -75,9 +72,12 @@ TABLE: dict[str, Tolerance] = {
 WEIGHT_STEPS = 0.5
 """Round to nearest: no weight lies further than half a step from its code (and a hair)."""
 
-WIDEST_SCALE = 1 + 2.0**-7
-"""A weight scale just covers its group: at most this many times absmax / highest code (the grid
-rounds by 2^-9)."""
+SCALE_SLACK = 1 + 2.0**-7
+"""A weight scale is within this factor of what was chosen: the grid rounds by 2^-9."""
+
+NARROWEST_SCALE = {8: 1.0, 4: 0.6, 3: 0.6}
+"""By bits, the share of absmax / highest code that a scale may be shrunk to (compress/rtn.py);
+an eight-bit scale just covers its group."""
 
 RANGE_DRIFT = 1.5
 """A range is what its method gives on the calibration texts; that the finished model's own

@@ -1,0 +1,36 @@
+"""Clean runs, one per scheme, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.validate.runs import SCHEMES, Run, make, recipe
+
+SAME_GRAPH = ("token", "w8", "w4")  # nothing is folded into the float graph: one export serves all
+
+
+@pytest.fixture(scope="session")
+def runs(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """{scheme: run} of the tiny encoder. Read-only: copy one before damaging it."""
+    root = tmp_path_factory.mktemp("runs")
+    made: dict[str, Run] = {}
+    for name, quantize in SCHEMES.items():
+        data = root / name / "data"
+        data.mkdir(parents=True)
+        wanted = recipe(str(tiny_bert), data, quantize, "sentence-embedding")
+        exported = made["static"] if name in SAME_GRAPH else None
+        made[name] = make(root / name, wanted, exported)
+    return made
+
+
+@pytest.fixture(scope="session")
+def classifier_run(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("classifier_run")
+    data = root / "data"
+    data.mkdir()
+    wanted = recipe(
+        str(tiny_classifier), data, SCHEMES["static"], "text-classification", metric="accuracy"
+    )
+    return make(root, wanted)

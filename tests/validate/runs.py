@@ -1,0 +1,110 @@
+"""Artefacts of real runs of the stages, to be proven or damaged."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.build.stage import STAGE as BUILD
+from optimizer.compress.stage import STAGE as COMPRESS
+from optimizer.export.stage import STAGE as EXPORT
+from optimizer.load.stage import STAGE as LOAD
+from optimizer.lower.stage import STAGE as LOWER
+from optimizer.recipe import Recipe, Validation
+from optimizer.validate.materials import Materials
+from tests.conftest import sentences, write_rows
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "static": {"activations": {"range": "minmax"}},
+    "smooth": {
+        "method": "smoothquant",
+        "activations": {"range": "mse"},
+        "bias_correction": True,
+    },
+    "token": {"activations": {"granularity": "token"}},
+    "w8": {},
+    "w4": {"weights": {"bits": 4, "granularity": "group", "group_size": 32}},
+}
+FOLDERS = ("source", "state", "graph", "model", "engine")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folders the validate stage reads, below `root`."""
+
+    root: Path
+    section: Validation
+
+    def folder(self, name: str) -> Path:
+        return self.root / name
+
+    def materials(self, bundle: Path | None = None) -> Materials:
+        texts = sentences(12, seed=9)
+        return Materials(
+            self.section, *(self.root / f for f in FOLDERS), texts=texts, bundle=bundle
+        )
+
+    def copy(self, root: Path) -> Run:
+        """A run of its own, free to be damaged."""
+        for name in FOLDERS:
+            shutil.copytree(self.root / name, root / name)
+        return replace(self, root=root)
+
+
+def recipe(model: str, data: Path, quantize: dict[str, Any], task: str, **validate: Any) -> Recipe:
+    """A recipe on data files made in `data`, with budgets that a tiny random model keeps."""
+    for name, count, seed in (("calibrate", 16, 1), ("evaluate", 64, 2), ("time", 8, 3)):
+        write_rows(data / f"{name}.jsonl", count, seed)
+
+    def rows(name: str, **columns: str) -> dict[str, Any]:
+        return {
+            "source": "json",
+            "files": (str(data / f"{name}.jsonl"),),
+            "columns": {"text": "text", **columns},
+        }
+
+    needs = "activations" in quantize
+    document = {
+        "name": "tiny",
+        "model": {"source": model, "task": task},
+        "quantize": quantize,
+        "targets": ({"runtime": "onnxruntime", "threads": 1},),
+        "validate": {
+            "data": rows("evaluate", label="label"),
+            "metric": "cosine",
+            "max_drop": 0.1,
+            "quantization_budget": 0.5,
+            "latency": {
+                "data": rows("time"),
+                "sequence": (16,),
+                "iterations": 5,
+                "must_beat_float": False,
+            },
+            **validate,
+        },
+    }
+    if needs:
+        document["calibrate"] = {"data": rows("calibrate"), "samples": 16, "sequence_length": 32}
+    return Recipe.model_validate(document)
+
+
+def make(root: Path, made: Recipe, exported: Run | None = None) -> Run:
+    """Run every stage up to validate. exported: a run with the same float graph, to save time."""
+    target = made.targets[0]
+    run = Run(root, made.validation(target))
+    for name in FOLDERS:
+        if exported is None or name not in ("source", "graph"):
+            (root / name).mkdir(parents=True)
+        else:
+            shutil.copytree(exported.folder(name), root / name)
+    source, state, graph, model, engine = (root / f for f in FOLDERS)
+    if exported is None:
+        LOAD.run(made.model, out=source)
+    COMPRESS.run(made.compression, source, out=state)
+    if exported is None:
+        EXPORT.run(target.export, source, state, out=graph)
+    LOWER.run(target, source, state, graph, out=model)
+    BUILD.run(target, model, out=engine)
+    return run

@@ -1,0 +1,77 @@
+"""Clean runs raise nothing; what cannot run here is said, not skipped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.errors import LedgerError
+from optimizer.recipe import TensorRTRTXTarget
+from optimizer.validate import ledger
+from optimizer.validate.hops import Entry
+from tests.conftest import write_tiny_bert
+from tests.validate.runs import SCHEMES, Run, make, recipe
+
+HOPS = [hop.__name__ for hop in ledger.HOPS]
+
+
+def assert_clean(entries: list[Entry]) -> None:
+    assert [e.hop for e in entries] == HOPS
+    assert [(e.hop, e.problems) for e in entries if e.ok is not True] == []
+    ledger.check(entries)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_clean_run_raises_nothing(runs: dict[str, Run], scheme: str) -> None:
+    assert_clean(ledger.run(runs[scheme].materials()))
+
+
+def test_a_clean_classifier_raises_nothing(classifier_run: Run) -> None:
+    assert_clean(ledger.run(classifier_run.materials()))
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_other_clean_models_raise_nothing(tmp_path: Path, seed: int) -> None:
+    model = write_tiny_bert(tmp_path / "model", layers=3, seed=seed)
+    wanted = recipe(str(model), tmp_path, SCHEMES["static"], "sentence-embedding")
+    assert_clean(ledger.run(make(tmp_path / "run", wanted).materials()))
+
+
+def test_every_entry_is_plain_json(runs: dict[str, Run]) -> None:
+    for entry in ledger.run(runs["w8"].materials()):
+        json.dumps(entry.as_dict(), allow_nan=False)
+
+
+def test_a_deferred_engine_is_recorded_as_not_run_with_the_reason(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["static"].copy(tmp_path)
+    document = {"deferred": True, "why": "no tensorrt_rtx", "inspected": None}
+    (run.folder("engine") / "engine.json").write_text(json.dumps(document))
+    entry = next(e for e in ledger.run(run.materials()) if e.hop == "engine")
+    assert entry.ok is None
+    assert "no tensorrt_rtx" in entry.why
+
+
+def test_an_engine_for_another_device_is_recorded_as_not_run(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["static"].copy(tmp_path)
+    target = TensorRTRTXTarget(runtime="tensorrt-rtx", float="fp32")
+    run = replace(run, section=run.section.model_copy(update={"target": target}))
+    entry = next(e for e in ledger.run(run.materials()) if e.hop == "engine")
+    assert entry.ok is None
+    assert "GPU" in entry.why
+
+
+def test_a_hop_that_cannot_be_carried_out_is_a_hop_that_failed(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["w8"].copy(tmp_path)
+    (run.folder("model") / "model.onnx").write_bytes(b"not a model")
+    entries = ledger.run(run.materials())
+    with pytest.raises(LedgerError, match="ledger: lower"):
+        ledger.check(entries)
