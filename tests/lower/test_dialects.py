@@ -150,6 +150,8 @@ def test_a_row_of_zeros_is_coded_without_dividing_by_zero(tiny: Exported, tmp_pa
         if tensor.name.startswith("embeddings.LayerNorm"):
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(64, np.float32), tensor.name))
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    first = codes(folder, "encoder.layer.0.attention.self.query/input_codes")
+    assert (first == 128).all()
     assert np.isfinite(answer(folder, tokens())).all()
 
 
