@@ -101,6 +101,13 @@ def _tokenizer(
             where=str(folder / "tokenizer_config.json"),
             fix='Set "pad_token" there to the token the model was trained with.',
         )
+    if family.positions_after_padding and tokenizer.pad_token_id != config.pad_token_id:
+        raise CheckpointError(
+            f"the tokenizer does not fit: it pads with id {tokenizer.pad_token_id} and the model "
+            f"counts positions from the tokens that are not {config.pad_token_id}",
+            where="config.json: pad_token_id",
+            fix="Use the tokenizer the model was trained with.",
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and family.positions_after_padding:
         positions -= int(config.pad_token_id) + 1

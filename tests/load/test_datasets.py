@@ -234,14 +234,18 @@ def test_pairs_overlap_only_as_pairs_and_repeats_within_a_set_are_fine() -> None
     check_disjoint({"calibrate": first, "evaluate": [Sample("a", text_pair="c"), Sample("a")]})
 
 
+@pytest.mark.parametrize("disabled", [True, False])
 def test_progress_bars_stay_as_they_were_and_nothing_is_printed(
-    spec: Spec, capfd: pytest.CaptureFixture[str]
+    spec: Spec, capfd: pytest.CaptureFixture[str], disabled: bool
 ) -> None:
     import datasets
 
-    before = datasets.are_progress_bars_disabled()
+    was = datasets.are_progress_bars_disabled()
+    switch = {True: datasets.disable_progress_bars, False: datasets.enable_progress_bars}
+    switch[disabled]()
     samples(spec(ROWS))
-    assert datasets.are_progress_bars_disabled() == before
+    assert datasets.are_progress_bars_disabled() == disabled
+    switch[was]()
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
 

@@ -118,6 +118,7 @@ class Hub(BaseHTTPRequestHandler):
     """The part of the hub's protocol that a download uses, for one repository."""
 
     folder: Path
+    main = COMMIT
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -129,7 +130,8 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path.startswith("/api/models/me/tiny/revision/"):
             known = path.rsplit("/", 1)[1] in ("main", "v1", COMMIT)
-            document = {"id": "me/tiny", "sha": COMMIT, "siblings": []}
+            commit = type(self).main if path.endswith("/main") else COMMIT
+            document = {"id": "me/tiny", "sha": commit, "siblings": []}
             self._send(json.dumps(document).encode(), body, {}, 200 if known else 404)
         elif path.startswith("/api/models/me/tiny/tree/"):
             files = [
@@ -181,6 +183,7 @@ def hub(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
+    monkeypatch.setattr(Hub, "main", COMMIT)
     endpoint = f"http://127.0.0.1:{server.server_port}"
     point_at(endpoint, monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -201,6 +204,14 @@ def test_a_hub_model_is_pinned_to_its_commit(hub: str, load: Load, tiny_bert: Pa
     assert document["revision"] == COMMIT
     raw = (tiny_bert / "model.safetensors").read_bytes()
     assert document["files"]["model.safetensors"]["sha256"] == hashlib.sha256(raw).hexdigest()
+
+
+def test_a_push_between_plan_and_run_changes_nothing(
+    hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = digests(model("me/tiny"))
+    monkeypatch.setattr(Hub, "main", "bad" + "0" * 37)
+    assert source.resolve(model("me/tiny")).revision == planned["me/tiny"]
 
 
 def test_planning_a_hub_model_fetches_no_weights(hub: str, tmp_path: Path) -> None:

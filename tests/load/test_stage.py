@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from optimizer.errors import CheckpointError
 from optimizer.harness.contract import load_tokenizer, read
 from optimizer.harness.tasks import decode, encode
 from optimizer.load.checkpoint import open_checkpoint
@@ -188,6 +189,42 @@ def test_the_longest_sequence(
     assert contract["tokenizer"]["max_length"] == expected
 
 
+@pytest.fixture
+def roberta(bert: Path) -> Path:
+    """A tiny RoBERTa with the tiny BERT's tokenizer, whose padding has id 0."""
+    from transformers import AutoModel, RobertaConfig
+
+    rows = load_file(bert / "model.safetensors")["embeddings.word_embeddings.weight"].shape[0]
+    config = RobertaConfig(
+        vocab_size=rows,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        type_vocab_size=1,
+        pad_token_id=0,
+    )
+    AutoModel.from_config(config).save_pretrained(bert)
+    fast = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    (bert / "tokenizer_config.json").write_text(json.dumps(fast))
+    return bert
+
+
+def test_a_model_with_one_segment_kind_and_positions_after_padding(
+    load: Load, roberta: Path
+) -> None:
+    contract = document(load(roberta), "contract.json")
+    assert [i["name"] for i in contract["inputs"]] == ["input_ids", "attention_mask"]
+    assert contract["tokenizer"]["max_length"] == 39, "positions start at the padding's id + 1"
+
+
+def test_padding_that_the_model_would_count_as_text(load: Load, roberta: Path) -> None:
+    edit_json(roberta / "config.json", pad_token_id=1)
+    with pytest.raises(CheckpointError, match=r"pad_token_id: the tokenizer does not fit.* id 0"):
+        load(roberta)
+
+
 def test_pooling_is_read_from_a_sentence_model_and_the_recipe_overrules_it(
     load: Load, bert: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +260,11 @@ def test_trusted_code_is_copied_and_used(load: Load, bert: Path) -> None:
     assert (out / "checkpoint/mine.py").is_file()
     model = torch_model(open_checkpoint(out), "sentence-embedding")
     assert model.marked
+
+
+def test_code_that_is_not_trusted_is_not_copied(load: Load, bert: Path) -> None:
+    (bert / "train.py").write_text("")
+    assert not list((load(bert) / "checkpoint").glob("*.py"))
 
 
 def test_shapes_are_known_before_any_weight_is_read(load: Load, bert: Path) -> None:
