@@ -72,18 +72,17 @@ def main() -> None:
     asked = arguments()
     recipe, store = read_recipe(asked.recipe), Store(asked.store)
     source, lowered = lowered_model(recipe, store, asked.model)
-    graph = float_graph(source.path, asked.store / "benchmark" / source.key)
     python, why = None, "not run: --with-openvino was not given"
     if asked.openvino_python or asked.with_openvino:
         python = asked.openvino_python or peers.openvino_python(asked.openvino, OPENVINO)
-    with tempfile.TemporaryDirectory() as scratch:
-        inputs = prepare(recipe, source.path, Path(scratch), asked.examples)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        graph = float_graph(source.path, scratch)
+        inputs = prepare(recipe, source.path, scratch, asked.examples)
         say("quantizing with the peers' own tools")
-        peers.quantize(graph, inputs.calibration, graph.parent, python)
-        chosen = peers.systems(
-            lowered, graph, source.path / "checkpoint", graph.parent, python, why
-        )
-        result = run(chosen, inputs, asked, Path(scratch))
+        peers.quantize(graph, inputs.calibration, scratch, python)
+        chosen = peers.systems(lowered, graph, source.path / "checkpoint", scratch, python, why)
+        result = run(chosen, inputs, asked, scratch)
     write(result, asked.out)
 
 
@@ -127,10 +126,10 @@ def float_graph(source: Path, folder: Path) -> Path:
     from optimizer.export.stage import run as export
     from optimizer.recipe import Export
 
-    if not (folder / "names.json").is_file():
-        (folder / "nothing").mkdir(parents=True, exist_ok=True)
-        state.write(state.CompressedState(weights={}), folder / "nothing")
-        export(Export(), source, folder / "nothing", out=folder)
+    nothing = folder / "nothing"
+    nothing.mkdir()
+    state.write(state.CompressedState(weights={}), nothing)
+    export(Export(), source, nothing, out=folder)
     return folder / "model.onnx"
 
 
