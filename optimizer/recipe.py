@@ -61,7 +61,11 @@ class Model(Section):
     pooling: Literal["mean", "cls"] | None = Field(
         None, description="sentence-embedding only; read from the checkpoint when absent, else mean"
     )
-    normalize: bool = Field(True, description="sentence-embedding only: L2-normalize the embedding")
+    normalize: bool | None = Field(
+        None,
+        description="sentence-embedding only: L2-normalize the embedding; read from the checkpoint "
+        "when absent, else true",
+    )
     max_length: int | None = Field(
         None, ge=2, description="longest sequence in tokens; read from the checkpoint when absent"
     )
@@ -100,18 +104,19 @@ class Activations(Section):
     symmetric: bool = Field(
         False, description="true: code 0 is the middle. false: both ends of the range are chosen"
     )
-    range: Literal["minmax", "percentile", "entropy", "mse"] | None = Field(
-        None, description="how a static range is chosen; percentile when absent"
+    range: Literal["minmax", "percentile", "entropy", "mse"] = Field(
+        "minmax", description="how a static range is chosen"
     )
-    percentile: float | None = Field(None, gt=50, le=100, description="99.99 when absent")
+    percentile: float = Field(99.999, gt=50, le=100, description="what range: percentile covers")
 
     @model_validator(mode="after")
     def _static_options_need_static_ranges(self) -> Activations:
-        if self.granularity == "token" and (self.range or self.percentile):
+        given = self.model_fields_set & {"range", "percentile", "symmetric"}
+        if self.granularity == "token" and given:
             raise ValueError(
-                "range and percentile choose static ranges; granularity token has none"
+                f"{', '.join(sorted(given))}: chooses static ranges; granularity: token has none"
             )
-        if self.percentile is not None and self.range not in (None, "percentile"):
+        if "percentile" in given and self.range != "percentile":
             raise ValueError(f"percentile is given but range is {self.range}")
         return self
 

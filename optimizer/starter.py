@@ -32,9 +32,10 @@ calibrate:                      # the texts on which activation ranges are measu
   sequence_length: 128
 
 quantize:
-  method: rtn                   # rtn | smoothquant
+  method: smoothquant           # rtn | smoothquant
   weights: {{bits: 8, granularity: channel}}
-  activations: {{bits: 8, granularity: tensor, range: percentile}}   # leave out for weight-only
+  activations: {{bits: 8, granularity: tensor, range: minmax}}   # leave out for weight-only
+  bias_correction: true
   # keep_float: ["*.intermediate.dense"]   # module patterns to leave in float
 
 targets:

@@ -23,7 +23,7 @@ state.json, keys sorted, UTF-8, no spaces after separators:
     ranges       {site: [low, high]}   site = "<module>:input", as in
                  "encoder.layer.0.output.dense:input"; of the input after its factor
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
-                 are coded; the module's codes (and replaced weight) already hold the inverse
+                 are coded; the module's codes hold the inverse, its replaced weight does not
     activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
                  left in float | one static range each (`ranges`) | per token, at run time
     sparsity     {parameter: pattern}

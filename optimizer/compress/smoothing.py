@@ -26,7 +26,6 @@ from optimizer.recipe import Activations, Quantize
 from optimizer.state import Note, Range
 
 SEARCH_ROWS = 1024  # tokens that a strength is judged on, spread evenly over all
-DEFAULT_RANGE, DEFAULT_PERCENTILE = "percentile", 99.99
 
 
 @dataclass
@@ -190,12 +189,8 @@ def _choose(
 
 
 def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
-    """The range method of a recipe, with the defaults for what it leaves out."""
-    return chooser(
-        activations.range or DEFAULT_RANGE,
-        activations.percentile or DEFAULT_PERCENTILE,
-        activations.symmetric,
-    )
+    """The range method of a recipe."""
+    return chooser(activations.range, activations.percentile, activations.symmetric)
 
 
 def _activation_code(activations: Activations) -> smoothquant.Code:

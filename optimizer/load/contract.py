@@ -138,12 +138,14 @@ def _tokenizer(
 def _sentence(section: Model, root: Path) -> tuple[str | None, bool | None]:
     """(pooling, normalize) of a sentence embedding; (None, None) for other tasks.
 
-    The recipe decides; what it leaves open the checkpoint's modules.json says; else mean.
+    The recipe decides; what it leaves open the checkpoint's modules.json says; else mean, true.
     """
     if section.task != "sentence-embedding":
         return None, None
     pooling: str | None = None
+    normalize = True
     if (root / "modules.json").is_file():
+        normalize = any(str(m.get("type", "")).endswith(".Normalize") for m in read_modules(root))
         for module in read_modules(root):
             kind = str(module.get("type", "")).rpartition(".")[2]
             if kind == "Pooling":
@@ -160,7 +162,9 @@ def _sentence(section: Model, root: Path) -> tuple[str | None, bool | None]:
         say(f"load: {PROMPTS} names a default prompt; it is not put before texts: do so yourself")
     if section.pooling is not None and pooling not in (None, section.pooling):
         say(f"load: pooling is {section.pooling} by the recipe; the checkpoint says {pooling}")
-    return section.pooling or pooling or "mean", section.normalize
+    if section.normalize is not None:
+        normalize = section.normalize
+    return section.pooling or pooling or "mean", normalize
 
 
 def _check_lower_case(root: Path, tokenizer: Any) -> None:

@@ -84,7 +84,7 @@ def ranges(
     state: CompressedState, method: Activations, model: nn.Module, batches: Iterable[Batch]
 ) -> list[str]:
     """Law 2. model: the simulated one. batches: of the calibration texts."""
-    choose = chooser(method.range or "percentile", method.percentile or 99.99, method.symmetric)
+    choose = chooser(method.range, method.percentile, method.symmetric)
     seen = {site: Histogram() for site in state.ranges}
 
     def see(module: str, rows: Tensor) -> None:

@@ -234,6 +234,16 @@ def test_pooling_is_read_from_a_sentence_model_and_the_recipe_overrules_it(
     assert "the checkpoint says cls" in capsys.readouterr().err
 
 
+def test_a_sentence_model_is_normalized_as_its_modules_say_unless_the_recipe_does(
+    load: Load, bert: Path
+) -> None:
+    modules(bert, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    assert document(load(bert), "contract.json")["normalize"] is False
+    assert document(load(bert, normalize=True), "contract.json")["normalize"] is True
+    modules(bert, "Transformer", "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+    assert document(load(bert), "contract.json")["normalize"] is True
+
+
 def test_a_sentence_model_with_its_transformer_in_a_subfolder(
     load: Load, bert: Path, tmp_path: Path
 ) -> None:
