@@ -290,21 +290,30 @@ def f1_metric(
     """
     classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
 
-    def tally(true: Integers, predicted: Integers) -> tuple[list[int], list[int]]:
-        hit = [int(((true == c) & (predicted == c)).sum()) for c in classes]
-        return hit, [int((true == c).sum() + (predicted == c).sum()) for c in classes]
+    lengths = np.array([len(t) for t in truth])
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    true = np.searchsorted(classes, np.concatenate(list(truth)))
+
+    def counted(where: Booleans, of: Integers) -> Floats:
+        made = np.zeros((len(lengths), len(classes)))
+        np.add.at(made, (text[where], of[where]), 1)
+        return made
 
     def system(predicted: Sequence[Integers], extra: Integers | None = None) -> Value:
-        tallies = [tally(t, p) for t, p in zip(truth, predicted, strict=True)]
-        hit = np.array([h for h, _ in tallies], np.float64)
-        size = np.array([s for _, s in tallies], np.float64)
-        more = tally(rarest, extra) if extra is not None else ([0], [0])
+        flat = np.concatenate(list(predicted))
+        told = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
+        known = classes[told] == flat
+        hit = counted(known & (told == true), told)
+        size = counted(np.full(len(true), True), true) + counted(known, told)
+        hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
+        if extra is not None:
+            hit_more = 1.0 * ((classes == rarest) & (classes == extra))
+            size_more = 1.0 * (classes == rarest) + (classes == extra)
 
         def value(weights: Floats) -> Floats:
-            both, total = weights @ hit + more[0], weights @ size + more[1]
-            f1 = np.divide(2 * both, total, out=np.zeros_like(both), where=total > 0)
-            mean: Floats = f1.mean(1)
-            return mean
+            both, total = weights @ hit + hit_more, weights @ size + size_more
+            f1 = 2 * both / np.where(total > 0, total, np.inf)
+            return np.asarray(f1.mean(1), np.float64)
 
         return value
 

@@ -5,8 +5,8 @@ Writes report.json:
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
     ledger        [{hop, from, tolerance, measured, ok, why, problems}]; ok null: not run here, why
-    quality       see quality.py; null when this machine cannot answer for the target
-    speed         see speed.py; null likewise
+    quality       see quality.py; with a note when another runtime answered for the engine
+    speed         see speed.py; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is built where it first runs
     modules       the compress stage's row per module
@@ -73,19 +73,16 @@ def run(
     }
     gates = [_ledger_gate(entries)]
     elsewhere = not_here(materials)
-    proven = section.target.runtime != "onnxruntime"
-    if not elsewhere or proven:
-        judged, report["quality"] = _quality(materials, rows, data.get("validate.train"))
-        gates += judged
+    judged, report["quality"] = _quality(
+        materials, rows, data.get("validate.train"), "cpu" if elsewhere else section.target.device
+    )
+    gates += judged
     if elsewhere:
         report["not_measured"] = {"speed": elsewhere}
-        if report["quality"] is None:
-            report["not_measured"]["quality"] = elsewhere
-        else:
-            report["quality"]["note"] = (
-                "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes "
-                "the same function in its own kernels"
-            )
+        report["quality"]["note"] = (
+            "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the "
+            "same function in its own kernels"
+        )
     else:
         timing = data.get("validate.latency.data")
         texts = [r.text for r in timing] if timing else list(speed.NEUTRAL)
@@ -166,13 +163,13 @@ def _fallbacks(m: Materials) -> list[dict[str, str]]:
 
 
 def _quality(
-    m: Materials, rows: Sequence[Sample], train: Sequence[Sample] | None
+    m: Materials, rows: Sequence[Sample], train: Sequence[Sample] | None, device: str
 ) -> tuple[list[Gate], dict[str, Any]]:
     """The quality gates and section: the source model and the candidate on the same rows."""
     wanted = m.section.validate_
     baseline = answer(m, _TorchRunner(m), rows, "validate: baseline")
     threads = getattr(m.section.target, "threads", 0)
-    with OrtRunner(m.model / "model.onnx", threads=threads) as runner:
+    with OrtRunner(m.model / "model.onnx", device=device, threads=threads) as runner:
         candidate = answer(m, runner, rows, "validate: candidate")
     fit_on = None
     if wanted.metric == "probe_accuracy" and train is not None:

@@ -1,0 +1,87 @@
+"""The first bad module is named as the checkpoint names it, in few runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.validate import bisect
+from tests.validate import mutations as m
+from tests.validate.mutations import OUTPUT, QUERY
+from tests.validate.runs import Run
+
+
+@pytest.mark.parametrize("place", [0, 1, 30, 62, 63])
+def test_the_search_asks_logarithmically_often(place: int) -> None:
+    asked = []
+
+    def bad(part: Sequence[int]) -> bool:
+        asked.append(len(part))
+        return any(i in (place, 63) for i in part)
+
+    assert bisect.first_bad(range(64), bad) == place
+    assert len(asked) <= 7
+
+
+def test_nothing_bad_is_nothing_found() -> None:
+    assert bisect.first_bad(range(10), lambda part: False) is None
+    assert bisect.first_bad([], lambda part: True) is None
+
+
+@pytest.mark.parametrize("module", [QUERY, OUTPUT, "encoder.layer.1.attention.output.dense"])
+def test_a_lowered_scale_doubled_is_named(
+    runs: dict[str, Run], tmp_path: Path, module: str
+) -> None:
+    run = runs["static"].copy(tmp_path)
+    m.values("model", f"{module}.weight_scale", lambda s: 2 * s)(run)
+    materials = run.materials()
+    found = bisect.in_modules(
+        run.folder("model") / "model.onnx", materials.modules, materials.simulated_traces, 1e-3
+    )
+    assert found == module
+
+
+def test_of_two_faults_the_first_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = runs["w4"].copy(tmp_path)
+    for module in (OUTPUT, QUERY):
+        m.values("model", f"{module}.weight_scale", lambda s: 2 * s)(run)
+    materials = run.materials()
+    model = run.folder("model") / "model.onnx"
+    traces = materials.simulated_traces
+    assert bisect.in_modules(model, materials.modules, traces, 1e-3) == QUERY
+
+
+def test_a_fault_between_modules_is_found_by_the_prefix(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    """A LayerNorm after layer 0: the first module that reads it is layer 1's query."""
+    run = runs["static"].copy(tmp_path)
+    name = "encoder.layer.0.output.LayerNorm.weight"
+    m.values("graph", name, lambda w: 1.1 * w)(run)
+    materials = run.materials()
+    model = run.folder("graph") / "model.onnx"
+    traces = materials.folded_traces
+    assert bisect.in_modules(model, materials.modules, traces, 1e-4) is None
+    found = bisect.in_prefix(model, materials.modules, traces, 1e-4)
+    assert found == "encoder.layer.1.attention.self.query"
+
+
+def test_a_clean_graph_has_no_bad_module(runs: dict[str, Run]) -> None:
+    materials = runs["static"].materials()
+    model = runs["static"].folder("graph") / "model.onnx"
+    traces = materials.folded_traces
+    assert bisect.in_modules(model, materials.modules, traces, 1e-4) is None
+    assert bisect.in_prefix(model, materials.modules, traces, 1e-4) is None
+
+
+def test_the_module_whose_compression_breaks_the_output_is_named(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["w8"].copy(tmp_path)
+    module = "encoder.layer.0.intermediate.dense"
+    m.weight(module, lambda q: replace(q, codes=q.codes.flip(0)))(run)
+    assert bisect.in_torch(run.materials(), limit=0.1) == module
+    assert bisect.in_torch(runs["w8"].materials(), limit=0.1) is None

@@ -1,0 +1,116 @@
+"""report.json: what it says of a good run, a bad one, and one that cannot run here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.errors import DataError
+from optimizer.load.datasets import Sample
+from optimizer.validate import speed
+from optimizer.validate.stage import STAGE, ledger_texts
+from tests.validate import mutations as m
+from tests.validate.runs import FOLDERS, Run
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No subprocesses: peak memory is measured in test_speed.py."""
+    monkeypatch.setattr(speed, "peak_memory", lambda *_: {})
+
+
+def changed(run: Run, **validate: Any) -> Run:
+    section = run.section
+    inner = section.validate_.model_copy(update=validate)
+    return replace(run, section=section.model_copy(update={"validate_": inner}))
+
+
+def report(run: Run, out: Path) -> dict[str, Any]:
+    out.mkdir()
+    STAGE.run(run.section, *(run.folder(f) for f in FOLDERS), out=out)
+    document: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return document
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_good_run_passes_every_gate(classifier_run: Run, tmp_path: Path) -> None:
+    found = report(changed(classifier_run, max_drop=0.5, min_cosine=0.9), tmp_path / "out")
+    assert found["verdict"] == "pass"
+    assert [g["name"] for g in found["gates"]] == [
+        "ledger",
+        "quality.accuracy",
+        "quality.min_cosine",
+    ]
+    assert found["target"] == "onnxruntime-cpu"
+    assert found["quality"]["examples"] == 64
+    assert len(found["modules"]) > 12
+    assert found["not_measured"] == {}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_damaged_run_fails_and_names_the_hop_but_still_reports(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["w8"].copy(tmp_path)
+    m.values("model", f"{m.QUERY}.weight_scale", lambda s: 2 * s)(run)
+    found = report(run, tmp_path / "out")
+    assert found["verdict"] == "fail"
+    gate = found["gates"][0]
+    assert (gate["name"], gate["verdict"]) == ("ledger", "fail")
+    assert "hop lower" in gate["message"]
+    assert m.QUERY in gate["message"]
+    assert found["quality"] is not None
+
+
+@pytest.mark.usefixtures("quick")
+def test_too_few_examples_are_inconclusive_and_the_number_is_said(
+    classifier_run: Run, tmp_path: Path
+) -> None:
+    found = report(changed(classifier_run, max_drop=0.001), tmp_path / "out")
+    assert found["verdict"] == "inconclusive"
+    assert found["quality"]["needed"] > 64
+    assert str(found["quality"]["needed"]) in found["gates"][1]["message"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_deferred_engine_is_judged_on_the_lowered_model_and_not_timed(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["w8"].copy(tmp_path)
+    why = {"deferred": True, "why": "pip install something", "inspected": None}
+    (run.folder("engine") / "engine.json").write_text(json.dumps(why))
+    found = report(run, tmp_path / "out")
+    assert "pip install something" in found["not_measured"]["speed"]
+    assert found["speed"] is None
+    assert "lowered model" in found["quality"]["note"]
+    assert next(e for e in found["ledger"] if e["hop"] == "engine")["ok"] is None
+    assert found["verdict"] == "pass"
+
+
+def test_overlapping_data_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = runs["static"]
+    assert run.section.calibrate is not None
+    overlap = changed(run, data=run.section.calibrate.data)
+    with pytest.raises(DataError, match="calibrate"):
+        report(overlap, tmp_path / "out")
+
+
+def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> None:
+    assert STAGE.files is not None
+    digests = STAGE.files(runs["static"].section)
+    assert set(digests) == {"calibrate", "validate.data", "validate.latency.data"}
+    assert len(set(digests.values())) == 3
+
+
+def test_ledger_texts_are_of_all_lengths() -> None:
+    rows = [Sample("x" * n) for n in range(1, 200)]
+    lengths = [len(t) for t in ledger_texts(rows)]
+    assert lengths[0] == 1
+    assert lengths[-1] == 199
+    assert lengths == sorted(lengths)
+    with pytest.raises(DataError, match="three or more"):
+        ledger_texts(rows[:2])
