@@ -1,0 +1,102 @@
+"""One weight, several operators: shared layers, and a matrix that is also an embedding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from optimizer.compress.simulate import simulated
+from optimizer.export import names
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import torch_model
+from optimizer.lower import ort_qdq, trt_qdq
+from optimizer.lower.inspect_ort import inspect
+from optimizer.state import CompressedState
+from tests.conftest import heavy_tailed, write_tokenizer
+from tests.export.folders import Exported, exported, loaded
+from tests.export.test_clean import graph
+from tests.lower.running import ORT, TRT, answer, difference, lowered, session, tokens
+from tests.lower.states import PER_CHANNEL, rounded, state_of
+
+
+@pytest.fixture(scope="module")
+def albert(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A random ALBERT: two layers, one set of weights."""
+    from transformers import AlbertConfig, AlbertModel
+
+    folder = tmp_path_factory.mktemp("albert")
+    (folder / "model").mkdir()
+    config = AlbertConfig(
+        vocab_size=write_tokenizer(folder / "model"),
+        embedding_size=32,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=64,
+    )
+    model = AlbertModel(config)
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_(heavy_tailed(tuple(parameter.shape), i, 0.08))
+    model.save_pretrained(folder / "model")
+    return exported(loaded(folder / "model", folder / "load"), folder / "export")
+
+
+def test_a_shared_layer_is_lowered_wherever_it_is_used(albert: Exported, tmp_path: Path) -> None:
+    assert {len(m.also) for m in albert.names.modules.values()} == {0, 1}
+    state = state_of(albert, PER_CHANNEL, "tensor", factored="ffn")
+    folder = lowered(albert, state, ORT, tmp_path)
+    session(folder / "model.onnx", optimized=tmp_path / "optimized.onnx")
+    found = inspect(folder, tmp_path / "optimized.onnx")
+    assert found["wider"] == []
+    uses = sum(1 + len(m.also) for m in albert.names.modules.values())
+    assert found["operators"] == {"MatMulIntegerToFloat": uses}
+
+
+@pytest.mark.parametrize("target", [ORT, TRT], ids=["ort", "trt"])
+def test_a_shared_layer_computes_what_the_state_computes(
+    albert: Exported, tmp_path: Path, target: object
+) -> None:
+    state = state_of(albert, PER_CHANNEL, "tensor", factored="ffn")
+    folder = lowered(albert, state, target, tmp_path)
+    model = torch_model(open_checkpoint(albert.source), "sentence-embedding")
+    inputs = tokens()
+    with torch.no_grad():
+        given = {k: torch.from_numpy(v) for k, v in inputs.items()}
+        wanted = simulated(model, state)(**given).last_hidden_state.numpy()
+    real = wanted[inputs["attention_mask"].astype(bool)]
+    assert difference(answer(folder, inputs, optimize=False), real) < 1e-2
+
+
+@pytest.mark.parametrize("dialect", ["ort", "trt"])
+def test_a_tied_embedding_keeps_its_float_rows(dialect: str) -> None:
+    weight = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+    model = graph(
+        "g (float[n, 32] x, int64[m] i) => (float[n, 16] y, float[m, 32] e)"
+        "{ t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t) e = Gather(w, i) }",
+        w=weight,
+    )
+    model.graph.initializers["w"].name = "head.weight"
+    for node in model.graph:
+        node.name = f"head/{node.op_type}"
+    value = torch.from_numpy(weight)
+    found = names.pair(model, {"head.weight": value}, ["head"])
+    state = CompressedState({"head.weight": rounded(value, PER_CHANNEL)})
+    if dialect == "ort":
+        ort_qdq.lower(model, found, state)
+    else:
+        trt_qdq.lower(model, found, state, "fp32")
+    x = np.eye(32, dtype=np.float32)
+    rows = np.arange(16)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto)
+    y, e = ReferenceEvaluator(proto).run(None, {"x": x, "i": rows})
+    assert np.array_equal(y.T, state.weights["head.weight"].dequantize().numpy())
+    assert np.array_equal(e, weight)
