@@ -1,5 +1,6 @@
 """Opening a bundle: verified before anything is loaded, and candid about what runs."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -120,6 +121,28 @@ def test_a_damaged_model_is_never_opened(bundle: Path, monkeypatch: pytest.Monke
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     monkeypatch.setattr("optimizer.harness.bundle.OrtRunner", lambda *a, **k: pytest.fail("opened"))
     with pytest.raises(BundleError, match=r"damaged: model/onnxruntime-cpu/model\.onnx"):
+        Bundle(bundle)
+
+
+def test_weights_outside_the_bundle_are_refused_before_the_model_is_opened(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even when the manifest was written to match."""
+    import onnx
+
+    name = "model/onnxruntime-cpu/model.onnx"
+    model = onnx.load(bundle / name)
+    weight = next(t for t in model.graph.initializer if t.name == "embedding")
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    entry = weight.external_data.add()
+    entry.key, entry.value = "location", "../../../outside"
+    (bundle / name).write_bytes(model.SerializeToString())
+    digest = hashlib.sha256((bundle / name).read_bytes()).hexdigest()
+    size = (bundle / name).stat().st_size
+    edited(bundle, lambda m: m["files"].update({name: {"sha256": digest, "size": size}}))
+    monkeypatch.setattr("optimizer.harness.bundle.OrtRunner", lambda *a, **k: pytest.fail("opened"))
+    with pytest.raises(BundleError, match="outside the bundle"):
         Bundle(bundle)
 
 

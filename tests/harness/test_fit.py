@@ -214,3 +214,19 @@ def test_an_asked_runtime_is_not_replaced_by_another() -> None:
 def test_versions_compare_as_numbers() -> None:
     made = decide({"engines": [ORT]}, machine(packages={"onnxruntime": "1.100.0"}))
     assert isinstance(made, Fit)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        ((1, 16), True),
+        ((32, 256), True),
+        ((0, 16), False),
+        ((33, 256), False),
+        ((1, 15), False),
+        ((32, 257), False),
+    ],
+)
+def test_the_ends_of_a_profile_are_inside_it(shape: tuple[int, int], fits: bool) -> None:
+    made = decide({"engines": [RTX]}, machine(), shape=shape)
+    assert isinstance(made, Fit if fits else Refuse)

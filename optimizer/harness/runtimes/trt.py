@@ -133,14 +133,9 @@ def _describe(
 ) -> dict[str, Any]:
     """The sidecar: {"runtime", "version", "compute_capabilities", "bytes", "io", "profiles",
     "layers", "modules", "weights", "kept_packed", "warnings"}.
-
-    kept_packed: whether the engine is small enough that its codes must still be codes: true or
-    false, or None when they are too small a part of it to tell.
     """
     header = read_header(engine)
-    stored, widened = known["weights"]["stored"], known["weights"]["widened"]
-    telling = widened - stored > 0.1 * header.length
-    kept = header.length < (stored + widened) / 2 + OVERHEAD * len(known["layers"])
+    weights, layers = known["weights"], known["layers"]
     return {
         "runtime": product,
         "version": header.version,
@@ -148,12 +143,25 @@ def _describe(
         "bytes": header.length,
         "io": {"inputs": known["inputs"], "outputs": known["outputs"]},
         "profiles": [profile],
-        "layers": known["layers"],
+        "layers": layers,
         "modules": known["modules"],
-        "weights": known["weights"],
-        "kept_packed": kept if telling else None,
+        "weights": weights,
+        "kept_packed": kept_packed(
+            header.length, weights["stored"], weights["widened"], len(layers)
+        ),
         "warnings": sorted({m for kind, m in messages if kind == "warning"}),
     }
+
+
+def kept_packed(length: int, stored: int, widened: int, layers: int) -> bool | None:
+    """Whether an engine of `length` bytes is so small that its codes must still be codes.
+
+    stored, widened: bytes of all weights as the network has them, and with every code in its
+    float type. None when the two are too near, beside the length, to tell.
+    """
+    if widened - stored < 0.1 * length:
+        return None
+    return length < (stored + widened) / 2 + OVERHEAD * layers
 
 
 class TrtRunner:
