@@ -60,8 +60,12 @@ def systems(
         ),
         System("torch-eager", "PyTorch eager", "torch", checkpoint),
         System(
-            "torch-compile", "torch.compile, frozen", "torch", checkpoint,
+            "torch-compile", "torch.compile", "torch", checkpoint,
             {"compile": "default"}, answers_of="torch-eager",
+        ),
+        System(
+            "torch-compile-tuned", "torch.compile, max-autotune, frozen", "torch", checkpoint,
+            {"compile": "max-autotune", "freeze": True}, answers_of="torch-eager",
         ),
         System("ort-dynamic", f"{ort} quantize_dynamic", "onnxruntime", made / "dynamic.onnx"),
         System(

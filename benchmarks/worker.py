@@ -71,7 +71,8 @@ def onnxruntime(model: str, threads: int, options: dict[str, Any]) -> Run:
 
 
 def torch(model: str, threads: int, options: dict[str, Any]) -> Run:
-    """The checkpoint with scaled-dot-product attention. options: compile, its mode."""
+    """The checkpoint with scaled-dot-product attention. options: compile, its mode;
+    freeze."""
     import torch
     from transformers import AutoModel
 
@@ -82,8 +83,8 @@ def torch(model: str, threads: int, options: dict[str, Any]) -> Run:
     if options.get("compile"):
         import torch._inductor.config as inductor
 
-        inductor.freezing = True  # fold and pack the weights: inference only
-        module = torch.compile(module, mode=options["compile"])
+        inductor.freezing = bool(options.get("freeze"))  # fold and pack the weights
+        module = torch.compile(module, mode=options["compile"], dynamic=False)
 
     def run(batch: Batch) -> Any:
         with torch.no_grad():
