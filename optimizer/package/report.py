@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.package import sections
+from optimizer.package import hops, sections
 from optimizer.package.comparison import Document, gates_in_order, part, parts, quantized
 from optimizer.package.figures import finite, size, whole
 from optimizer.package.markup import Child, Html, details, table, tag
@@ -115,7 +115,7 @@ def _target(report: Document, document: Document, number: int) -> Html:
         _paired(sections.latency(report, recipe)),
         _paired(sections.stages(report, recipe)),
         sections.gates(report),
-        sections.ledger(report),
+        hops.ledger(report),
         layers,
         sections.fallbacks(report),
         id=f"target-{number + 1}",

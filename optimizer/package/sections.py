@@ -123,11 +123,12 @@ def quality(report: Document, recipe: Any) -> Html:
         picture = plots.difference(value, (low, high), margin, write, f"Change of {metric}")
     needed = section.get("needed")
     more = tag("p", f"{whole(needed)} examples would decide it.") if needed is not None else None
+    note = tag("p", str(section["note"]), cls="hint") if section.get("note") else None
     cosine, write = part(section, "cosine"), level("cosine")
     facts = [[k, flagged(write(cosine.get(k)))] for k in ("mean", "p01", "min") if k in cosine]
     facts_table = table(["Cosine to float", ""], facts, label="Cosine to float", numbers=(1,))
     return card(
-        title, hint, picture, more, details("Cosine to float", facts_table) if facts else None
+        title, hint, picture, more, note, details("Cosine to float", facts_table) if facts else None
     )
 
 
@@ -166,7 +167,7 @@ def latency(report: Document, recipe: Any) -> list[Html]:
                 f"Latency, {where}",
                 hint,
                 plots.latency(systems, f"Latency, {where}"),
-                _not_drawn(broken_ones),
+                not_drawn(broken_ones),
                 details(
                     "As a table",
                     table(
@@ -182,7 +183,7 @@ def latency(report: Document, recipe: Any) -> list[Html]:
     return made
 
 
-def _not_drawn(names: Iterable[str]) -> Html | None:
+def not_drawn(names: Iterable[str]) -> Html | None:
     listed = ", ".join(names)
     return tag("p", f"Not drawn, no usable figure: {listed}.", cls="bad") if listed else None
 
@@ -217,7 +218,7 @@ def stages(report: Document, recipe: Any) -> list[Html]:
                 "Median milliseconds of each stage.",
                 plots.stages(drawn, f"Stages, {where}"),
                 _legend(names),
-                _not_drawn(unknown),
+                not_drawn(unknown),
                 details(
                     "As a table",
                     table(
@@ -247,7 +248,9 @@ def gates(report: Document) -> Html:
     for g in gates_in_order(report):
         name = join([tag("code", str(g.get("name"))), tag("small", str(g.get("message", "")))])
         bounds = interval(g.get("interval"), plain)
-        value = join([flagged(plain(g.get("measured"))), tag("small", bounds) if bounds else None])
+        counted = g.get("measured") is None and g.get("limit") is None  # the message says it all
+        figure = join(["–"]) if counted else flagged(plain(g.get("measured")))
+        value = join([figure, tag("small", bounds) if bounds else None])
         limit = "–" if g.get("limit") is None else flagged(plain(g.get("limit")))
         body.append([name, badge(g.get("verdict")), value, limit])
     if not body:
@@ -256,47 +259,6 @@ def gates(report: Document) -> Html:
         "Gates",
         "What was promised before anything was measured, failures first.",
         table(["Gate", "", "Measured", "Limit"], body, label="Gates", numbers=(2, 3), stacked=True),
-    )
-
-
-def ledger(report: Document) -> Html:
-    """Every hop from the checkpoint to the harness against its tolerance."""
-    hops = parts(report, "ledger")
-    title = "Ledger: where the numbers could have gone wrong"
-    if not hops:
-        return card(title, "", missing("Ledger", report, "ledger"))
-    bars, body = [], []
-    for h in hops:
-        got = part(h, "measured")
-        value, limit, ok = got.get("relative_l2"), h.get("tolerance"), h.get("ok") is True
-        text = f"{plain(value)} {'≤' if ok else 'against'} {plain(limit)}"
-        bars.append(plots.Bar(str(h.get("hop")), finite(value), finite(limit), ok, text))
-        about = join(
-            [
-                str(h.get("hop")),
-                None if ok else tag("strong", " out of tolerance", cls="bad"),
-                tag("small", f"from {h.get('from')}"),
-                tag("small", str(h["why"])) if h.get("why") else None,
-            ]
-        )
-        numbers = (value, limit, got.get("max_abs"))
-        body.append(
-            [about, *(flagged(plain(v)) for v in numbers), flagged(plain(got.get("cosine")))]
-        )
-    lost = [
-        str(h.get("hop")) for h in hops if finite(part(h, "measured").get("relative_l2")) is None
-    ]
-    heads = ["Hop", "Relative L2", "Tolerance", "Largest", "Cosine"]
-    return card(
-        title,
-        "The same inputs after every step, as relative L2 distance from what each is compared "
-        "with, on a logarithmic scale. The red line is the tolerance declared beforehand.",
-        plots.log_bars(bars, "Ledger"),
-        _not_drawn(lost),
-        details(
-            "As a table, with reasons",
-            table(heads, body, label="Ledger", numbers=(1, 2, 3, 4), stacked=True),
-        ),
     )
 
 
@@ -325,7 +287,7 @@ def modules(report: Document) -> Html:
         title,
         hint,
         plots.columns(known, title, WORST),
-        _not_drawn(lost),
+        not_drawn(lost),
         details(
             f"All {len(found)} modules",
             table(heads, body, label=title, numbers=(1, 2, 3), stacked=True),
@@ -350,8 +312,19 @@ def fallbacks(report: Document) -> Html:
         return card("Fallbacks and notes", "", tag("p", "None: everything ran as asked."))
     listed = found if isinstance(found, list) else [found]
     return card(
-        "Fallbacks and notes", "", tag("ul", *(tag("li", as_line(f)) for f in listed), cls="notes")
+        "Fallbacks and notes",
+        "",
+        tag("ul", *(tag("li", _fallback(f)) for f in listed), cls="notes"),
     )
+
+
+def _fallback(found: Any) -> Html:
+    """A module that ran otherwise than asked, as {"module", "what", "why"} or as a sentence."""
+    if not isinstance(found, dict) or "module" not in found:
+        return join([as_line(found)])
+    rest = {k: v for k, v in found.items() if k not in ("module", "what", "why")}
+    said = f" ({found.get('what')}): {found.get('why')}" + (f"; {as_line(rest)}" if rest else "")
+    return join([tag("code", str(found["module"])), said])
 
 
 def as_line(value: Any) -> str:

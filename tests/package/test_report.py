@@ -231,3 +231,44 @@ def test_an_end_of_an_interval_that_is_unknown_is_said_so() -> None:
         system["end_to_end"]["p99_interval"] = [19.0, None]
     assert "at least 19.0 ms" in Reader(render(made)).text
     assert "at least 19.0 ms" in summary(made)
+
+
+def test_a_hop_that_was_not_run_here_is_no_failure_and_says_why() -> None:
+    made = document()
+    made["reports"][0]["ledger"].append(
+        {"hop": "engine", "from": "lowered ONNX", "tolerance": None, "measured": None, "ok": None,
+         "why": "opens only on its GPU", "problems": []}
+    )  # fmt: skip
+    made["reports"] = made["reports"][:1]
+    shown = Reader(render(made)).text
+    assert "engine not run here: opens only on its GPU" in shown
+    assert "out of tolerance" not in shown
+
+
+def test_a_failed_hop_shows_its_problems_and_a_distance_that_was_not_finite() -> None:
+    made = document()
+    hop = made["reports"][0]["ledger"][1]
+    hop |= {"ok": False, "problems": ["encoder.layer.3 first"]}
+    hop["measured"] = {"relative_l2": None, "max_abs": None, "cosine": -1.0, "worst_example": None}
+    shown = Reader(render(made)).text
+    assert "float ONNX: encoder.layer.3 first" in shown
+    assert "not a number" in shown
+    assert "Not drawn, no usable figure: float ONNX" in shown
+
+
+def test_the_worst_example_is_what_the_tolerance_is_held_against() -> None:
+    made = document()
+    made["reports"][0]["ledger"][0]["measured"]["worst_example"] = 0.1234
+    assert "0.1234 ≤ 0.2" in Reader(render(made)).text
+
+
+def test_a_fallback_names_its_module_and_the_reason() -> None:
+    made = document()
+    made["reports"][0]["fallbacks"] = [{"module": "a.b", "what": "wider", "why": "no kernel"}]
+    assert "a.b (wider): no kernel" in Reader(render(made)).text
+
+
+def test_a_note_on_the_quality_figures_is_shown() -> None:
+    made = document()
+    made["reports"][0]["quality"]["note"] = "another runtime answered"
+    assert "another runtime answered" in Reader(render(made)).text
