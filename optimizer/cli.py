@@ -13,13 +13,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from optimizer import __version__
 from optimizer.errors import OptimizeError
 from optimizer.progress import say
+
+if TYPE_CHECKING:
+    from optimizer.harness.errors import HarnessError
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE = "artifacts/store"
@@ -62,6 +65,11 @@ class Commands(click.Group):
         except Exception as e:
             if ctx.params["debug"]:
                 raise
+            from optimizer.harness.errors import HarnessError
+
+            if isinstance(e, HarnessError):
+                _report_error(e, ctx.params["json_output"])
+                raise SystemExit(e.exit_code) from None
             _report_error(
                 OptimizeError(
                     f"unexpected {type(e).__name__}: {e}",
@@ -73,7 +81,7 @@ class Commands(click.Group):
             raise SystemExit(1) from None
 
 
-def _report_error(error: OptimizeError, as_json: bool) -> None:
+def _report_error(error: OptimizeError | HarnessError, as_json: bool) -> None:
     say(f"error: {error}")
     if as_json:
         print(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))

@@ -8,6 +8,7 @@ import shutil
 from importlib.util import find_spec
 from typing import Any
 
+from optimizer.harness.machine import RUNNERS
 from optimizer.store import package_version
 from optimizer.targets import TARGETS
 
@@ -48,11 +49,11 @@ def examine() -> dict[str, Any]:
                 "tensorrt-rtx",
             )
         },
-        "targets": [_target(runtime, nvidia) for runtime in TARGETS],
+        "targets": [_target(runtime) for runtime in TARGETS],
     }
 
 
-def _target(runtime: str, nvidia: bool) -> dict[str, Any]:
+def _target(runtime: str) -> dict[str, Any]:
     installed = find_spec(MODULES[runtime]) is not None
     row: dict[str, Any] = {"runtime": runtime, "builds": installed, "fix": ""}
     if not installed:
@@ -61,8 +62,8 @@ def _target(runtime: str, nvidia: bool) -> dict[str, Any]:
             "reason": f"{MODULES[runtime]} is not installed",
             "fix": EXTRAS[runtime],
         }
-    elif TARGETS[runtime].builds_engine and not nvidia:
-        row |= {"runs": False, "reason": "builds engines here; running one needs an NVIDIA GPU"}
+    elif runtime not in RUNNERS:
+        row |= {"runs": False, "reason": "builds engines; this version cannot run them yet"}
     else:
         row |= {"runs": True, "reason": "ready"}
     return row

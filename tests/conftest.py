@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-WORDS = (
+WORDS = (  # noqa: SIM905 - a list of fifty literals reads worse
     "the a of and to in is it was for on with as this that good bad great poor food phone movie "
     "service not very really love hate film place time work battery sound quality price waste "
     "best worst never always again one two three day night people story acting plot staff"

@@ -118,3 +118,18 @@ def test_doctor_names_every_target_and_what_is_missing() -> None:
 
     output = optimize("doctor").output
     assert all(runtime in output for runtime in TARGETS)
+
+
+def test_an_error_of_the_harness_keeps_its_exit_code_and_message(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optimizer import targets
+    from optimizer.harness.errors import MachineError
+
+    def refused(_: object) -> None:
+        raise MachineError("no such device", where="cuda")
+
+    monkeypatch.setattr(targets, "check", refused)
+    result = optimize("check", str(recipe))
+    assert result.exit_code == 5
+    assert "error: cuda: no such device" in result.stderr

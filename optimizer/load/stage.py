@@ -25,7 +25,8 @@ from optimizer.progress import say
 from optimizer.recipe import Model
 from optimizer.store import Estimate, Shapes, Stage, digest_file
 
-VERSION = 1
+VERSION = 2
+LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # travel with the weights
 IMPORTS = 450_000_000  # resident after importing torch and transformers; measured
 BYTES_PER_SECOND = 60_000_000  # hashed twice, checked and written twice; measured on one core
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -50,6 +51,9 @@ def run(section: Model, out: Path) -> None:
     copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
     for file in copied:
         shutil.copyfile(file, checkpoint / file.name)
+    for pattern in LICENCES:
+        for file in sorted(folder.glob(pattern)):
+            shutil.copyfile(file, checkpoint / file.name)
     document = contract(section, config, model, family, fast, folder, found.folder)
     if chosen.unused:
         some = ", ".join(chosen.unused[:4]) + (", …" if len(chosen.unused) > 4 else "")

@@ -244,6 +244,11 @@ def test_a_sentence_model_is_normalized_as_its_modules_say_unless_the_recipe_doe
     assert document(load(bert), "contract.json")["normalize"] is True
 
 
+def test_licence_files_travel_with_the_weights(load: Load, bert: Path) -> None:
+    (bert / "LICENSE.txt").write_text("the terms")
+    assert (load(bert) / "checkpoint/LICENSE.txt").read_text() == "the terms"
+
+
 def test_a_sentence_model_with_its_transformer_in_a_subfolder(
     load: Load, bert: Path, tmp_path: Path
 ) -> None:
