@@ -49,6 +49,15 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Coding:
+    """How a module's input is coded: round((x - offset) / scale) + zero_point."""
+
+    scale: float
+    zero_point: int
+    offset: float
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a graph says about itself that outputs alone might not show."""
 
@@ -228,3 +237,31 @@ def dequantized(path: Path, parameters: Iterable[str]) -> dict[str, NDArray[Any]
             raise OptimizeError(f"no codes of {name}", where=str(path))
         made[name] = read_back(model, name)
     return made
+
+
+def codings(path: Path, modules: Collection[str]) -> dict[str, Coding]:
+    """{module: coding} of each module whose input is coded with constants of the graph."""
+    made = {}
+    for node in onnx_file.load(path).graph:
+        if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
+            continue
+        scale = zero = None
+        offset = 0.0
+        step = node.inputs[0].producer() if node.inputs[0] is not None else None
+        while step is not None and step.op_type in CODING and _owner(step, modules):
+            if step.op_type == "QuantizeLinear":
+                scale = _constant(step.inputs[1])
+                zero = _constant(step.inputs[2]) if len(step.inputs) > 2 else 0.0
+            elif step.op_type == "Sub":
+                offset = _constant(step.inputs[1]) or 0.0
+            step = step.inputs[0].producer() if step.inputs[0] is not None else None
+        if scale is not None and zero is not None:
+            made[module_of(node)] = Coding(scale, int(zero), offset)
+    return made
+
+
+def _constant(value: ir.Value | None) -> float | None:
+    """The single number of an initializer."""
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
+    return float(value.const_value.numpy().reshape(-1)[0])

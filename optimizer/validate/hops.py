@@ -20,7 +20,7 @@ from optimizer.harness import tasks
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
-from optimizer.validate import contract_laws, pieces, state_laws, trace
+from optimizer.validate import bisect, contract_laws, pieces, state_laws, trace
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
 from optimizer.validate.tolerances import TABLE, Tolerance
@@ -131,7 +131,8 @@ def compress(m: Materials) -> Entry:
     if not measured.relative_l2 <= budget:
         problems.append(
             f"quantization moves the output by {measured.relative_l2:.3g} (relative L2); "
-            f"validate.quantization_budget is {budget}"
+            f"validate.quantization_budget is {budget}; compressing module by module, it is passed "
+            f"at {bisect.in_torch(m, budget)}"
         )
     why = "validate.quantization_budget of the recipe"
     return Entry("compress", "source torch", budget, measured, not problems, why, tuple(problems))
@@ -204,7 +205,8 @@ def _pieces(
     problems = []
     with _work() as work:
         at = cut.edges(path, m.modules)
-        found = pieces.modules(path, at, traces, work, fuse)
+        coded = m.lowering["dialect"] != "ort_qdq" and traces is m.simulated_traces
+        found = pieces.modules(path, at, traces, work, fuse, coded=coded)
         problems += [
             f"{name}: its output is {found[name].worst:.2e} from torch's on torch's input, "
             f"{limit:.0e} is declared"
@@ -258,6 +260,7 @@ def lower(m: Materials) -> Entry:
     problems += [
         f"{name}: the graph holds other codes than the state" for name in _other_codes(m, path)
     ]
+    problems += _other_codings(m, path)
     carried = cut.changed(m.graph / "model.onnx", path, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
@@ -279,6 +282,31 @@ def _other_codes(m: Materials, path: Path) -> list[str]:
     return [
         n for n in m.state.weights if not np.array_equal(held[n], m.state.weights[n].dequantize())
     ]
+
+
+def _other_codings(m: Materials, path: Path) -> list[str]:
+    """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
+    if m.state.activations != "tensor":
+        return []
+    found = cut.codings(path, {p.removesuffix(".weight") for p in m.state.weights})
+    problems = []
+    for site, wanted in m.state.ranges.items():
+        name = site.removesuffix(":input")
+        got = found.get(name)
+        if got is None:
+            problems.append(f"{name}: the graph does not code its input")
+            continue
+        # Unsigned codes carry the zero point; signed ones are shifted by 128 and by the offset.
+        moved = got.zero_point * got.scale - got.offset
+        signed = got.zero_point == 0 and wanted.zero_point != 0
+        right = -wanted.offset if signed else wanted.zero_point * wanted.scale
+        slack = wanted.scale / 64 + abs(right) * 2.0**-10  # an offset in fp16
+        if got.scale != wanted.scale or abs(moved - right) > slack:
+            problems.append(
+                f"{name}: its input is coded with {got}; the state's range has scale "
+                f"{wanted.scale:.6g}, zero point {wanted.zero_point}, offset {wanted.offset:.6g}"
+            )
+    return problems
 
 
 def engine(m: Materials) -> Entry:

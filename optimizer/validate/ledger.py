@@ -60,5 +60,4 @@ def check(entries: Sequence[Entry]) -> None:
                 accepted=f"relative L2 up to {entry.tolerance:.1e} from {entry.start}"
                 if entry.tolerance is not None
                 else "",
-                fix="`validate.bisect` names the first bad module." if entry.measured else "",
             )

@@ -15,7 +15,7 @@ import numpy as np
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
-from optimizer.validate.distance import Array, Distance, distance, examples
+from optimizer.validate.distance import Array, Distance, distance, examples, typical
 from optimizer.validate.trace import Trace
 
 Found = dict[str, Distance]
@@ -38,8 +38,11 @@ def modules(
     work: Path,
     fuse: bool,
     only: Collection[str] | None = None,
+    coded: bool = False,
 ) -> Found:
-    """{module: distance of its output}, each module alone; `only` some of those in `at`."""
+    """{module: distance of its output}, each module alone; `only` some of those in `at`. coded: its
+    input is coded by other arithmetic than torch's, so that a flipped code here and there is no
+    fault (distance.typical)."""
     uses = [(e, key) for e, key in numbered(at) if only is None or e.module in only]
     piece = work / "modules.onnx"
     cut.write_modules(model, [e for e, _ in uses], piece)
@@ -54,7 +57,7 @@ def modules(
                 pairs.setdefault(edge.module, []).extend(
                     zip(examples(found, trace.mask), examples(wanted, trace.mask), strict=True)
                 )
-    return {name: distance(p) for name, p in pairs.items()}
+    return {name: (typical if coded else distance)(p) for name, p in pairs.items()}
 
 
 def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, fuse: bool) -> Found:

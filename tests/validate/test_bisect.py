@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.validate import bisect
+from optimizer.validate import bisect, hops
 from tests.validate import mutations as m
 from tests.validate.mutations import OUTPUT, QUERY
 from tests.validate.runs import Run
@@ -85,3 +85,12 @@ def test_the_module_whose_compression_breaks_the_output_is_named(
     m.weight(module, lambda q: replace(q, codes=q.codes.flip(0)))(run)
     assert bisect.in_torch(run.materials(), limit=0.1) == module
     assert bisect.in_torch(runs["w8"].materials(), limit=0.1) is None
+
+
+def test_a_state_over_its_budget_names_the_module_that_passes_it(runs: dict[str, Run]) -> None:
+    run = runs["w4"]
+    inner = run.section.validate_.model_copy(update={"quantization_budget": 0.05})
+    section = run.section.model_copy(update={"validate_": inner})
+    entry = hops.compress(replace(run, section=section).materials())
+    assert entry.ok is False
+    assert "passed at encoder.layer." in entry.problems[0]

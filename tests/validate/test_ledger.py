@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optimizer.errors import LedgerError
+from optimizer.lower import cut
+from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe import TensorRTRTXTarget
 from optimizer.validate import ledger
 from optimizer.validate.hops import Entry
 from tests.conftest import write_tiny_bert
+from tests.validate.mutations import OUTPUT, values
 from tests.validate.runs import SCHEMES, Run, make, recipe
 
 HOPS = [hop.__name__ for hop in ledger.HOPS]
@@ -56,15 +60,40 @@ def test_a_deferred_engine_is_recorded_as_not_run_with_the_reason(
     assert "no tensorrt_rtx" in entry.why
 
 
-def test_an_engine_for_another_device_is_recorded_as_not_run(
-    runs: dict[str, Run], tmp_path: Path
+@pytest.mark.parametrize("scheme", ["static", "smooth", "w4"])
+def test_the_other_dialect_is_clean_and_its_engine_recorded_as_not_run(
+    runs: dict[str, Run], tmp_path: Path, scheme: str
 ) -> None:
-    run = runs["static"].copy(tmp_path)
+    entries = ledger.run(for_tensorrt(runs[scheme], tmp_path).materials())
+    assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
+    engine = next(e for e in entries if e.hop == "engine")
+    assert engine.ok is None
+    assert "GPU" in engine.why
+
+
+def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = for_tensorrt(runs["static"], tmp_path)
+    found = cut.codings(run.folder("model") / "model.onnx", [OUTPUT])
+    assert found[OUTPUT].offset != 0, "the fault would change nothing"
+    values("model", f"{OUTPUT}/input_offset", lambda x: 0 * x)(run)
+    entry = next(e for e in ledger.run(run.materials()) if e.hop == "lower")
+    assert any(OUTPUT in p for p in entry.problems)
+
+
+def for_tensorrt(run: Run, root: Path) -> Run:
+    """The run lowered for TensorRT-RTX instead, its engine not opened."""
+    copy = run.copy(root)
     target = TensorRTRTXTarget(runtime="tensorrt-rtx", float="fp32")
-    run = replace(run, section=run.section.model_copy(update={"target": target}))
-    entry = next(e for e in ledger.run(run.materials()) if e.hop == "engine")
-    assert entry.ok is None
-    assert "GPU" in entry.why
+    copy = replace(copy, section=copy.section.model_copy(update={"target": target}))
+    for name in ("model", "engine"):
+        shutil.rmtree(copy.folder(name))
+        copy.folder(name).mkdir()
+    source, state, graph, model = (copy.folder(f) for f in ("source", "state", "graph", "model"))
+    LOWER.run(target, source, state, graph, out=model)
+    inspected = {"eligible": 12, "fused": 12, "wider": []}
+    document = {"deferred": False, "why": "", "inspected": inspected}
+    (copy.folder("engine") / "engine.json").write_text(json.dumps(document))
+    return copy
 
 
 def test_a_hop_that_cannot_be_carried_out_is_a_hop_that_failed(
