@@ -1,7 +1,8 @@
 """Runs recipes in forked children and kills them: python -m tests.killable, one JSON line a job.
 
 The parent imports every heavy package once, so that a child costs only its own work. A job is
-{"recipe", "store", "artifacts", "kill_after": seconds or null}; the answer {"exit": code or -9}.
+{"recipe", "store", "artifacts", "kill_in": stage or null, "after": seconds}: the child is killed so
+long after that stage has begun. The answer is {"exit": code or -9}.
 """
 
 from __future__ import annotations
@@ -63,17 +64,20 @@ def main() -> None:
                 print(repr(e), file=sys.stderr, flush=True)
             finally:
                 os._exit(code)
-        print(json.dumps({"exit": wait(pid, job["kill_after"])}), flush=True)
+        folder = Path(job["store"]) / str(job["kill_in"])
+        print(json.dumps({"exit": wait(pid, folder, job["after"])}), flush=True)
 
 
-def wait(pid: int, kill_after: float | None) -> int:
-    """The child's exit code, or -9 when it was killed first."""
-    deadline = time.monotonic() + (kill_after if kill_after is not None else 1e9)
-    while time.monotonic() < deadline:
+def wait(pid: int, stage: Path, after: float) -> int:
+    """The child's exit code, or -9 when it was killed, `after` seconds into `stage`."""
+    deadline = None
+    while deadline is None or time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
+        if deadline is None and any(stage.glob("*.partial")):
+            deadline = time.monotonic() + after
+        time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
