@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from optimizer.errors import DataError
 from optimizer.harness import tasks
@@ -60,7 +62,8 @@ def run(
     rows = data["validate.data"]
     held_out = ledger_texts(rows)
     materials = Materials(section, source, state, graph, model, engine, held_out)
-    entries = ledger.run(materials)
+    with _one_torch_thread():
+        entries = ledger.run(materials)
     report: dict[str, Any] = {
         "target": f"{section.target.runtime}-{section.target.device}",
         "ledger": [e.as_dict() for e in entries],
@@ -73,9 +76,9 @@ def run(
     }
     gates = [_ledger_gate(entries)]
     elsewhere = not_here(materials)
-    judged, report["quality"] = _quality(
-        materials, rows, data.get("validate.train"), "cpu" if elsewhere else section.target.device
-    )
+    device = "cpu" if elsewhere else section.target.device
+    with _one_torch_thread():
+        judged, report["quality"] = _quality(materials, rows, data.get("validate.train"), device)
     gates += judged
     if elsewhere:
         report["not_measured"] = {"speed": elsewhere}
@@ -95,6 +98,19 @@ def run(
     (out / "report.json").write_text(text, encoding="utf-8")
     for gate in gates:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """The reference's bits do not depend on the number of cores; and small batches gain nothing
+    from more threads, which wait for each other by spinning when the machine is busy (measured:
+    18 times slower with two)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def specs(section: Validation) -> dict[str, DataSpec]:
@@ -216,7 +232,22 @@ class _TorchRunner:
 
 
 def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """A system's answers to rows, through the harness, in the rows' own order and batches."""
+    """A system's answers to rows, in their order, through the harness.
+
+    Texts of like length share a batch, so that little is padding; which do changes an answer by
+    float rounding only.
+    """
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].text) + len(rows[i].text_pair or ""))
+    found = _answer(m, runner, [rows[i] for i in order], label)
+    place = {row: i for i, row in enumerate(order)}
+
+    def back(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+        return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
+
+    return Answers(back(found.text) or (), back(found.pair), back(found.words))
+
+
+def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
     together = m.task == "text-classification"
     text: list[Any] = []
@@ -228,10 +259,8 @@ def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Ans
         second = [r.text_pair for r in part] if together and any(pairs) else None
         batch, values = _values(m, runner, [r.text for r in part], second)
         text += _vectors(values, batch)
-        if m.task == "token-classification":
-            words += [
-                _tags(m, r, batch, values, i) for i, r in enumerate(part) if r.words is not None
-            ]
+        if m.task == "token-classification" and all(r.words is not None for r in rows):
+            words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
         if not together and all(p is not None for p in pairs):
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
             pair += _vectors(values, other)
