@@ -82,17 +82,24 @@ def finish(
         )
         report = bundle / "report.html"
     elif verdict != "pass":
-        from optimizer.store import finish as rename
+        report = _write_failed(home / f"{recipe.package.version}.failed", document)
+    return Result(
+        EXIT_CODES[verdict], verdict, bundle, report, steps, document, html.summary(document)
+    )
 
-        folder = home / f"{recipe.package.version}.failed"
+
+def _write_failed(folder: Path, document: dict[str, Any]) -> Path:
+    """The report of a run whose gates did not pass. Returns report.html."""
+    from optimizer.package import report as html
+    from optimizer.store import disk_errors_explained
+    from optimizer.store import finish as rename
+
+    with disk_errors_explained(folder, "--artifacts"):
         partial = _fresh(folder)
         (partial / "report.html").write_text(html.render(document), encoding="utf-8")
         (partial / "report.json").write_text(json.dumps(document["reports"], indent=1))
         rename(partial, folder)
-        report = folder / "report.html"
-    return Result(
-        EXIT_CODES[verdict], verdict, bundle, report, steps, document, html.summary(document)
-    )
+    return folder / "report.html"
 
 
 def _fresh(folder: Path) -> Path:

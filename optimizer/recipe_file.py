@@ -62,7 +62,12 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
             at = at.setdefault(key, {})
         else:
             raise RecipeError(f"there is no {key!r} to go into", where=f"--set {override}")
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise RecipeError(
+            f"{text!r} is not valid YAML ({getattr(e, 'problem', e)})", where=f"--set {override}"
+        ) from None
     if isinstance(at, list) and keys[-1].isdigit() and int(keys[-1]) < len(at):
         at[int(keys[-1])] = value
     elif isinstance(at, dict):

@@ -1,8 +1,9 @@
 """Finished work, found again by what it was made of.
 
 A step's **key** is the hash of everything that can change its bytes: stage name and version,
-its recipe section, the keys of its inputs, the digests of the files it reads, and the versions
-of the packages it uses. Its folder is <root>/<stage>/<key>.
+the digest of the code it runs, its recipe section, the keys of its inputs, the digests of the
+files it reads, and the versions of the packages it uses. Its folder is <root>/<stage>/<key>.
+A measured step (timings) gives other bytes each time: what follows it is keyed by its content.
 
 Laws (tested):
  1. A folder under its final name is complete: it is written beside, fsynced, then renamed, so a
@@ -10,7 +11,9 @@ Laws (tested):
  2. Two runs on one store never compute one key twice: an exclusive lock per key.
  3. made_from.json inside says everything the key was made of, and lists every file with its
     size and sha256.
- 4. A resumable stage finds its own partial folder again; every other starts from an empty one.
+ 4. A finished folder is used only if every file still has its recorded digest; else it is made
+    again.
+ 5. A resumable stage finds its own partial folder again; every other starts from an empty one.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import Any
 from optimizer.errors import MachineError, OptimizeError
 from optimizer.progress import say
 from optimizer.recipe import Section
+from optimizer.source_digest import source_digest
 
 MADE_FROM = "made_from.json"
 
@@ -65,15 +69,26 @@ class Stage:
     files: Callable[[Any], Mapping[str, str]] | None = None
     estimate: Callable[[Any, Shapes], Estimate] | None = None
     resumable: bool = False
+    measured: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
-    """A stage applied to a section and inputs. `path` exists once it is done."""
+    """A stage applied to a section and inputs. `path` exists once it is done.
+
+    identity: what a step that reads this one is keyed by.
+    """
 
     stage: str
     key: str
     path: Path
+    measured: bool = False
+
+    @property
+    def identity(self) -> str:
+        if not (self.measured and self.done):
+            return self.key
+        return digest_json(json.loads((self.path / MADE_FROM).read_text())["files"])
 
     @property
     def done(self) -> bool:
@@ -92,6 +107,7 @@ class Store:
     dry: bool = False
     again: frozenset[str] = frozenset()
     log: list[dict[str, Any]] = field(default_factory=list)
+    _verified: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.root = self.root.resolve()  # stages start processes of other working directories
@@ -103,7 +119,7 @@ class Store:
         """
         made_from = self._made_from(stage, section, inputs)
         key = digest_json(made_from)[:32]
-        step = Step(stage.name, key, self.root / stage.name / key)
+        step = Step(stage.name, key, self.root / stage.name / key, stage.measured)
         if self.dry:
             self.log.append(
                 {
@@ -117,7 +133,7 @@ class Store:
             )
             return step
         started = time.monotonic()
-        with _disk_errors_explained(self.root):
+        with disk_errors_explained(self.root, "--store"):
             step.path.parent.mkdir(parents=True, exist_ok=True)
             with lock(step.path.with_suffix(".lock")):
                 reused = step.done and stage.name not in self.again and self._intact(step)
@@ -151,13 +167,14 @@ class Store:
         finish(partial, step.path)
 
     def _intact(self, step: Step) -> bool:
-        """Every listed file is there with its size. (Digests are checked when it is packaged.)"""
-        files = json.loads((step.path / MADE_FROM).read_text())["files"]
-        good = all(
-            (step.path / name).is_file() and (step.path / name).stat().st_size == f["size"]
-            for name, f in files.items()
-        )
-        if not good:
+        """Law 4. Each folder is read once per store object."""
+        if step.path in self._verified:
+            return True
+        recorded = json.loads((step.path / MADE_FROM).read_text())["files"]
+        good: bool = recorded == listing(step.path)
+        if good:
+            self._verified.add(step.path)
+        else:
             say(f"{step.stage}: {step.path} was damaged after it was finished; making it again")
         return good
 
@@ -167,8 +184,9 @@ class Store:
         return {
             "stage": stage.name,
             "stage_version": stage.version,
+            "code": source_digest(stage.run.__module__),
             "section": section.model_dump(mode="json", by_alias=True) if section else None,
-            "inputs": [i.key for i in inputs],
+            "inputs": [i.identity for i in inputs],
             "reads": dict(stage.files(section)) if stage.files else {},
             "packages": {p: package_version(p) for p in stage.packages},
         }
@@ -253,19 +271,25 @@ def lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _disk_errors_explained(root: Path) -> Iterator[None]:
-    """A full or read-only disk is the machine's fault, and says what to do."""
+def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
+    """A full or read-only disk is the machine's fault, and says what to do.
+
+    option: the command line option that moves `root` elsewhere.
+    """
     try:
         yield
     except OptimizeError:
         raise
     except OSError as e:
+        kept = "finished steps are kept."
         fixes = {
-            errno.ENOSPC: "Free space, or point --store at another disk; finished steps are kept.",
-            errno.EDQUOT: "Free quota, or point --store at another disk; finished steps are kept.",
-            errno.EROFS: "Point --store at a writable folder.",
-            errno.EACCES: "Point --store at a folder you may write to.",
-            errno.EPERM: "Point --store at a folder you may write to.",
+            errno.ENOSPC: f"Free space, or point {option} at another disk; {kept}",
+            errno.EDQUOT: f"Free quota, or point {option} at another disk; {kept}",
+            errno.EROFS: f"Point {option} at a writable folder.",
+            errno.EACCES: f"Point {option} at a folder you may write to.",
+            errno.EPERM: f"Point {option} at a folder you may write to.",
+            errno.ENOTDIR: f"A file stands where a folder should; point {option} at a folder.",
+            errno.EEXIST: f"A file stands where a folder should; point {option} at a folder.",
         }
         if e.errno in fixes:
             raise MachineError(

@@ -65,6 +65,7 @@ def test_made_from_lists_every_file_with_its_digest(tmp_path: Path) -> None:
     assert list(made["files"]) == ["a.txt"]
     assert made["files"]["a.txt"]["size"] == 2
     assert made["key"] == step.key
+    assert "code" in made
     without = {k: v for k, v in made.items() if k not in ("key", "files")}
     assert digest_json(without)[:32] == step.key
 
@@ -115,6 +116,27 @@ def test_a_folder_damaged_after_it_was_finished_is_made_again(tmp_path: Path) ->
     assert (store.step(COUNT, Package()).path / "a.txt").read_text() == "10"
 
 
+def test_a_changed_byte_of_the_same_length_is_damage_too(tmp_path: Path) -> None:
+    step = Store(tmp_path).step(COUNT, Package())
+    (step.path / "a.txt").write_text("20")
+    assert (Store(tmp_path).step(COUNT, Package()).path / "a.txt").read_text() == "10"
+
+
+def test_what_follows_a_measured_step_is_keyed_by_what_was_measured(tmp_path: Path) -> None:
+    values = iter("ab")
+
+    def measure(section: Package, out: Path) -> None:
+        (out / "time").write_text(next(values))
+
+    stage = Stage("measure", 1, measure, measured=True)
+    first = Store(tmp_path).step(stage, Package())
+    one = Store(tmp_path).step(COUNT, None, first)
+    second = Store(tmp_path, again=frozenset({"measure"})).step(stage, Package())
+    two = Store(tmp_path).step(COUNT, None, second)
+    assert first.key == second.key
+    assert one.key != two.key
+
+
 def test_again_redoes_a_finished_step(tmp_path: Path) -> None:
     runs = []
 
@@ -163,7 +185,7 @@ def test_a_killed_run_leaves_nothing_that_could_be_taken_for_done(tmp_path: Path
     assert Store(tmp_path).step(Stage("s", 1, write_a), Package()).done
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOTDIR])
 def test_a_disk_that_refuses_is_the_machines_fault_and_says_what_to_do(
     tmp_path: Path, number: int
 ) -> None:

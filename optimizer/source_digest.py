@@ -1,0 +1,60 @@
+"""What code a stage is: the digest of its module and of every module of ours that it imports.
+
+A finished step made by other code is another step. A changed comment redoes a step too, which
+costs minutes; a number made by code that is no longer there would cost trust.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGE = __name__.partition(".")[0]
+
+
+@cache
+def source_digest(module: str) -> str:
+    """sha256 over the sources of `module` and, transitively, of the modules of this package that
+    it imports anywhere, also inside functions. "" for a module of another package."""
+    if module.partition(".")[0] != PACKAGE:
+        return ""
+    sources: dict[str, bytes] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        file = _file(name)
+        if file is None or name in sources:
+            continue
+        sources[name] = file.read_bytes()
+        waiting += _imports(name, file, sources[name])
+    whole = hashlib.sha256()
+    for name in sorted(sources):
+        whole.update(f"{name} {len(sources[name])}\\n".encode() + sources[name])
+    return whole.hexdigest()
+
+
+def _file(module: str) -> Path | None:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # "package.module.name" where name is no module
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _imports(module: str, file: Path, source: bytes) -> list[str]:
+    """Names that may be modules of ours: `from a import b` gives both a and a.b."""
+    found: list[str] = []
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [name for name in found if name.partition(".")[0] == PACKAGE]

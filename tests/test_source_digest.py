@@ -1,0 +1,53 @@
+"""The code of a stage is part of its key."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import optimizer
+
+SCRIPT = "from optimizer.source_digest import source_digest; print(source_digest('{}'))"
+
+
+def digest(root: Path, module: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(module)], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    source = Path(optimizer.__file__).parent
+    shutil.copytree(source, tmp_path / "optimizer", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [
+        ("validate/stage.py", True),
+        ("harness/tasks/sentence_embedding.py", True),
+        ("harness/runtimes/ort.py", True),
+        ("qtensor.py", True),
+        ("cli.py", False),
+        ("package/report.py", False),
+    ],
+)
+def test_the_digest_of_validate_changes_with_what_it_imports_and_nothing_else(
+    copy: Path, changed: str, counts: bool
+) -> None:
+    before = digest(copy, "optimizer.validate.stage")
+    with (copy / "optimizer" / changed).open("a") as f:
+        f.write("# changed\n")
+    assert (digest(copy, "optimizer.validate.stage") != before) == counts
+
+
+def test_code_of_others_has_no_digest(copy: Path) -> None:
+    assert digest(copy, "json").strip() == ""
