@@ -9,11 +9,12 @@ from typing import Any
 from optimizer.validate.significance import Decision
 
 ORDER = ("fail", "inconclusive", "pass")
+UNMEASURED = "not measured"  # declared, and not to be judged on this machine: never a pass
 
 
 @dataclass(frozen=True)
 class Gate:
-    """verdict: pass, fail or inconclusive. limit: what `measured` is held against; interval: of
+    """verdict: pass, fail, inconclusive, or not measured. limit: what `measured` is held against; interval: of
     measured, an end None when unknown."""
 
     name: str
@@ -49,6 +50,8 @@ def from_decision(name: str, decision: Decision, what: str) -> Gate:
 
 
 def overall(gates: Sequence[Gate]) -> str:
-    """The worst verdict."""
-    found = {g.verdict for g in gates}
-    return next((v for v in ORDER if v in found), "pass")
+    """The worst verdict of the gates that could be judged. Raises ValueError when none could."""
+    found = {g.verdict for g in gates} - {UNMEASURED}
+    if not found or not found <= set(ORDER):
+        raise ValueError(f"verdicts {sorted(found)}: at least one of {ORDER}, and no other")
+    return next(v for v in ORDER if v in found)

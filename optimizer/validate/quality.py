@@ -51,7 +51,7 @@ class Answers:
 class Metric:
     """baseline and candidate: weights (rows, examples) -> value (rows,). outcomes: right/wrong of
     both per example, where the metric is the share of right ones. lost and won: (baseline,
-    candidate) with one imagined example more, on which only the baseline, or only the candidate,
+    candidate) with a few imagined examples more, on which only the baseline, or only the candidate,
     is right; for metrics of rare disagreements (see significance.resampled)."""
 
     baseline: Value
@@ -147,6 +147,7 @@ def compare(
     baseline: Answers,
     candidate: Answers,
     train: tuple[Sequence[Sample], Answers] | None = None,
+    confidence: float = 0.95,
 ) -> Metric:
     """The metric `name` of two systems' answers to `rows`.
 
@@ -182,14 +183,15 @@ def compare(
         raise ValueError(f"unknown metric {name!r}")
     if baseline.words is not None and candidate.words is not None:
         truth = [np.array(t) for t in _need(rows, "tags", name)]
-        over_words = word_accuracy if name == "accuracy" else f1_metric
-        return over_words(truth, baseline.words, candidate.words)
+        if name == "accuracy":
+            return word_accuracy(truth, baseline.words, candidate.words)
+        return f1_metric(truth, baseline.words, candidate.words, confidence)
     labels = np.array(_need(rows, "label", name))
     _check_labels(labels, len(baseline.text[0]))
     a, b = (np.stack(s.text).argmax(1) for s in (baseline, candidate))
     if name == "accuracy":
         return shares(a == labels, b == labels)
-    return f1_metric([labels[i : i + 1] for i in range(len(labels))], a[:, None], b[:, None])
+    return f1_metric(list(labels[:, None]), list(a[:, None]), list(b[:, None]), confidence)
 
 
 def _need(rows: Sequence[Sample], field: str, metric: str) -> list[Any]:
@@ -280,14 +282,19 @@ def word_accuracy(
 
 
 def f1_metric(
-    truth: Sequence[Integers], baseline: Sequence[Integers], candidate: Sequence[Integers]
+    truth: Sequence[Integers],
+    baseline: Sequence[Integers],
+    candidate: Sequence[Integers],
+    confidence: float = 0.95,
 ) -> Metric:
     """Macro F1 = the mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 = 0.
 
     Each element is one example: the labels of one text's words, or the one label of a text.
-    The imagined example of `lost` and `won` has the rarest label and is mistaken for the
-    commonest, the costliest single error.
+    The imagined examples of `lost` and `won` have the rarest label and are mistaken for the
+    commonest, the costliest single error; there are log(1 / alpha) of them, as many as can occur
+    unseen with probability alpha (three at 95 %: the rule of three).
     """
+    imagined = math.ceil(-math.log(1 - confidence))
     classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
 
     lengths = np.array([len(t) for t in truth])
@@ -307,8 +314,8 @@ def f1_metric(
         size = counted(np.full(len(true), True), true) + counted(known, told)
         hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
         if extra is not None:
-            hit_more = 1.0 * ((classes == rarest) & (classes == extra))
-            size_more = 1.0 * (classes == rarest) + (classes == extra)
+            hit_more = imagined * 1.0 * ((classes == rarest) & (classes == extra))
+            size_more = imagined * (1.0 * (classes == rarest) + (classes == extra))
 
         def value(weights: Floats) -> Floats:
             both, total = weights @ hit + hit_more, weights @ size + size_more
@@ -317,7 +324,9 @@ def f1_metric(
 
         return value
 
-    rarest, commonest = classes[[counts.argmin()]], classes[[counts.argmax()]]
+    order = np.argsort(counts, kind="stable")
+    rarest = classes[order[:1]]
+    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # no label: just wrong
     return Metric(
         system(baseline),
         system(candidate),

@@ -225,7 +225,7 @@ def resampled(
 
     drop: weights (rows, examples) -> drop of each row's weighted data set (rows,); whole-number
     weights are a resample, all ones the data. Fewer than FEWEST_RESAMPLED examples are never
-    decided. pessimist and optimist: the same with one imagined example added, lost or won; the
+    decided. pessimist and optimist: the same with imagined examples added, lost or won; the
     bounds are taken from them, because resampling rare disagreements cannot show more than were
     seen (the role of x + 1 in Clopper and Pearson's bound).
     """

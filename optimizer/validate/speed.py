@@ -24,7 +24,7 @@ from optimizer.harness.runtimes.ort import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe import Latency
 from optimizer.validate import trace
-from optimizer.validate.gates import Gate
+from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.materials import Materials
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
@@ -137,6 +137,14 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
         made.append(_within(section.get("p99", first), latency.p99_ms))
     return made
+
+
+def unmeasured(latency: Latency, why: str) -> list[Gate]:
+    """The recipe's speed gates where nothing could be timed: neither passed nor left out."""
+    declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
+    if latency.p99_ms is not None:
+        declared.append(("speed.p99_ms", latency.p99_ms))
+    return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
 
 
 def _beats_float(cells: Sequence[Mapping[str, Any]], inspected: Mapping[str, Any]) -> Gate:

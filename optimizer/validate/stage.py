@@ -28,6 +28,7 @@ import torch
 
 from optimizer.errors import DataError
 from optimizer.harness import tasks
+from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.batch import Batch
@@ -82,6 +83,7 @@ def run(
     gates += judged
     if elsewhere:
         report["not_measured"] = {"speed": elsewhere}
+        gates += speed.unmeasured(section.validate_.latency, elsewhere)
         report["quality"]["note"] = (
             "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the "
             "same function in its own kernels"
@@ -153,7 +155,10 @@ def not_here(m: Materials) -> str:
     if m.inspected.get("deferred"):
         return f"the engine is built where it first runs: {m.inspected.get('why')}"
     if target.runtime != "onnxruntime":
-        return f"a {target.runtime} engine opens only on its GPU; run `optimize bench` there"
+        return (
+            f"a {target.runtime} engine opens only on an NVIDIA GPU, and this version builds and "
+            "checks it without running it"
+        )
     return ""
 
 
@@ -190,7 +195,7 @@ def _quality(
     fit_on = None
     if wanted.metric == "probe_accuracy" and train is not None:
         fit_on = (train, answer(m, _TorchRunner(m), train, "validate: probe"))
-    metric = quality.compare(wanted.metric, rows, baseline, candidate, fit_on)
+    metric = quality.compare(wanted.metric, rows, baseline, candidate, fit_on, wanted.confidence)
     cosines = quality.cosines_of(baseline.text, candidate.text)
     decision, section = quality.judge(
         wanted.metric, metric, len(rows), wanted.max_drop, wanted.confidence, cosines
@@ -306,8 +311,12 @@ def _finite(value: Any) -> Any:
 
 
 def files(section: Validation) -> Mapping[str, str]:
-    """The digest of every data set."""
-    return {name: digest(spec) for name, spec in specs(section).items()}
+    """The digest of every data set, and the machine: its timings are no other machine's."""
+    machine = this_machine()
+    return {
+        **{name: digest(spec) for name, spec in specs(section).items()},
+        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+    }
 
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
@@ -330,5 +339,6 @@ STAGE = Stage(
     run,
     packages=("torch", "transformers", "tokenizers", "onnxruntime", "onnxruntime-gpu", "numpy"),
     files=files,
+    measured=True,
     estimate=estimate,
 )

@@ -144,3 +144,12 @@ def test_the_report_says_candidate_minus_baseline_with_its_interval() -> None:
     low, high = section["difference"]["interval"]
     assert low <= change <= high
     assert decision.verdict == "fail"
+
+
+def test_f1_passes_no_margin_that_three_unseen_errors_would_break() -> None:
+    """None seen in n examples leaves up to 3 / n at 95 %."""
+    truth = [np.array([i % 2]) for i in range(300)]
+    metric = quality.f1_metric(truth, truth, truth)
+    for lost, verdict in ((2.5, "inconclusive"), (4, "pass")):
+        decision, _ = quality.judge("f1", metric, 300, lost / 300, 0.95, np.ones(300))
+        assert decision.verdict == verdict
