@@ -14,8 +14,8 @@ UNMEASURED = "not measured"  # declared, and not to be judged on this machine: n
 
 @dataclass(frozen=True)
 class Gate:
-    """verdict: pass, fail, inconclusive, or not measured. limit: what `measured` is held against; interval: of
-    measured, an end None when unknown."""
+    """verdict: pass, fail, inconclusive, or not measured. limit: what `measured` is held against;
+    interval: of measured, an end None when unknown."""
 
     name: str
     verdict: str

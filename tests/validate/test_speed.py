@@ -8,6 +8,7 @@ import pytest
 
 from optimizer.recipe import Latency
 from optimizer.validate import speed
+from optimizer.validate.gates import UNMEASURED, overall
 from tests.validate.runs import Run
 
 Interval = tuple[float | None, float | None]
@@ -89,3 +90,12 @@ def test_three_systems_are_timed_in_one_run_and_weighed(runs: dict[str, Run]) ->
     assert set(found["peak_memory"]) == set(cell["systems"])
     assert found["peak_memory"][speed.TORCH] > found["peak_memory"][speed.CANDIDATE]
     assert found["size"]["candidate_bytes"] < found["size"]["float_bytes"]
+
+
+def test_a_speed_gate_that_cannot_be_measured_here_is_listed_and_does_not_pass() -> None:
+    latency = Latency(must_beat_float=True, p99_ms=5.0)
+    gates = speed.unmeasured(latency, "no GPU")
+    assert [g.name for g in gates] == ["speed.must_beat_float", "speed.p99_ms"]
+    assert {g.verdict for g in gates} == {UNMEASURED}
+    with pytest.raises(ValueError, match="at least one"):
+        overall(gates)

@@ -102,8 +102,8 @@ def test_overlapping_data_is_refused(runs: dict[str, Run], tmp_path: Path) -> No
 def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> None:
     assert STAGE.files is not None
     digests = STAGE.files(runs["static"].section)
-    assert set(digests) == {"calibrate", "validate.data", "validate.latency.data"}
-    assert len(set(digests.values())) == 3
+    assert set(digests) == {"calibrate", "validate.data", "validate.latency.data", "machine"}
+    assert len(set(digests.values())) == 4
 
 
 def test_ledger_texts_are_of_all_lengths() -> None:
