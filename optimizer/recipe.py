@@ -8,12 +8,40 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Task = Literal[
     "sentence-embedding", "text-classification", "token-classification", "feature-extraction"
 ]
 Metric = Literal["accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]  # of a file or folder, never a path
+
+# task -> metric -> the columns it needs, each way that will do. Classification has an arg max over
+# labels, an embedding a cosine between texts; hidden states of a text have no fixed width, so
+# only their distance to the float model's can be said.
+METRICS: dict[Task, dict[Metric, tuple[tuple[str, ...], ...]]] = {
+    "sentence-embedding": {
+        "cosine": (),
+        "probe_accuracy": (("label",),),
+        "retrieval": (("text_pair",), ("label",)),
+        "spearman": (("text_pair", "score"),),
+    },
+    "feature-extraction": {"cosine": ()},
+    "text-classification": {
+        "cosine": (),
+        "accuracy": (("label",),),
+        "f1": (("label",),),
+        "spearman": (("score",),),
+    },
+    "token-classification": {"cosine": (), "accuracy": (("tags",),), "f1": (("tags",),)},
+}
 
 
 class Section(BaseModel):
@@ -34,7 +62,11 @@ class DataSpec(Section):
     )
     files: tuple[str, ...] = Field((), description="file names or globs, relative to this spec")
     name: str | None = Field(None, description="configuration name of a hub data set")
-    revision: str | None = Field(None, description="commit of a hub data set; resolved when absent")
+    revision: str | None = Field(
+        None,
+        description="commit, tag or branch of a hub data set; resolved to a commit once per run, "
+        "and its newest when absent",
+    )
     split: str = "train"
     columns: dict[str, str] = Field(
         default_factory=lambda: {"text": "text"},
@@ -47,6 +79,14 @@ class DataSpec(Section):
     licence: str = ""
     attribution: str = ""
     base: str = Field("", exclude=True, description="set by the loader: the folder of this spec")
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        twice = [name for i, name in enumerate(labels) if name in labels[:i]]
+        if twice:
+            raise ValueError(f"label {twice[0]!r} is named twice, so its id is not clear")
+        return labels
 
 
 class Model(Section):
@@ -230,9 +270,35 @@ class Validate(Section):
     latency: Latency = Latency()
 
 
+def _check_metric(task: Task, asked: Validate) -> None:
+    """Raise ValueError when the metric has no meaning for the task, or its columns are missing."""
+    known, metric = METRICS[task], asked.metric
+    if metric not in known:
+        raise ValueError(
+            f"metric {metric} has no meaning for task {task}; accepted: {', '.join(known)}"
+        )
+    columns = asked.data.columns
+    if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
+        ways = " or ".join(" and ".join(way) for way in known[metric])
+        raise ValueError(
+            f"metric {metric} needs a column for {ways} in data.columns, which has "
+            f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
+        )
+    if metric != "probe_accuracy":
+        return
+    if asked.train is None or "label" not in asked.train.columns:
+        what = "a train block" if asked.train is None else "a column for label in train.columns"
+        raise ValueError(f"metric probe_accuracy fits a classifier on train rows: it needs {what}")
+    if asked.train.labels and asked.data.labels and asked.train.labels != asked.data.labels:
+        raise ValueError(
+            f"data.labels {list(asked.data.labels)} and train.labels {list(asked.train.labels)} "
+            "differ, so an id means one thing to the probe and another where it is judged"
+        )
+
+
 class Package(Section):
     tar: bool = True
-    version: str = "1"
+    version: Name = "1"
     licence: str = Field("", description="of the model; read from the checkpoint when empty")
 
 
@@ -271,13 +337,20 @@ class Packaging(Section):
 class Recipe(Section):
     """The whole YAML. `where` maps a path such as "targets.0.runtime" to "file:line"."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    name: Name
     model: Model
     calibrate: Calibrate | None = None
     quantize: Quantize = Quantize()
     targets: tuple[Target, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     package: Package = Package()
+
+    @field_validator("validate_")
+    @classmethod
+    def _metric_suits_the_task(cls, asked: Validate, info: ValidationInfo) -> Validate:
+        if "model" in info.data:
+            _check_metric(info.data["model"].task, asked)
+        return asked
 
     @model_validator(mode="after")
     def _calibration_when_needed(self) -> Recipe:

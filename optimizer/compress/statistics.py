@@ -144,7 +144,7 @@ def minmax(h: Histogram, symmetric: bool) -> Range:
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
-def percentile(h: Histogram, symmetric: bool, percent: float = 99.99) -> Range:
+def percentile(h: Histogram, symmetric: bool, percent: float) -> Range:
     """Clip at percentiles, each the outer edge of the bin that holds it."""
     if symmetric:
         return Range.symmetric(min(_magnitude(h.magnitudes, percent / 100, h.width), h.absmax))

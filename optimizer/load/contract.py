@@ -88,7 +88,16 @@ def _labels(config: Any) -> list[str]:
             accepted=f"every id from 0 to {len(named) - 1}",
             fix="Number the labels in the order of the classifier's outputs.",
         )
-    return [named[i] for i in range(len(named))]
+    labels = [named[i] for i in range(len(named))]
+    twice = [label for i, label in enumerate(labels) if label in labels[:i]]
+    if twice:
+        raise CheckpointError(
+            f"two ids are both called {twice[0]!r}, so an answer would not say which it is",
+            where="config.json: id2label",
+            accepted="a name of its own for every id",
+            fix="Rename one of them.",
+        )
+    return labels
 
 
 def _tokenizer(

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tempfile
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from optimizer.errors import DataError, MachineError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, encode
+from optimizer.load.labels import ids_in_model, label_id, names_of, normal
 from optimizer.progress import say
 from optimizer.recipe import DataSpec
 
@@ -42,14 +43,14 @@ class Sample:
 
 
 def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
-    """The rows of a spec, null rows dropped, in the data set's order.
+    """The rows of a spec, null rows and repeated ones dropped, in the data set's order.
 
     spec.samples rows are drawn with spec.seed; of those, `limit` with `seed` (spec.seed when
     None). Drawing is by hash of the row's position, so a smaller draw is part of a larger one,
     and no library's random generator can change it.
     Raises DataError: no such file, no such column, no rows, labels that are not ids or names.
     """
-    rows = list(_load(spec.model_dump_json(), spec.base, _fingerprint(spec)))
+    rows = list(_read(spec).rows)
     rows = _draw(rows, spec.samples, spec.seed, _where(spec))
     return _draw(rows, limit, spec.seed if seed is None else seed, _where(spec))
 
@@ -76,25 +77,54 @@ def digest(spec: DataSpec) -> str:
     return h.hexdigest()
 
 
+def labelled_as(
+    rows: Sequence[Sample], spec: DataSpec, labels: Sequence[str] | None
+) -> list[Sample]:
+    """`rows` of `spec` with the label and tag ids of a model whose label names are `labels`.
+
+    labels: the contract's; None, of a model without labels, changes nothing. Names are matched by
+    name, whatever their order (see labels.ids_in_model). Raises DataError when the data's names
+    are not the model's, or an id is none of the model's.
+    """
+    if labels is None or all(r.label is None and r.tags is None for r in rows):
+        return list(rows)
+    where = _where(spec)
+    ids = ids_in_model(_read(spec).names, labels, where)
+
+    def of_model(i: int) -> int:
+        if i >= len(ids):
+            raise DataError(
+                f"label id {i}, and the model has {len(ids)} labels",
+                where=where,
+                accepted=f"0..{len(ids) - 1}: {', '.join(labels)}",
+                fix="Say what the ids mean: labels: [...], the model's names in the data's order.",
+            )
+        return ids[i]
+
+    return [
+        replace(
+            r,
+            label=None if r.label is None else of_model(r.label),
+            tags=None if r.tags is None else tuple(map(of_model, r.tags)),
+        )
+        for r in rows
+    ]
+
+
 def check_disjoint(sets: Mapping[str, Sequence[Sample]]) -> None:
-    """Raise DataError when a text is in two sets: measured on what it was tuned on, a model looks
-    better than it is. Texts are equal when they are after NFKC, case folding and white space."""
-    seen: dict[tuple[str, str], str] = {}
+    """Raise DataError when a text, on either side of a pair, is in two sets: measured on what it
+    was tuned on, a model looks better than it is. Equal means equal after `labels.normal`."""
+    seen: dict[str, str] = {}
     for name, rows in sets.items():
-        for sample in rows:
-            key = (_normal(sample.text), _normal(sample.text_pair or ""))
-            other = seen.setdefault(key, name)
+        for text in (t for r in rows for t in (r.text, r.text_pair) if t):
+            other = seen.setdefault(normal(text), name)
             if other != name:
                 raise DataError(
-                    f"{sample.text[:80]!r} is also in the {other} data",
+                    f"{text[:80]!r} is also in the {other} data",
                     where=f"{name} data",
                     accepted="sets without a text in common",
                     fix="Take different rows: another split, file or seed.",
                 )
-
-
-def _normal(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def batches(
@@ -121,7 +151,7 @@ def _where(spec: DataSpec) -> str:
 
 
 def _files(spec: DataSpec) -> list[Path]:
-    """The spec's files, globs expanded, relative to the spec's folder."""
+    """The spec's files, globs expanded, relative to the spec's folder; each once."""
     base = Path(spec.base or ".")
     found: list[Path] = []
     for pattern in spec.files:
@@ -139,7 +169,10 @@ def _files(spec: DataSpec) -> list[Path]:
                 fix="Give names or globs relative to the spec's folder.",
             )
         found += here
-    return found
+    once: dict[Path, Path] = {}
+    for path in found:
+        once.setdefault(path.resolve(), path)
+    return list(once.values())
 
 
 def _fingerprint(spec: DataSpec) -> str:
@@ -151,13 +184,25 @@ def _fingerprint(spec: DataSpec) -> str:
     return json.dumps([[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths])
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Every usable row of a spec, and the names of its label ids in their order."""
+
+    rows: tuple[Sample, ...]
+    names: tuple[str, ...]
+
+
+def _read(spec: DataSpec) -> _Rows:
+    return _load(spec.model_dump_json(), spec.base, _fingerprint(spec))
+
+
 @lru_cache(maxsize=16)
-def _load(spec_json: str, base: str, _fingerprint: str) -> tuple[Sample, ...]:
-    """Every usable row of the spec. Remembered, because a key and a run both read it."""
+def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
+    """Remembered, because a key and a run both read it."""
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
     table = _table(spec)
     columns = _columns(spec, table)
-    names = _label_names(spec, table, columns)
+    names = names_of(spec, table.features, columns, _where(spec))
     made: list[Sample] = []
     dropped = 0
     for row in table:
@@ -174,7 +219,21 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> tuple[Sample, ...]:
             where=_where(spec),
             fix="Check split and columns; a row needs a non-empty text.",
         )
-    return tuple(made)
+    return _Rows(tuple(_unique(made, _where(spec))), names)
+
+
+def _unique(rows: list[Sample], where: str) -> list[Sample]:
+    """The first of the rows with the same texts: a repeated one is no further evidence."""
+    first: dict[tuple[str, str], Sample] = {}
+    differ = 0
+    for row in rows:
+        kept = first.setdefault((normal(row.text), normal(row.text_pair or "")), row)
+        differ += (row.label, row.score, row.tags) != (kept.label, kept.score, kept.tags)
+    if len(first) < len(rows):
+        more = f"; {differ} of them had another label than the one kept" if differ else ""
+        count = len(rows) - len(first)
+        say(f"{where}: {count} of {len(rows)} rows dropped: the same text as an earlier one{more}")
+    return list(first.values())
 
 
 def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
@@ -201,59 +260,37 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     return dict(spec.columns)
 
 
-def _label_names(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Label names in id order: the spec's, or those the data set declares."""
-    if spec.labels:
-        return spec.labels
-    for field in ("label", "tags"):
-        feature = table.features.get(columns.get(field, ""))
-        feature = getattr(feature, "feature", feature)
-        if getattr(feature, "names", None):
-            return tuple(feature.names)
-    return ()
-
-
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
     """One row. index: its position in the data set, for messages."""
     row = f"{_where(spec)}: row {index}"
     text, pair, tags = values["text"], values.get("text_pair"), values.get("tags")
-    words = tuple(map(str, text)) if isinstance(text, list) else None
-    if (tags is None) != (words is None) or len(tags or ()) != len(words or ()):
+    words = None
+    if isinstance(text, list):
+        words = tuple(_text(word, f"{row}: text") for word in text)
+    both = isinstance(tags, list) and words is not None and len(tags) == len(words)
+    if not both and not (tags is None and words is None):
         raise DataError(
             "tags and words do not go together one by one",
             where=f"{row}: tags",
             fix="tags needs a text column that is a list of as many words.",
         )
     return Sample(
-        text=str(text) if words is None else " ".join(words),
-        text_pair=None if pair is None else str(pair),
-        label=_label(values["label"], names, f"{row}: label") if "label" in values else None,
+        text=_text(text, f"{row}: text") if words is None else " ".join(words),
+        text_pair=None if pair is None else _text(pair, f"{row}: text_pair"),
+        label=label_id(values["label"], names, f"{row}: label") if "label" in values else None,
         score=_score(values["score"], f"{row}: score") if "score" in values else None,
         words=words,
-        tags=None if tags is None else tuple(_label(t, names, f"{row}: tags") for t in tags),
+        tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
     )
 
 
-def _label(value: Any, names: tuple[str, ...], where: str) -> int:
-    """The id of a label given as an id or as one of `names`."""
-    if isinstance(value, str):
-        if value in names:
-            return names.index(value)
-        raise DataError(
-            f"{value!r} is not among the labels{closest(value, list(names))}",
-            where=where,
-            accepted=", ".join(names) or "ids; names need `labels:` in id order",
-            fix="Give the label names in id order, e.g. labels: [negative, positive].",
-        )
-    if int(value) != value or int(value) < 0 or (names and int(value) >= len(names)):
-        raise DataError(
-            f"{value!r} is not a label id",
-            where=where,
-            accepted=f"0..{len(names) - 1}" if names else "whole numbers from 0",
-        )
-    return int(value)
+def _text(value: Any, where: str) -> str:
+    """Numbers are texts too: a column of nothing else was read as such."""
+    if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)):
+        return str(value)
+    raise DataError(f"{str(value)[:80]} is no text", where=where, accepted="a string")
 
 
 def _score(value: Any, where: str) -> float:
@@ -291,6 +328,7 @@ def _table(spec: DataSpec) -> Any:
                 if not spec.files:
                     raise DataError("files is missing", where=where, fix="Give files: [...].")
                 files = [str(f) for f in _files(spec)]
+                _check_not_empty(files)
                 return datasets.load_dataset(
                     spec.source,
                     data_files={spec.split: files},
@@ -302,8 +340,9 @@ def _table(spec: DataSpec) -> Any:
                 return datasets.load_dataset(
                     str(folder), split=spec.split, cache_dir=cache, keep_in_memory=True
                 )
+            revision = _commit(spec.source, spec.revision)
             return datasets.load_dataset(
-                spec.source, spec.name, split=spec.split, revision=spec.revision
+                spec.source, spec.name, split=spec.split, revision=revision
             )
     except (ConnectionError, DatasetNotFoundError) as e:
         raise MachineError(
@@ -315,8 +354,33 @@ def _table(spec: DataSpec) -> Any:
     except (DataError, OSError, MemoryError):
         raise
     except Exception as e:  # the library raises many kinds for one thing: data it cannot read
-        cause = str(e.__cause__ or e).splitlines() or [type(e).__name__]
+        cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
+        if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
+            raise DataError("the data is empty", where=where, fix="Give rows.") from e
         raise DataError(f"it cannot be read ({cause[0][:200]})", where=where) from e
+
+
+def _check_not_empty(files: Sequence[str]) -> None:
+    for file in files:
+        if Path(file).stat().st_size == 0:
+            raise DataError("the file is empty", where=file, fix="Give rows, or leave it out.")
+
+
+@lru_cache(maxsize=16)
+def _commit(name: str, revision: str | None) -> str | None:
+    """The commit of a hub data set, asked once per process: key and run then read the same rows,
+    whatever is pushed in between. `revision` itself when it is a commit, or nobody answers."""
+    from huggingface_hub import HfApi
+
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    try:
+        commit: str | None = HfApi().dataset_info(name, revision=revision).sha
+    except Exception as e:  # of the HTTP library underneath, which differs; opening it says more
+        said = (str(e).splitlines() or [type(e).__name__])[0][:120]
+        say(f"data {name}: its commit could not be asked for ({said}): a cached copy will do")
+        return revision
+    return commit
 
 
 @contextmanager

@@ -25,14 +25,8 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # What a text encoder is made of; formats of other frameworks in the same repository are not read.
 CONFIG_PATTERNS = ("*config.json", "modules.json")
-HUB_PATTERNS = (
-    "*.json",
-    "*.safetensors",
-    "*.txt",
-    "*.model",
-    "README.md",
-    "LICENSE*",
-)
+LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # travel with the weights
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md", *LICENCES)
 
 
 @dataclass(frozen=True)

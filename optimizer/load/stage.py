@@ -26,7 +26,6 @@ from optimizer.recipe import Model
 from optimizer.store import Estimate, Shapes, Stage, digest_file
 
 VERSION = 2
-LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # travel with the weights
 IMPORTS = 450_000_000  # resident after importing torch and transformers; measured
 BYTES_PER_SECOND = 60_000_000  # hashed twice, checked and written twice; measured on one core
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -51,7 +50,7 @@ def run(section: Model, out: Path) -> None:
     copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
     for file in copied:
         shutil.copyfile(file, checkpoint / file.name)
-    for pattern in LICENCES:
+    for pattern in source.LICENCES:
         for file in sorted(folder.glob(pattern)):
             shutil.copyfile(file, checkpoint / file.name)
     document = contract(section, config, model, family, fast, folder, found.folder)

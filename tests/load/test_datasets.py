@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from optimizer.errors import DataError, MachineError
 from optimizer.harness.contract import load_tokenizer, read
+from optimizer.load import datasets as ours
 from optimizer.load.datasets import Sample, batches, check_disjoint, digest, samples
 from optimizer.recipe import DataSpec
 from tests.load.conftest import Load
@@ -142,7 +145,13 @@ def test_no_rows(spec: Spec) -> None:
 
 
 def test_an_empty_file(spec: Spec) -> None:
-    refused(spec([]), "rows.jsonl", "cannot be read")
+    refused(spec([]), "rows.jsonl", "the file is empty")
+
+
+def test_a_file_of_column_names_only_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\n")
+    asked = DataSpec(source="csv", files=("rows.csv",), base=str(tmp_path))
+    refused(asked, "rows.csv", "the data is empty")
 
 
 def test_a_file_that_is_no_json(spec: Spec, tmp_path: Path) -> None:
@@ -187,6 +196,8 @@ def test_an_unknown_split(tmp_path: Path) -> None:
         (2, ["row 0: label", "2 is not a label id", "0..1"]),
         (-1, ["-1 is not a label id"]),
         (0.5, ["0.5 is not a label id"]),
+        ([1], ["row 0: label", "[1] is not a label id"]),
+        (math.nan, ["row 0: label", "nan is not a label id"]),
     ],
 )
 def test_a_label_that_is_none(spec: Spec, label: Any, words: list[str]) -> None:
@@ -205,9 +216,64 @@ def test_a_score_that_is_no_number(spec: Spec) -> None:
     refused(asked, "row 0: score", "'high'", "a number")
 
 
-def test_tags_without_their_words(spec: Spec) -> None:
-    rows = [{"text": ["New", "York"], "tags": [0]}]
+@pytest.mark.parametrize(("text", "tags"), [(["New", "York"], [0]), (["New"], 0), ("New", [])])
+def test_tags_without_their_words(spec: Spec, text: Any, tags: Any) -> None:
+    rows = [{"text": text, "tags": tags}]
     refused(spec(rows, columns={"text": "text", "tags": "tags"}), "row 0: tags", "one by one")
+
+
+def test_a_pair_that_is_no_text(spec: Spec) -> None:
+    rows = [{"text": "x", "b": ["y"]}]
+    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is no text")
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.text").write_text(f"{name}\n")
+    files = ("b.text", "*.text", "./b.text")
+    asked = DataSpec(source="text", files=files, base=str(tmp_path))
+    assert [Path(f).name for f in ours._files(asked)] == ["b.text", "a.text"]
+
+
+def test_repeated_rows_are_dropped_and_counted(
+    spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [{"text": "Text  0", "label": 0, "note": 0}, {"text": "text 1", "label": 0, "note": 0}]
+    asked = spec([*ROWS, *again], columns=LABELLED)
+    assert texts(samples(asked)) == texts(samples(spec(ROWS)))
+    said = capsys.readouterr().err
+    assert "2 of 22 rows dropped: the same text" in said
+    assert "1 of them had another label" in said
+    assert digest(spec([*ROWS, *again], columns=LABELLED)) == digest(spec(ROWS, columns=LABELLED))
+
+
+def test_one_text_with_two_pairs_is_two_rows(spec: Spec) -> None:
+    rows = [{"a": "x", "b": "y"}, {"a": "x", "b": "z"}]
+    assert len(samples(spec(rows, columns={"text": "a", "text_pair": "b"}))) == 2
+
+
+def test_a_hub_set_is_read_at_the_commit_its_revision_means(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import datasets
+    import huggingface_hub
+
+    read: list[str] = []
+
+    def info(_: Any, name: str, revision: str | None) -> Any:
+        return SimpleNamespace(sha={"me/set": "c" * 40}[name] if revision == "v1" else "d" * 40)
+
+    def load(_: str, name: str | None, *, split: str, revision: str) -> Any:
+        read.append(revision)
+        return datasets.Dataset.from_dict({"text": [revision]})
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for revision in ("v1", None, "a" * 40):
+        samples(DataSpec(source="me/set", revision=revision))
+    assert read == ["c" * 40, "d" * 40, "a" * 40]
+    ours._commit.cache_clear()
+    ours._load.cache_clear()
 
 
 def test_a_hub_set_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +295,12 @@ def test_sets_with_a_text_in_common_are_refused() -> None:
         check_disjoint(sets)
 
 
-def test_pairs_overlap_only_as_pairs_and_repeats_within_a_set_are_fine() -> None:
-    first = [Sample("a", text_pair="b"), Sample("a", text_pair="b")]
-    check_disjoint({"calibrate": first, "evaluate": [Sample("a", text_pair="c"), Sample("a")]})
+def test_a_text_on_either_side_of_a_pair_is_in_common() -> None:
+    pair = [Sample("a", text_pair="b"), Sample("a", text_pair="c")]
+    for other in (Sample("b"), Sample("x", text_pair="A")):
+        with pytest.raises(DataError, match="is also in the calibrate data"):
+            check_disjoint({"calibrate": pair, "evaluate": [other]})
+    check_disjoint({"calibrate": pair, "evaluate": [Sample("x", text_pair="y"), Sample("z")]})
 
 
 @pytest.mark.parametrize("disabled", [True, False])

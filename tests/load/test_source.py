@@ -179,8 +179,8 @@ def hub(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A hub with the repository me/tiny, and an empty cache."""
     from huggingface_hub import constants
 
-    handler = type("OneHub", (Hub,), {"folder": tiny_bert})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    monkeypatch.setattr(Hub, "folder", tiny_bert, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     monkeypatch.setattr(Hub, "main", COMMIT)
@@ -204,6 +204,15 @@ def test_a_hub_model_is_pinned_to_its_commit(hub: str, load: Load, tiny_bert: Pa
     assert document["revision"] == COMMIT
     raw = (tiny_bert / "model.safetensors").read_bytes()
     assert document["files"]["model.safetensors"]["sha256"] == hashlib.sha256(raw).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["LICENCE.md", "COPYING", "NOTICE"])
+def test_every_licence_file_of_a_hub_model_travels(
+    hub: str, load: Load, bert: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bert / name).write_text("terms\n")
+    monkeypatch.setattr(Hub, "folder", bert)
+    assert (load("me/tiny") / "checkpoint" / name).read_text() == "terms\n"
 
 
 def test_a_push_between_plan_and_run_changes_nothing(
