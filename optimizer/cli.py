@@ -200,9 +200,9 @@ def run(
     from optimizer import recipe_file
     from optimizer.outcome import finish
 
-    document = finish(
-        recipe_file.read(recipe, overrides), store, artifacts, until=until, remeasure=remeasure
-    )
+    checked, lines = recipe_file.read_with_lines(recipe, overrides)
+    with recipe_file.located(lines):
+        document = finish(checked, store, artifacts, until=until, remeasure=remeasure)
     if obj["json"]:
         print(json.dumps(document.as_dict(), indent=1))
     else:
@@ -225,9 +225,10 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
     from optimizer.store import Store
 
     dry = Store(store, dry=True)
-    checked = recipe_file.read(recipe, overrides)
-    pipeline.run(checked, dry)
-    entries = plan.document(checked, dry)
+    checked, lines = recipe_file.read_with_lines(recipe, overrides)
+    with recipe_file.located(lines):
+        pipeline.run(checked, dry)
+        entries = plan.document(checked, dry)
     print(json.dumps(entries, indent=1) if obj["json"] else plan.text(entries))
 
 
@@ -242,10 +243,9 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
       optimize check recipes/minilm-int8.yaml
     """
     del store
-    from optimizer import recipe_file, targets
+    from optimizer import recipe_file
 
     checked = recipe_file.read(recipe, overrides)
-    targets.check(checked)
     names = [t.runtime for t in checked.targets]
     if obj["json"]:
         print(checked.model_dump_json(by_alias=True, indent=1))

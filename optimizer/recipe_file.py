@@ -7,13 +7,15 @@ names the closest known one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from optimizer.errors import RecipeError, closest
+from optimizer import targets
+from optimizer.errors import InputError, RecipeError, closest
 from optimizer.recipe import OnnxRuntimeTarget, Recipe, Section, TensorRTRTXTarget
 from optimizer.yaml_lines import Lines, read_yaml
 
@@ -26,7 +28,12 @@ DATA_FIELDS = (
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, complete and check a recipe file.
+    """Read, complete and check a recipe file; see read_with_lines."""
+    return read_with_lines(path, overrides)[0]
+
+
+def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Lines]:
+    """The recipe, checked against the schema and its targets, and where its values stand.
 
     overrides: "a.b=c" as given to --set; c is YAML. A `data:` that is a string names a spec
     file, looked for beside the current directory, then beside the recipe, then one level up.
@@ -38,9 +45,27 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     for field in DATA_FIELDS:
         _inline_data(document, field, path, lines)
     try:
-        return Recipe.model_validate_json(json.dumps(document, default=str))
+        recipe = Recipe.model_validate_json(json.dumps(document, default=str))
     except ValidationError as e:
         raise _explain(e, lines) from None
+    with located(lines):
+        targets.check(recipe)
+    return recipe, lines
+
+
+@contextmanager
+def located(lines: Lines) -> Iterator[None]:
+    """Put file:line before the `where` of an error that names a path of the recipe."""
+    try:
+        yield
+    except InputError as e:
+        path = e.where.split(":")[0].split(" ")[0]
+        at = lines.where(tuple(int(k) if k.isdigit() else k for k in path.split(".")))
+        if path and path.split(".")[0] in lines.sections and at not in e.where:
+            raise type(e)(
+                e.found, where=f"{at}: {e.where}", accepted=e.accepted, fix=e.fix
+            ) from None
+        raise
 
 
 def _override(document: dict[str, Any], override: str, lines: Lines) -> None:

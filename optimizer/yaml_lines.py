@@ -23,6 +23,11 @@ class Lines:
     def note(self, loc: Loc, where: str) -> None:
         self._at[loc] = where
 
+    @property
+    def sections(self) -> set[str]:
+        """The top-level keys."""
+        return {str(loc[0]) for loc in self._at if loc}
+
     def graft(self, prefix: Loc, other: Lines) -> None:
         """Take over the lines of a file included at `prefix`."""
         for loc, where in other._at.items():

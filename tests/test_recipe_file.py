@@ -191,7 +191,7 @@ RTX = "  - {runtime: tensorrt-rtx}\n"
         (
             "{bits: 8}\n  activations: {range: mse}",
             "{bits: 8, symmetric: false}",
-            r"weights\.symmetric: false is not accepted by target tensorrt-rtx.*onnxruntime",
+            r"quantize\.weights\.symmetric: false is not accepted by target tensorrt-rtx.*onnx",
         ),
         (
             "{range: mse}",
