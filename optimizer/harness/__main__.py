@@ -1,7 +1,8 @@
 """python -m harness predict|bench|check, in the folder of a bundle.
 
 predict   answer texts: as arguments, or one per line on standard input
-bench     time it end to end and by stage, over batch sizes and sequence lengths
+bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
+          others, beside the ratio to float that was measured when it was built
 check     verify every digest, and say which engine runs here and why
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard
@@ -21,6 +22,7 @@ from typing import Any
 
 from .errors import HarnessError, InputError
 
+RECORDED = "default: the recipe's, from the manifest"
 SHOWN = 4  # numbers of an embedding that are printed without --json
 TEXTS = (
     "The service was quick and the staff could not have been friendlier.",
@@ -57,8 +59,14 @@ def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
         texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
     if not texts:
         raise InputError("no text was given", fix='Give one: predict "some text".')
+    if args.pair and len(args.pair) != len(texts):
+        raise InputError(
+            f"{len(args.pair)} were given for {len(texts)} texts",
+            where="--pair",
+            accepted="one per text, in the order of the texts, or none",
+        )
     with Bundle(folder, runtime=args.runtime, threads=args.threads, say=_say) as bundle:
-        made = bundle.predict(texts, batch_size=args.batch_size)
+        made = bundle.predict(texts, args.pair or None, batch_size=args.batch_size)
         document = {
             "engine": bundle.engine["target"],
             "decision": bundle.decision.reason,
@@ -69,35 +77,38 @@ def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
 
 def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .bench import measure, peak_memory
+    from .bench_text import bench_text
     from .bundle import Bundle
+    from .recorded import asked, recorded_speed
 
     texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
     with Bundle(folder, runtime=args.runtime, threads=args.threads, say=_say) as bundle:
-        too_long = [s for s in args.sequence if s > bundle.max_length]
+        grid = asked(bundle.manifest, args.batch, args.sequence, args.iterations)
+        too_long = [s for s in grid.sequence if s > bundle.max_length]
         if too_long:
             raise InputError(
                 f"{too_long[0]} tokens were asked for",
                 where="--sequence",
                 accepted=f"up to {bundle.max_length}",
             )
-        cells = [(b, s) for b in args.batch for s in args.sequence]
         document = measure(
             {"candidate": bundle.system()},
-            cells,
+            [(b, s) for b in grid.batch for s in grid.sequence],
             [t for t in texts if t.strip()],
-            iterations=args.iterations,
+            iterations=grid.iterations,
             threads=bundle.threads,
         )
         document["engine"] = bundle.engine["target"]
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
+        document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
         f"Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
         f"threads={args.threads!r}).predict([{' '.join(TEXTS)!r}])"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
-    return document, _bench_text(document)
+    return document, bench_text(document)
 
 
 def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -156,11 +167,18 @@ def _parser() -> argparse.ArgumentParser:
         if run is predict:
             command.add_argument("texts", nargs="*", metavar="TEXT")
             command.add_argument("--text", action="append", default=[], help="repeatable")
+            command.add_argument(
+                "--pair",
+                action="append",
+                default=[],
+                metavar="TEXT",
+                help="second text of a pair; repeatable, one per text",
+            )
             command.add_argument("--batch-size", type=_positive, default=8)
         if run is bench:
-            command.add_argument("--batch", type=_positive, nargs="+", default=[1, 8])
-            command.add_argument("--sequence", type=_positive, nargs="+", default=[128])
-            command.add_argument("--iterations", type=_positive, default=40)
+            command.add_argument("--batch", type=_positive, nargs="+", help=RECORDED)
+            command.add_argument("--sequence", type=_positive, nargs="+", help=RECORDED)
+            command.add_argument("--iterations", type=_positive, help=RECORDED)
             command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
     return parser
 
@@ -197,29 +215,6 @@ def _line(answer: Any) -> str:
         return f"{len(answer)} tokens x {len(answer[0])} numbers (all with --json)"
     shown = " ".join(f"{x:.4f}" for x in answer[:SHOWN])
     return f"[{shown} ...] {len(answer)} numbers (all with --json)"
-
-
-def _bench_text(document: dict[str, Any]) -> str:
-    lines = [
-        f"{document['engine']}, {document['machine']['cpu']}, "
-        f"{document['threads'] or document['machine']['cores']} threads; times in ms",
-        f"{'batch':>5} {'tokens':>6} {'p50':>9} {'p90':>9} {'p99':>9} {'p50 interval':>20} "
-        f"{'pre':>8} {'forward':>9} {'post':>8} {'texts/s':>9}",
-    ]
-    for cell in document["cells"]:
-        system = cell["systems"]["candidate"]
-        total, stages = system["end_to_end"], system["stages"]
-        low, high = total["p50_interval"]
-        interval = "unknown" if low is None or high is None else f"{low:.2f} - {high:.2f}"
-        lines.append(
-            f"{cell['batch']:>5} {cell['sequence']:>6} {total['p50']:>9.2f} {total['p90']:>9.2f} "
-            f"{total['p99']:>9.2f} {interval:>20} {stages['pre']['p50']:>8.2f} "
-            f"{stages['forward']['p50']:>9.2f} {stages['post']['p50']:>8.2f} "
-            f"{system['throughput']:>9.1f}"
-        )
-    memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
-    lines.append(f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

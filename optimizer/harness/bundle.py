@@ -73,7 +73,10 @@ class Bundle:
         pairs: Sequence[str | None] | None = None,
         batch_size: int = BATCH,
     ) -> list[Any]:
-        """One JSON-able answer per text, in order; see tasks/ for what an answer is."""
+        """One JSON-able answer per text, in order; see tasks/ for what an answer is.
+
+        pairs: a second text per text, or None for none.
+        """
         made: list[Any] = []
         for start in range(0, max(len(texts), 1), batch_size):
             stop = start + batch_size
@@ -174,16 +177,21 @@ def damaged_files(
     """
     wrong = set()
     for name, entry in manifest["files"].items():
-        path = folder / name
         if entry.get("measured") and not measured and not name.startswith("engines/"):
             continue
-        if _is_link(folder, name) or not path.is_file() or path.stat().st_size != entry["size"]:
+        if not intact(folder, name, entry):
             wrong.add(name)
-            continue
-        with path.open("rb") as f:
-            if hashlib.file_digest(f, "sha256").hexdigest() != entry["sha256"]:
-                wrong.add(name)
     return frozenset(wrong)
+
+
+def intact(folder: Path, name: str, entry: dict[str, Any]) -> bool:
+    """Whether one file is there, is no link, and has the size and digest of its entry."""
+    path = folder / name
+    if _is_link(folder, name) or not path.is_file() or path.stat().st_size != entry["size"]:
+        return False
+    with path.open("rb") as f:
+        digest = hashlib.file_digest(f, "sha256").hexdigest()
+    return bool(digest == entry["sha256"])
 
 
 def unlisted_files(folder: Path, manifest: dict[str, Any]) -> list[str]:

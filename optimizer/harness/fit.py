@@ -8,7 +8,8 @@ The manifest's engines are tried in order. For each:
 
     the harness has no runner for its runtime, the runtime is not installed
     or too old, or its device is not here                      -> next engine
-    it is portable ONNX, intact                                -> load
+    its runtime runs the portable ONNX itself, and it is
+    intact (deferred only means that nobody opened it before)  -> load
     it is an engine that fits and is intact                    -> load
     its portable ONNX is here and intact, and the installed
     builder makes engines for this GPU                         -> build
@@ -67,6 +68,7 @@ DISTRIBUTION = {
     ("onnxruntime", "cuda"): ("onnxruntime-gpu",),
     ("tensorrt-rtx", "cuda"): ("tensorrt-rtx",),
 }
+# Runtimes with engine files of their own -> the GPUs whose engines their builder makes.
 BUILDER_TARGETS = {"tensorrt-rtx": ("75", "80", "86", "89", "120", "121")}
 
 
@@ -115,10 +117,11 @@ def _one(
     if obstacle:
         return None, obstacle
     model_damage = sorted(damaged & set(engine["model_files"]))
-    if engine["engine"] is None and not engine["deferred"]:  # portable: the model is the engine
+    if engine["runtime"] not in BUILDER_TARGETS:  # no engine files: the model is the engine
         if model_damage:
             return None, f"damaged: {', '.join(model_damage)}"
-        return "load", "portable ONNX, and the runtime is installed"
+        unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
+        return "load", f"portable ONNX, and the runtime is installed{unseen}"
     misfit = _engine_misfit(engine, machine, damaged, shape)
     if not misfit:
         return "load", "the engine was built for this runtime, system and GPU"
@@ -134,7 +137,7 @@ def _device_obstacle(engine: Mapping[str, Any], machine: Machine) -> str:
     """Why this machine cannot run engines of this kind at all; '' when it can."""
     runtime, fit = engine["runtime"], engine["fit"]
     if runtime not in machine.runners:
-        return f"this version of the harness cannot run {runtime}"
+        return f"this version of the harness does not run {runtime} engines yet"
     installed = _installed(engine, machine)
     if installed is None:
         return f"{DISTRIBUTION[runtime, engine['device']][0]} is not installed"
@@ -159,7 +162,7 @@ def _engine_misfit(
     fit, gpu = engine["fit"], machine.gpu
     assert gpu is not None
     if engine["deferred"]:
-        return "it was left to be built where it runs"
+        return "it was not built where the bundle was made"
     if engine["engine"] in damaged:
         return f"damaged: {engine['engine']}"
     installed = _installed(engine, machine)
@@ -205,6 +208,8 @@ def _installed(engine: Mapping[str, Any], machine: Machine) -> str | None:
 
 def _install(engine: Mapping[str, Any], machine: Machine) -> str:
     """The pip line that would make the engine's runtime available, or ''."""
+    if engine["runtime"] not in machine.runners:  # no package would help
+        return ""
     if engine["device"] == "cuda" and machine.gpu is None:
         return ""
     names = DISTRIBUTION[engine["runtime"], engine["device"]]

@@ -75,7 +75,7 @@ def why_missing(report: Document, section: str) -> str:
     reason = part(report, "not_measured").get(section) or part(report, section).get("not_measured")
     engine = part(report, "engine")
     if not reason and (engine.get("deferred") or report.get("deferred")):
-        reason = engine.get("why") or report.get("why") or "the engine is built where it first runs"
+        reason = engine.get("why") or report.get("why") or "the engine was not built here"
     return str(reason) if reason else "the report gives no reason"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from optimizer.errors import RecipeError
+from optimizer.harness.machine import RUNNERS
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
@@ -48,9 +50,9 @@ def inspect_text(document: dict[str, Any]) -> str:
         f"task     {document['contract']['task']}",
         f"verdict  {document['verdict']}",
     ]
-    for engine in document["engines"]:
-        state = "deferred: built where it first runs" if engine.get("deferred") else "built"
-        lines.append(f"engine   {engine['runtime']:<14}{state}")
+    lines += [f"engine   {e['runtime']:<14}{_state(e)}" for e in document["engines"]]
+    if not runnable(document):
+        lines.append("This version's harness runs none of these: predict and bench will refuse.")
     for name, f in document["files"].items():
         lines.append(f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}")
     damaged = document["damaged"]
@@ -58,6 +60,29 @@ def inspect_text(document: dict[str, Any]) -> str:
         "every file has its recorded digest" if not damaged else f"DAMAGED: {', '.join(damaged)}"
     )
     return "\n".join(lines)
+
+
+def runnable(manifest: Mapping[str, Any]) -> bool:
+    """Whether the harness runs any engine of the bundle on a machine that has its runtime.
+
+    Computed for a manifest written before it was recorded.
+    """
+    recorded = manifest.get("runnable")
+    if recorded is not None:
+        return bool(recorded)
+    return any(e["runtime"] in RUNNERS for e in manifest["engines"])
+
+
+def _state(engine: Mapping[str, Any]) -> str:
+    """What was done with one engine where the bundle was made, and what can be done with it."""
+    made = "not there yet" if engine["engine"] is None else "built and checked where it was made"
+    if engine["runtime"] in RUNNERS:
+        made = "portable ONNX, opened and checked where it was made"
+    if engine["deferred"]:
+        what = "not opened" if engine["runtime"] in RUNNERS else "not built"
+        made = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"
+    yet = "" if engine["runtime"] in RUNNERS else "; this version's harness does not run it yet"
+    return made + yet
 
 
 def compare(a: Path, b: Path) -> dict[str, Any]:

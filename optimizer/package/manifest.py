@@ -12,13 +12,14 @@ Version 1, UTF-8, keys sorted:
     recipe             the recipe, complete with every default
     calibration        {use: sha256 of the rows}: calibrate, validate, ...
     packages           {distribution: version} that made it
+    runnable           whether the harness in the bundle runs any of the engines' runtimes
     contract           inputs, outputs, tokenizer, task: harness/contract.py
     engines            in the recipe's order, which is the order they are tried in:
         target         "onnxruntime-cpu": the name of its folders
         runtime, device, threads
         model          the portable ONNX; model_files: [it and its external data]
-        engine         file | null: null means the ONNX itself is what runs
-        deferred       true: built where it first runs; why
+        engine         file | null: onnxruntime runs the ONNX itself and has none
+        deferred       true: not built, or not opened, where the bundle was made; why
         fit            what a machine must have: harness/fit.py
         fallbacks      modules that run wider than the recipe asked, accepted there
     files              {name: {sha256, size, measured}} of every file but this one. measured:

@@ -40,7 +40,7 @@ def render(document: Mapping[str, Any]) -> str:
         tag("meta", charset="utf-8"),
         tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", f"{name}: {worst(reports)}"),
+        tag("title", f"{name}: {_together(reports)}"),
         tag("style", Html(CSS)),
     )
     main = tag(
@@ -52,6 +52,10 @@ def render(document: Mapping[str, Any]) -> str:
         _provenance(document, reports),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', main), lang='en')}\n"
+
+
+def _together(reports: list[Document]) -> str:
+    return worst(r.get("verdict") for r in reports) if reports else "no verdict"
 
 
 def _header(document: Document, name: str) -> Html:

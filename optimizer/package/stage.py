@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import harness
-from optimizer.errors import OptimizeError
+from optimizer.errors import MachineError
+from optimizer.harness.machine import RUNNERS
+from optimizer.load.source import LICENCES
 from optimizer.package import manifest as manifests
+from optimizer.package.verdict import worst
 from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, TensorRTRTXTarget
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
 
@@ -41,7 +44,6 @@ MADE_WITH = (
     "transformers",
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")
 
 Target = OnnxRuntimeTarget | TensorRTRTXTarget
 
@@ -70,7 +72,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
     document = {
         "name": section.name,
         "version": section.package.version,
-        "verdict": _worst([r["verdict"] for r in reports]),
+        "verdict": worst(r["verdict"] for r in reports),
         "verdicts": {n: r["verdict"] for n, r in zip(names, reports, strict=True)},
         "source": origin,
         "licence": section.package.licence or origin.get("licence", ""),
@@ -80,6 +82,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
         "contract": _read(source / "contract.json"),
         "engines": engines,
+        "runnable": any(e["runtime"] in RUNNERS for e in engines),
     }
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
@@ -104,10 +107,27 @@ def requirements(recipe: Recipe) -> str:
     devices = {t.device for t in recipe.targets if t.runtime == "onnxruntime"}
     if devices:  # the two own one module; the GPU build runs on the CPU too
         wanted.append("onnxruntime-gpu" if "cuda" in devices else "onnxruntime")
-    if any(t.runtime == "tensorrt-rtx" for t in recipe.targets) and not devices:
-        wanted.append("tensorrt-rtx")
-    pinned = [(name, package_version(name)) for name in wanted]
-    return "".join(f"{n}=={v}\n" if v else f"{n}\n" for n, v in pinned)
+    return "".join(f"{name}=={_version(name)}\n" for name in wanted)
+
+
+def _version(distribution: str) -> str:
+    """What to pin: the installed version. The two builds of ONNX Runtime share their minor
+    releases but not every patch, so the one that is here gives "1.31.*" for the other.
+
+    Raises MachineError when neither is here: nothing was tested to pin.
+    """
+    twin = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
+    found = package_version(distribution)
+    if found is not None:
+        return found
+    other = package_version(twin.get(distribution, distribution))
+    if other is None:
+        raise MachineError(
+            f"{distribution} is not installed, so no version of it was tested",
+            where="requirements.txt of the bundle",
+            fix=f"pip install {distribution}",
+        )
+    return ".".join([*other.split(".")[:2], "*"])
 
 
 def data_digests(recipe: Recipe) -> dict[str, str]:
@@ -231,14 +251,6 @@ def _add_report(
     (bundle / "report.json").write_text(text, encoding="utf-8")
 
 
-def _worst(verdicts: list[str]) -> str:
-    """The verdict of the bundle: its targets', the worst first."""
-    for verdict in ("fail", "inconclusive", "pass"):
-        if verdict in verdicts:
-            return verdict
-    raise OptimizeError(f"verdicts {verdicts} are none of fail, inconclusive, pass")
-
-
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -265,4 +277,4 @@ def harness_digests(section: Packaging) -> dict[str, str]:  # noqa: ARG001
     }
 
 
-STAGE = Stage("package", 1, run, packages=MADE_WITH, files=harness_digests, estimate=estimate)
+STAGE = Stage("package", 2, run, packages=MADE_WITH, files=harness_digests, estimate=estimate)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
+from optimizer.errors import OptimizeError
 from optimizer.package.comparison import Document, baseline, part, parts, quantized, why_missing
 from optimizer.package.figures import change, finite, interval, times, whole
 
-ORDER = ("fail", "inconclusive", "pass")
+Verdict = Literal["pass", "fail", "inconclusive"]
 
 
-def worst(reports: list[Document]) -> str:
-    """The verdict of a run: its worst target's."""
-    found = {str(r.get("verdict")) for r in reports}
-    strange = sorted(found - set(ORDER))
-    return next((v for v in (*strange, *ORDER) if v in found), "no verdict")
+def worst(verdicts: Iterable[object]) -> Verdict:
+    """The verdict of several taken together: one that is unknown counts as a failure.
+
+    Raises OptimizeError for none at all: nothing judged is not a pass.
+    """
+    found = set(verdicts)
+    if not found:
+        raise OptimizeError("there is no verdict to take the worst of")
+    if found <= {"pass"}:
+        return "pass"
+    return "inconclusive" if found <= {"pass", "inconclusive"} else "fail"
 
 
 def counts(report: Document) -> str:

@@ -221,6 +221,60 @@ def test_bench_reports_each_cell_by_stage_with_memory_and_size(
     assert document["size"]["candidate_bytes"] == size
 
 
+def test_bench_times_the_recipes_grid_beside_the_ratio_recorded_when_built(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"p50": 3.0}
+    speed = {
+        "machine": {"cpu": "The Builder", "cores": 3},
+        "threads": 0,
+        "cells": [
+            {
+                "batch": 1,
+                "sequence": 8,
+                "systems": {"candidate": {"end_to_end": figures}},
+                "ratio": {"median": 0.42, "interval": [0.41, None], "to": "onnxruntime-float"},
+            }
+        ],
+    }
+    text = json.dumps([{"target": "onnxruntime-cpu", "speed": speed}])
+    (bundle / "report.json").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    grid = {"batch": [1, 2], "sequence": [8], "iterations": 5}
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["recipe"]["validate"]["latency"] |= grid
+        manifest["files"]["report.json"] |= {"sha256": digest, "size": len(text)}
+
+    edited(bundle, change)
+    assert main(["bench", "--bundle", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    first, second = out.index("batch 1 x 8"), out.index("batch 2 x 8")
+    recorded = "0.42 [0.41, ?] of onnxruntime-float's time (measured when built on The Builder, 3"
+    assert recorded in out[first:second]
+    assert "this shape was not measured" in out[second:]
+    for word in ("p50", "p90", "p95", "p99", "end to end", "pre", "forward", "post", "5 rounds"):
+        assert word in out[first:second], word
+    assert "peak memory" in out
+    (bundle / "report.json").write_text(text.replace("0.42", "0.01"))
+    few = ("--batch", "1", "--iterations", "5")
+    _, document, _ = run("bench", "--bundle", str(bundle), *few, capsys=capsys)
+    assert document["recorded"] == {"missing": "report.json is missing or damaged"}
+
+
+def test_a_pair_is_read_with_its_text(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = ("--pair", "poor", "--pair", "good")
+    texts = ("good film", "never again")
+    with Bundle(bundle) as opened:
+        wanted = opened.predict(texts, ["poor", "good"])
+        alone = opened.predict(texts)
+    code, got, _ = run("predict", "--bundle", str(bundle), *texts, *pairs, capsys=capsys)
+    assert (code, got["answers"]) == (0, wanted)
+    assert wanted != alone
+    code, document, _ = run("predict", "--bundle", str(bundle), *texts, *pairs[:2], capsys=capsys)
+    assert (code, document["where"]) == (2, "--pair")
+
+
 def test_bench_refuses_a_sequence_longer_than_the_model_takes(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

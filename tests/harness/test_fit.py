@@ -202,6 +202,23 @@ def test_the_gpu_build_of_onnx_runtime_serves_the_cpu_but_not_the_reverse() -> N
     assert isinstance(decide({"engines": [cuda]}, machine()), Refuse)
 
 
+def test_a_deferred_model_without_engine_files_is_loaded_where_its_device_is() -> None:
+    deferred = {**ORT, "target": "onnxruntime-cuda", "device": "cuda", "deferred": True}
+    here = machine(packages={"onnxruntime-gpu": "1.31.1"})
+    assert isinstance(decide({"engines": [deferred]}, here), Fit)
+    assert isinstance(decide({"engines": [deferred]}, machine(gpu=None)), Refuse)
+    damaged = decide({"engines": [deferred]}, here, damaged={ORT["model"]})
+    assert isinstance(damaged, Refuse)
+
+
+def test_no_package_is_suggested_for_a_runtime_the_harness_does_not_run() -> None:
+    alone = machine(packages={}, runners=frozenset({"onnxruntime"}))
+    made = decide({"engines": [RTX]}, alone)
+    assert isinstance(made, Refuse)
+    assert "does not run tensorrt-rtx engines yet" in made.reason
+    assert made.install == ""
+
+
 def test_an_asked_runtime_is_not_replaced_by_another() -> None:
     manifest = {"engines": [RTX, ORT]}
     assert isinstance(decide(manifest, machine(gpu=None), runtime="tensorrt-rtx"), Refuse)

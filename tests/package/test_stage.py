@@ -1,5 +1,6 @@
 """The bundle: complete, the same bytes every time, and published whole."""
 
+import errno
 import json
 import shutil
 import tarfile
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 
 from optimizer import harness
+from optimizer.errors import MachineError, OptimizeError, RecipeError
 from optimizer.harness.archive import unpack
+from optimizer.package import look, stage
 from optimizer.package import manifest as manifests
-from optimizer.package import stage
 from optimizer.package.publish_local import publish_local
+from optimizer.package.verdict import worst
 from optimizer.store import digest_file
 from tests.package import small_bundle
 
@@ -133,6 +136,63 @@ def test_requirements_pin_the_versions_used(made: Path) -> None:
     assert len(lines) == 3
 
 
+def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_path: Path) -> None:
+    import onnxruntime
+
+    cuda = small_bundle.recipe(
+        tmp_path, ("{runtime: onnxruntime, device: cuda, on_missing: defer}",)
+    )
+    lines = stage.requirements(cuda).splitlines()
+    release = ".".join(onnxruntime.__version__.split(".")[:2])
+    gpu = next(line for line in lines if line.startswith("onnxruntime-gpu"))
+    assert gpu.startswith(f"onnxruntime-gpu=={release}.")
+
+
+def test_a_bundle_says_whether_its_harness_runs_any_of_it() -> None:
+    ort, rtx = ({"engines": [{"runtime": r}]} for r in ("onnxruntime", "tensorrt-rtx"))
+    both = {"engines": [*rtx["engines"], *ort["engines"]]}
+    assert [look.runnable(m) for m in (ort, rtx, both)] == [True, False, True]
+    assert not look.runnable({**ort, "runnable": False})  # what was recorded counts
+
+
+def test_an_engine_the_harness_cannot_run_is_not_promised(
+    made: Path, manifest: dict[str, Any]
+) -> None:
+    assert manifest["runnable"] is True
+    plain = look.inspect_text(look.inspect(made / "bundle"))
+    assert "does not run" not in plain
+    engine = {**manifest["engines"][0], "runtime": "tensorrt-rtx"}
+    for change in (
+        {"engine": "engines/x/model.engine"},
+        {"deferred": True, "why": "no builder here"},
+    ):
+        document = {**manifest, "engines": [{**engine, **change}], "runnable": False}
+        text = look.inspect_text({**document, "damaged": []})
+        assert "this version's harness does not run it yet" in text
+        assert "predict and bench will refuse" in text
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "together"),
+    [
+        (["pass", "pass"], "pass"),
+        (["pass", "inconclusive"], "inconclusive"),
+        (["inconclusive", "fail", "pass"], "fail"),
+        (["pass", "PASS"], "fail"),
+        ([None, "inconclusive"], "fail"),
+    ],
+)
+def test_the_worst_verdict_counts_and_an_unknown_one_fails(
+    verdicts: list[object], together: str
+) -> None:
+    assert worst(verdicts) == together
+
+
+def test_nothing_judged_has_no_verdict() -> None:
+    with pytest.raises(OptimizeError):
+        worst([])
+
+
 def test_the_tar_holds_the_bundle_and_nothing_of_this_machine(made: Path, tmp_path: Path) -> None:
     tar = made / "tiny-1.tar"
     with tarfile.open(tar) as archive:
@@ -150,6 +210,7 @@ def test_publishing_replaces_the_old_version_whole(made: Path, tmp_path: Path) -
     old = tmp_path / "artifacts" / "tiny" / "1"
     old.mkdir(parents=True)
     (old / "stale").write_text("x")
+    (old / "manifest.json").write_text("{}")
     final = publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
     assert final == old
     assert not (final / "stale").exists()
@@ -159,11 +220,76 @@ def test_publishing_replaces_the_old_version_whole(made: Path, tmp_path: Path) -
     assert sorted(p.name for p in final.parent.iterdir()) == ["1", "tiny-1.tar"]
 
 
+def test_publishing_does_not_replace_what_is_no_bundle(made: Path, tmp_path: Path) -> None:
+    own = tmp_path / "tiny" / "1" / "my_notes.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("x")
+    with pytest.raises(RecipeError, match="is no bundle"):
+        publish_local(made / "bundle", tmp_path, "tiny", "1")
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [own]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("place", ["report.html", "tiny-1.tar"])
+def test_a_disk_that_cannot_be_written_keeps_the_old_version_and_no_half_of_the_new(
+    place: str, number: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = publish_local(made / "bundle", tmp_path, "tiny", "1") / "manifest.json"
+    before = (old.stat().st_ino, sorted(tmp_path.rglob("*")))
+    real = shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        real(source, target)
+        if source.name == place:
+            raise OSError(number, "no", str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(MachineError, match="--artifacts") as caught:
+        publish_local(made / "bundle", tmp_path, "tiny", "1")
+    assert caught.value.exit_code == 5
+    assert (old.stat().st_ino, sorted(tmp_path.rglob("*"))) == before
+
+
+def test_publishing_removes_what_an_earlier_run_left_of_the_version(
+    made: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "tiny"
+    publish_local(made / "bundle", tmp_path, "tiny", "1")
+    (home / "1.failed").mkdir()
+    (home / "1.failed" / "report.html").write_text("x")
+    without_tar = Path(shutil.copytree(made / "bundle", tmp_path / "store" / "bundle"))
+    publish_local(without_tar, tmp_path, "tiny", "1")
+    assert [p.name for p in home.iterdir()] == ["1"]
+
+
+def test_a_file_where_the_artifacts_folder_should_be_is_said(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "artifacts").write_text("x")
+    with pytest.raises(RecipeError, match="a file stands where"):
+        publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
+
+
 def test_publishing_that_was_killed_is_completed_by_the_next(made: Path, tmp_path: Path) -> None:
     home = tmp_path / "artifacts" / "tiny"
     for leftover in (".1.partial", ".1.old"):
         (home / leftover).mkdir(parents=True)
         (home / leftover / "half").write_text("x")
-    final = publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
+    (home / ".tiny-1.tar.partial").write_text("x")
+    without_tar = Path(shutil.copytree(made / "bundle", tmp_path / "store" / "bundle"))
+    final = publish_local(without_tar, tmp_path / "artifacts", "tiny", "1")
     assert not (final / "half").exists()
-    assert sorted(p.name for p in home.iterdir()) == ["1", "tiny-1.tar"]
+    assert [p.name for p in home.iterdir()] == ["1"]
+
+
+def test_a_new_version_that_fails_after_a_kill_leaves_the_old_one(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = publish_local(made / "bundle", tmp_path, "tiny", "1")
+    final.rename(final.with_name(".1.old"))  # killed between the two renames
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "no", str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(MachineError):
+        publish_local(made / "bundle", tmp_path, "tiny", "1")
+    assert (final / "manifest.json").is_file()

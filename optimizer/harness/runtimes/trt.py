@@ -183,7 +183,7 @@ def _import(product: str) -> Any:
         raise MachineError(
             f"{row.module} cannot be imported ({e})",
             where=f"target {product}",
-            fix=f"pip install {row.distribution}, or on_missing: defer to build it where it runs.",
+            fix=f"pip install {row.distribution}, or on_missing: defer to go on without it.",
         ) from None
 
 

@@ -1,0 +1,73 @@
+"""What a bundle remembers of its measurement: the grid that was timed, and the ratio to float."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .bundle import intact
+from .errors import InputError
+
+REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What to time: every batch with every sequence, `iterations` rounds each."""
+
+    batch: Sequence[int]
+    sequence: Sequence[int]
+    iterations: int
+
+
+def asked(
+    manifest: dict[str, Any],
+    batch: Sequence[int] | None,
+    sequence: Sequence[int] | None,
+    iterations: int | None,
+) -> Grid:
+    """The grid of the manifest's recipe, each part replaced by the one given.
+
+    Raises InputError when a part is neither given nor in the manifest.
+    """
+    latency = (manifest.get("recipe", {}).get("validate") or {}).get("latency") or {}
+    given = {"batch": batch, "sequence": sequence, "iterations": iterations}
+    merged: dict[str, Any] = {
+        name: latency.get(name) if v is None else v for name, v in given.items()
+    }
+    for name, value in merged.items():
+        if not value:
+            raise InputError("not given, and the manifest records none", where=f"--{name}")
+    return Grid(**merged)
+
+
+def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[str, Any]:
+    """The candidate's times and its ratio to float, as report.json has them for the target.
+
+    {"machine", "threads", "cells": [{"batch", "sequence", "p50", "ratio"}]}, or {"missing": why}.
+    """
+    entry = manifest["files"].get(REPORT)
+    if entry is None or not intact(folder, REPORT, entry):
+        return {"missing": f"{REPORT} is missing or damaged"}
+    reports = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    report: dict[str, Any] = next((r for r in reports if r["target"] == target), {})
+    speed = report.get("speed") or {}
+    if not speed.get("cells"):
+        why = (report.get("not_measured") or {}).get("speed")
+        return {"missing": str(why or "the report has no times")}
+    return {
+        "machine": speed["machine"],
+        "threads": speed["threads"],
+        "cells": [
+            {
+                "batch": cell["batch"],
+                "sequence": cell["sequence"],
+                "p50": cell["systems"]["candidate"]["end_to_end"]["p50"],
+                "ratio": cell.get("ratio"),
+            }
+            for cell in speed["cells"]
+        ],
+    }
