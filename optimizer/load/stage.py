@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import safetensors_stream
-from optimizer.load import families, source, tokenizer, weights
+from optimizer.load import faithful, families, source, tokenizer, weights
+from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.config import check_covered, model_folder, read_config
 from optimizer.load.contract import contract
 from optimizer.load.model import parameter_shapes, skeleton_from_config
@@ -58,6 +59,7 @@ def run(section: Model, out: Path) -> None:
         some = ", ".join(chosen.unused[:4]) + (", …" if len(chosen.unused) > 4 else "")
         say(f"load: {len(chosen.unused)} tensors have no use for {section.task}: {some}")
     safetensors_stream.write(chosen.entries(), checkpoint / "model.safetensors")
+    faithful.check(folder, section, open_checkpoint(out).tensors)
     _write(out / "contract.json", document)
     made_of = {
         str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}
