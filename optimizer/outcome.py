@@ -27,6 +27,12 @@ class Result:
     document: dict[str, Any]
     summary: str
 
+    @property
+    def runnable(self) -> bool:
+        from optimizer.package.look import runnable
+
+        return runnable(self.document["manifest"])
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "exit_code": self.exit_code,
@@ -41,12 +47,12 @@ class Result:
     def text(self) -> str:
         lines = [self.summary] if self.summary else []
         if self.bundle:
-            lines += [
-                "Next:",
+            runs = [
                 f'  optimize predict {self.bundle} "what a lovely film"',
                 f"  optimize bench {self.bundle}",
-                f"  open {self.bundle / 'report.html'}",
             ]
+            looks = [f"  optimize inspect {self.bundle}", f"  open {self.bundle / 'report.html'}"]
+            lines += ["Next:", *(runs if self.runnable else looks[:1]), looks[1]]
         elif self.report:
             lines.append(f"No bundle was made. The full report: {self.report}")
         elif self.steps:

@@ -26,13 +26,16 @@ def worst(verdicts: Iterable[object]) -> Verdict:
 
 
 def counts(report: Document) -> str:
-    """ "all 6 gates passed", "2 of 6 gates failed", "1 of 6 gates is undecided"."""
+    """ "all 6 gates passed", "2 of 6 gates failed", "1 of 6 gates is undecided",
+    "3 gates passed, 1 not measured here"."""
     gates = [str(g.get("verdict")) for g in parts(report, "gates")]
     if not gates:
         return "no gate was judged"
     bad = {v: gates.count(v) for v in gates if v != "pass"}
     if not bad:
         return f"all {len(gates)} gates passed" if len(gates) > 1 else "the one gate passed"
+    if set(bad) == {"not measured"}:
+        return f"{gates.count('pass')} gates passed, {bad['not measured']} not measured here"
     words = {"fail": "failed", "inconclusive": "undecided"}
     return f"of {len(gates)} gates, " + " and ".join(
         f"{n} {words.get(v, v)}" for v, n in sorted(bad.items())
@@ -42,8 +45,9 @@ def counts(report: Document) -> str:
 def sentence(report: Document, recipe: Any) -> str:
     """Ship it or not, and in numbers what changed."""
     verdict = str(report.get("verdict"))
+    unmeasured = any(g.get("verdict") == "not measured" for g in parts(report, "gates"))
     opening = {
-        "pass": "Good to ship",
+        "pass": "Good as far as this machine can tell" if unmeasured else "Good to ship",
         "fail": "Do not ship",
         "inconclusive": "Not decided",
     }.get(verdict, f"Unknown verdict {verdict!r}")

@@ -272,3 +272,18 @@ def test_a_note_on_the_quality_figures_is_shown() -> None:
     made = document()
     made["reports"][0]["quality"]["note"] = "another runtime answered"
     assert "another runtime answered" in Reader(render(made)).text
+
+
+def test_a_gate_that_was_not_measured_is_counted_apart_from_those_that_passed() -> None:
+    report = {
+        "target": "x",
+        "verdict": "pass",
+        "gates": [
+            {"name": "a", "verdict": "pass", "message": ""},
+            {"name": "b", "verdict": "not measured", "message": "no GPU"},
+        ],
+    }
+    text = summary({"name": "x", "reports": [report]})
+    assert "1 gates passed, 1 not measured here" in text
+    assert "no GPU" in text
+    assert "all" not in text.splitlines()[0]
