@@ -2,7 +2,7 @@
 
 Writes engine.json, and model.engine for a runtime that has engines of its own:
     runtime, device   of the target
-    deferred          true: nothing was built, `why` says so, it is built where it first runs
+    deferred          true: nothing was built, and `why` says so
     engine            "model.engine" | null (the ONNX model is what runs)
     fit               what a machine must have to load it; harness/fit.py reads it
     inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
@@ -57,7 +57,7 @@ def run(target: Target, model: Path, *, out: Path) -> None:
     except MachineError as e:
         if target.on_missing != "defer":
             raise
-        say(f"build: left to be built where it runs: {e}")
+        say(f"build: not built here, as on_missing: defer allows: {e}")
         document = {"deferred": True, "why": str(e), "engine": None, "inspected": None}
     fallbacks = (document["inspected"] or {}).get("wider", [])
     if fallbacks and not target.allow_fallback:

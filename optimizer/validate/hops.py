@@ -321,7 +321,7 @@ def engine(m: Materials) -> Entry:
     if document.get("deferred"):
         reason = f"not built on this machine: {document.get('why')}"
     elif target.runtime != "onnxruntime":
-        reason = f"a {target.runtime} engine opens only on its GPU; it is proven where it runs"
+        reason = f"a {target.runtime} engine opens only on its GPU; it is not proven here"
     elif target.device != "cpu":
         reason = f"device {target.device} is not compared here"
     if reason:

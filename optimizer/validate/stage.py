@@ -8,7 +8,7 @@ Writes report.json:
     quality       see quality.py; with a note when another runtime answered for the engine
     speed         see speed.py; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
-    engine        {deferred, why} when the engine is built where it first runs
+    engine        {deferred, why} when the engine is not built here
     modules       the compress stage's row per module
     fallbacks     modules that run wider than asked, or stayed float, and why
 A gate that does not pass is no exception: the report says it, and the exit code follows from it.
@@ -32,7 +32,7 @@ from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.batch import Batch
-from optimizer.load.datasets import Sample, check_disjoint, digest, samples
+from optimizer.load.datasets import Sample, check_disjoint, digest, labelled_as, samples
 from optimizer.progress import bar, say
 from optimizer.recipe import DataSpec, Validation
 from optimizer.store import Estimate, Shapes, Stage
@@ -63,6 +63,7 @@ def run(
     rows = data["validate.data"]
     held_out = ledger_texts(rows)
     materials = Materials(section, source, state, graph, model, engine, held_out)
+    rows = labelled_as(rows, section.validate_.data, materials.contract.labels)
     with _one_torch_thread():
         entries = ledger.run(materials)
     report: dict[str, Any] = {
@@ -153,7 +154,7 @@ def not_here(m: Materials) -> str:
     """Why this machine cannot run the built engine, or ""."""
     target = m.section.target
     if m.inspected.get("deferred"):
-        return f"the engine is built where it first runs: {m.inspected.get('why')}"
+        return f"the engine was not built here: {m.inspected.get('why')}"
     if target.runtime != "onnxruntime":
         return (
             f"a {target.runtime} engine opens only on an NVIDIA GPU, and this version builds and "
