@@ -1,0 +1,70 @@
+"""Who may import what: the architecture, as a table."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "optimizer"
+ALLOWED = {
+    "onnx": ("export/", "lower/"),
+    "onnx_ir": ("export/", "lower/"),
+    "onnxscript": ("export/",),
+    "onnxruntime": ("harness/runtimes/ort.py",),
+    "tensorrt": ("harness/runtimes/",),
+    "tensorrt_rtx": ("harness/runtimes/",),
+    "transformers": ("load/", "export/", "validate/"),
+    "datasets": ("load/",),
+    "huggingface_hub": ("load/",),
+    "click": ("cli.py",),
+}
+
+
+def imported(file: Path) -> set[str]:
+    """The top-level names of every absolute import, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
+    users = {str(f.relative_to(ROOT)) for f in FILES if package in imported(f)}
+    assert {u for u in users if not u.startswith(ALLOWED[package])} == set()
+
+
+def test_the_harness_imports_nothing_else_of_ours_and_no_training_library() -> None:
+    banned = {"optimizer", "torch", "transformers", "pydantic", "click", "datasets", "onnx"}
+    users = {
+        str(f.relative_to(ROOT)): sorted(imported(f) & banned)
+        for f in FILES
+        if f.is_relative_to(ROOT / "harness")
+    }
+    assert {u: names for u, names in users.items() if names} == {}
+
+
+def test_no_module_reads_the_environment_but_the_command_line() -> None:
+    readers = {
+        str(f.relative_to(ROOT))
+        for f in FILES
+        if any(
+            isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")
+            for n in ast.walk(ast.parse(f.read_text()))
+        )
+    }
+    assert readers - {"cli.py"} == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_a_file_fits_in_the_head(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 400
+    assert not any(word in file.stem for word in ("util", "helper", "common", "misc"))
