@@ -13,6 +13,7 @@ from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
 from optimizer.validate import speed
 from optimizer.validate.stage import STAGE, ledger_texts
+from tests.conftest import sentences
 from tests.validate import mutations as m
 from tests.validate.runs import FOLDERS, Run
 
@@ -49,6 +50,27 @@ def test_a_good_run_passes_every_gate(classifier_run: Run, tmp_path: Path) -> No
     assert found["quality"]["examples"] == 64
     assert len(found["modules"]) > 12
     assert found["not_measured"] == {}
+
+
+@pytest.mark.usefixtures("quick")
+def test_labels_named_in_another_order_than_the_models_do_not_change_the_accuracy(
+    classifier_run: Run, tmp_path: Path
+) -> None:
+    rows = [
+        {"text": t, "label": n} for t, n in zip(sentences(64, 2), ["positive"] * 64, strict=True)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    data = classifier_run.section.validate_.data.model_copy(
+        update={"files": (str(tmp_path / "rows.jsonl"),)}
+    )
+    accuracies = []
+    for order in (("negative", "positive"), ("positive", "negative")):
+        named = changed(
+            classifier_run, max_drop=0.5, data=data.model_copy(update={"labels": order})
+        )
+        found = report(named, tmp_path / order[0])
+        accuracies.append(found["quality"]["baseline"]["value"])
+    assert accuracies[0] == accuracies[1]
 
 
 @pytest.mark.usefixtures("quick")
