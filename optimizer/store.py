@@ -134,7 +134,7 @@ class Store:
             return step
         started = time.monotonic()
         with disk_errors_explained(self.root, "--store"):
-            step.path.parent.mkdir(parents=True, exist_ok=True)
+            _make_home(step.path.parent)
             with lock(step.path.with_suffix(".lock")):
                 reused = step.done and stage.name not in self.again and self._intact(step)
                 if not reused:
@@ -247,6 +247,16 @@ def finish(partial: Path, final: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _make_home(folder: Path) -> None:
+    """Raises MachineError where no folder can be made at all (/proc, a missing mount)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as e:
+        raise MachineError(
+            "no folder can be made here", where=str(folder), fix="Point --store elsewhere."
+        ) from e
 
 
 def _discard(folder: Path) -> None:

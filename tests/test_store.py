@@ -198,6 +198,11 @@ def test_a_disk_that_refuses_is_the_machines_fault_and_says_what_to_do(
     assert not list(tmp_path.glob(f"s/*/{MADE_FROM}"))
 
 
+def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"/proc/x.*no folder can be made.*--store"):
+        Store(Path("/proc/x")).step(COUNT, Package())
+
+
 def test_a_step_knows_whether_it_is_done(tmp_path: Path) -> None:
     assert not Step("s", "k", tmp_path / "nothing").done
     assert Store(tmp_path).step(COUNT, Package()).done
