@@ -55,6 +55,9 @@ class Result:
             lines += ["Next:", *(runs if self.runnable else looks[:1]), looks[1]]
         elif self.report:
             lines.append(f"No bundle was made. The full report: {self.report}")
+            earlier = self.report.parent.with_suffix("")
+            if earlier.is_dir():
+                lines.append(f"{earlier} is an earlier run's bundle, not this one's.")
         elif self.steps:
             lines.append(f"Stopped after {self.steps[-1]['stage']}: {self.steps[-1]['path']}")
         return "\n".join(lines)

@@ -32,7 +32,7 @@ def source_digest(module: str) -> str:
         waiting += _imports(name, file, sources[name])
     whole = hashlib.sha256()
     for name in sorted(sources):
-        whole.update(f"{name} {len(sources[name])}\\n".encode() + sources[name])
+        whole.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
     return whole.hexdigest()
 
 

@@ -7,37 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import RecipeError
 from optimizer.harness.machine import RUNNERS
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
     """The manifest, plus whether every file still has its recorded digest.
 
-    Raises RecipeError when the folder is no bundle.
+    Raises BundleError when the folder is no bundle, or its manifest names files outside it.
     """
+    from optimizer.harness.bundle import read_manifest
     from optimizer.store import digest_file
 
-    manifest = _manifest(bundle)
+    manifest = read_manifest(bundle)
     damaged = [
         name
         for name, f in manifest["files"].items()
         if not (bundle / name).is_file() or digest_file(bundle / name) != f["sha256"]
     ]
     return {**manifest, "damaged": damaged}
-
-
-def _manifest(bundle: Path) -> dict[str, Any]:
-    file = bundle / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise RecipeError(
-            f"no bundle here ({e})",
-            where=str(bundle),
-            fix="Give a folder that `optimize recipe.yaml` made: artifacts/<name>/<version>.",
-        ) from None
-    return manifest
 
 
 def inspect_text(document: dict[str, Any]) -> str:
@@ -87,7 +74,9 @@ def _state(engine: Mapping[str, Any]) -> str:
 
 def compare(a: Path, b: Path) -> dict[str, Any]:
     """{"a","b": figures of each, "recipe": the values that differ}."""
-    manifests = [_manifest(p) for p in (a, b)]
+    from optimizer.harness.bundle import read_manifest
+
+    manifests = [read_manifest(p) for p in (a, b)]
     figures = [_figures(p, m) for p, m in zip((a, b), manifests, strict=True)]
     flat = [_flat(m["recipe"]) for m in manifests]
     changed = {
