@@ -8,19 +8,43 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from optimizer.recipe_data import DataSpec, Section
+from optimizer.recipe_quantize import CALIBRATED, Activations, LayerRule, Method, Quantize, Weights
+from optimizer.recipe_targets import (
+    Export,
+    OnnxRuntimeTarget,
+    Shapes,
+    Target,
+    TensorRTRTXTarget,
 )
 
-Task = Literal[
-    "sentence-embedding", "text-classification", "token-classification", "feature-extraction"
+__all__ = [
+    "Activations",
+    "DataSpec",
+    "Export",
+    "LayerRule",
+    "Method",
+    "OnnxRuntimeTarget",
+    "Quantize",
+    "Section",
+    "Shapes",
+    "Target",
+    "TensorRTRTXTarget",
+    "Weights",
 ]
-Metric = Literal["accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine"]
+
+Task = Literal[
+    "sentence-embedding",
+    "text-classification",
+    "token-classification",
+    "feature-extraction",
+    "text-generation",
+]
+Metric = Literal[
+    "accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine", "perplexity"
+]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]  # of a file or folder, never a path
 
 # task -> metric -> the columns it needs, each way that will do. Classification has an arg max over
@@ -41,52 +65,8 @@ METRICS: dict[Task, dict[Metric, tuple[tuple[str, ...], ...]]] = {
         "spearman": (("score",),),
     },
     "token-classification": {"cosine": (), "accuracy": (("tags",),), "f1": (("tags",),)},
+    "text-generation": {"perplexity": ()},
 }
-
-
-class Section(BaseModel):
-    """One block of the recipe: immutable, strict types, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class DataSpec(Section):
-    """Which rows of which data set, so exactly that two machines read the same rows.
-
-    Written inline in a recipe or in a file of its own (calibration/*.yaml).
-    """
-
-    source: str = Field(
-        description="csv, json, parquet or text (then give files), a folder that `datasets` "
-        "loads, or a hub id"
-    )
-    files: tuple[str, ...] = Field((), description="file names or globs, relative to this spec")
-    name: str | None = Field(None, description="configuration name of a hub data set")
-    revision: str | None = Field(
-        None,
-        description="commit, tag or branch of a hub data set; resolved to a commit once per run, "
-        "and its newest when absent",
-    )
-    split: str = "train"
-    columns: dict[str, str] = Field(
-        default_factory=lambda: {"text": "text"},
-        description="our field -> the data set's column; fields: text, text_pair, label, score, "
-        "tags",
-    )
-    labels: tuple[str, ...] = Field((), description="label names in id order, when labels are ids")
-    samples: int | None = Field(None, ge=1, description="take this many rows, drawn with `seed`")
-    seed: int = 0
-    licence: str = ""
-    attribution: str = ""
-    base: str = Field("", exclude=True, description="set by the loader: the folder of this spec")
-
-    @field_validator("labels")
-    @classmethod
-    def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        twice = [name for i, name in enumerate(labels) if name in labels[:i]]
-        if twice:
-            raise ValueError(f"label {twice[0]!r} is named twice, so its id is not clear")
-        return labels
 
 
 class Model(Section):
@@ -109,6 +89,9 @@ class Model(Section):
     max_length: int | None = Field(
         None, ge=2, description="longest sequence in tokens; read from the checkpoint when absent"
     )
+    gguf_file: str | None = Field(
+        None, description="a GGUF file in the source, de-quantized to float and taken as the model"
+    )
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -116,133 +99,14 @@ class Model(Section):
 class Calibrate(Section):
     data: DataSpec
     samples: int = Field(256, ge=1)
-    sequence_length: int = Field(128, ge=2, description="texts are cut to this many tokens")
+    sequence_length: int = Field(
+        128,
+        ge=2,
+        description="texts are cut to this many tokens; for "
+        "text-generation they are joined and cut into windows of exactly as many",
+    )
     batch_size: int = Field(8, ge=1)
     seed: int = 0
-
-
-class Weights(Section):
-    bits: Literal[8, 4] = 8
-    symmetric: bool = True
-    granularity: Literal["tensor", "channel", "group"] = "channel"
-    group_size: int | None = Field(None, ge=2)
-
-    @model_validator(mode="after")
-    def _group_size_belongs_to_group(self) -> Weights:
-        if (self.granularity == "group") != (self.group_size is not None):
-            raise ValueError(
-                "group_size is required with granularity: group, and meaningless without it"
-            )
-        return self
-
-
-class Activations(Section):
-    bits: Literal[8] = 8
-    granularity: Literal["tensor", "token"] = Field(
-        "tensor", description="tensor: one static range per site. token: measured at run time"
-    )
-    symmetric: bool = Field(
-        False, description="true: code 0 is the middle. false: both ends of the range are chosen"
-    )
-    range: Literal["minmax", "percentile", "entropy", "mse"] = Field(
-        "minmax", description="how a static range is chosen"
-    )
-    percentile: float = Field(99.999, gt=50, le=100, description="what range: percentile covers")
-
-    @model_validator(mode="after")
-    def _static_options_need_static_ranges(self) -> Activations:
-        given = self.model_fields_set & {"range", "percentile", "symmetric"}
-        if self.granularity == "token" and given:
-            raise ValueError(
-                f"{', '.join(sorted(given))}: chooses static ranges; granularity: token has none"
-            )
-        if "percentile" in given and self.range != "percentile":
-            raise ValueError(f"percentile is given but range is {self.range}")
-        return self
-
-
-class Quantize(Section):
-    method: Literal["rtn", "smoothquant"] = Field(
-        "rtn", description="the module in optimizer/compress/"
-    )
-    weights: Weights = Weights()
-    activations: Activations | None = Field(
-        None, description="absent: weight-only, activations stay float"
-    )
-    strength: float | Literal["search"] = Field(
-        "search", description="smoothquant: alpha in [0, 1], or searched per layer"
-    )
-    fold_only: bool = Field(
-        False,
-        description="smoothquant: smooth only where the factors fold into the layer before; "
-        "otherwise the others are multiplied at run time",
-    )
-    bias_correction: bool = False
-    keep_float: tuple[str, ...] = Field(
-        (), description="module name patterns (fnmatch); one that matches nothing is an error"
-    )
-
-    @model_validator(mode="after")
-    def _smoothquant_needs_activations(self) -> Quantize:
-        if self.method == "smoothquant" and self.activations is None:
-            raise ValueError(
-                "method smoothquant moves difficulty from activations to weights; it needs an "
-                "activations block, or use method: rtn"
-            )
-        if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
-            raise ValueError(f"strength {self.strength} is outside 0..1")
-        return self
-
-
-Span = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-
-
-class Shapes(Section):
-    """One optimization profile: [min, opt, max] of each dynamic axis."""
-
-    batch: Span = (1, 8, 32)
-    sequence: Span = (16, 128, 256)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Shapes:
-        for axis in ("batch", "sequence"):
-            low, opt, high = getattr(self, axis)
-            if not low <= opt <= high:
-                raise ValueError(
-                    f"{axis}: [{low}, {opt}, {high}] must be [min, opt, max], ascending"
-                )
-        return self
-
-
-class OnnxRuntimeTarget(Section):
-    runtime: Literal["onnxruntime"]
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = Field(0, ge=0, description="intra-op threads; 0: one per core")
-    on_missing: Literal["fail", "defer"] = "fail"
-    allow_fallback: bool = Field(False, description="accept modules that run wider than asked")
-
-    @property
-    def export(self) -> Export:
-        return Export(float="fp32")
-
-
-class TensorRTRTXTarget(Section):
-    runtime: Literal["tensorrt-rtx"]
-    device: Literal["cuda"] = "cuda"
-    shapes: Shapes = Shapes()
-    float: Literal["fp32", "fp16"] = Field("fp16", description="what the unquantized part runs in")
-    compute_capabilities: tuple[Literal["75", "80", "86", "89", "120", "121"], ...] = Field(
-        (), description="GPU generations the engine is built for; the builder's default when empty"
-    )
-    on_missing: Literal["fail", "defer"] = "fail"
-    allow_fallback: bool = False
-
-    @property
-    def export(self) -> Export:
-        return Export(float=self.float)
-
-
-Target = Annotated[OnnxRuntimeTarget | TensorRTRTXTarget, Field(discriminator="runtime")]
 
 
 class Latency(Section):
@@ -252,7 +116,14 @@ class Latency(Section):
     iterations: int = Field(
         40, ge=5, description="timed runs per cell of the batch x sequence grid"
     )
-    p99_ms: float | None = Field(None, gt=0, description="gate on the first cell of the grid")
+    new_tokens: int = Field(
+        32, ge=2, description="text-generation: tokens generated after each prompt"
+    )
+    p99_ms: float | None = Field(
+        None,
+        gt=0,
+        description="gate on the first cell of the grid; for text-generation per new token",
+    )
     must_beat_float: bool = True
 
 
@@ -260,9 +131,24 @@ class Validate(Section):
     data: DataSpec
     train: DataSpec | None = Field(None, description="probe_accuracy: the rows the probe is fit on")
     metric: Metric
-    max_drop: float = Field(0.01, gt=0, lt=1, description="non-inferiority margin")
+    max_drop: float = Field(
+        0.01,
+        gt=0,
+        lt=1,
+        description="non-inferiority margin: of the metric, and for perplexity of the mean "
+        "negative log-likelihood in nats per token",
+    )
     confidence: float = Field(0.95, gt=0.5, lt=1)
     min_cosine: float | None = Field(None, gt=0, le=1, description="mean cosine to float, gated")
+    max_kl: float | None = Field(
+        None, gt=0, description="text-generation: KL from float to candidate, nats per token, gated"
+    )
+    min_top1: float | None = Field(
+        None, gt=0, le=1, description="text-generation: share of equal next tokens, gated"
+    )
+    sequence_length: int = Field(
+        512, ge=2, description="text-generation: tokens per window of held-out text"
+    )
     quantization_budget: float = Field(
         0.2, gt=0, description="ledger: relative L2 that quantization may move the model's output"
     )
@@ -297,9 +183,25 @@ def _check_metric(task: Task, asked: Validate) -> None:
 
 
 class Package(Section):
+    formats: tuple[Literal["compressed-tensors"], ...] = Field(
+        (),
+        description="folders in other projects' formats beside the ONNX files; compressed-tensors: "
+        "a Hugging Face folder that transformers loads and vLLM serves",
+    )
+    float: Literal["fp32", "fp16", "bf16"] = Field(
+        "bf16", description="what `formats` store the unquantized part in"
+    )
     tar: bool = True
     version: Name = "1"
     licence: str = Field("", description="of the model; read from the checkpoint when empty")
+
+
+class Compress(Section):
+    """How the walk is carried out; what it finds does not depend on it."""
+
+    memory_gb: float = Field(
+        4.0, gt=0, description="activations kept in memory; what is beyond it goes to disk"
+    )
 
 
 class Compression(Section):
@@ -308,13 +210,7 @@ class Compression(Section):
     calibrate: Calibrate | None
     quantize: Quantize
     task: Task
-
-
-class Export(Section):
-    """What the export stage reads: targets with the same float part share one graph."""
-
-    float: Literal["fp32", "fp16"] = "fp32"
-    opset: Literal[21] = 21
+    compress: Compress
 
 
 class Validation(Section):
@@ -341,6 +237,7 @@ class Recipe(Section):
     model: Model
     calibrate: Calibrate | None = None
     quantize: Quantize = Quantize()
+    compress: Compress = Compress()
     targets: tuple[Target, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     package: Package = Package()
@@ -353,23 +250,40 @@ class Recipe(Section):
         return asked
 
     @model_validator(mode="after")
+    def _sections_suit_the_task(self) -> Recipe:
+        generates = self.model.task == "text-generation"
+        only = {
+            "quantize": ("head", "embedding"),
+            "validate_": ("max_kl", "min_top1", "sequence_length"),
+        }
+        for section, fields in only.items():
+            given = sorted(getattr(self, section).model_fields_set & set(fields))
+            if given and not generates:
+                raise ValueError(
+                    f"{section.rstrip('_')}.{given[0]} belongs to task text-generation, and the "
+                    f"task is {self.model.task}"
+                )
+        if generates and self.validate_.min_cosine is not None:
+            raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
+        return self
+
+    @model_validator(mode="after")
     def _calibration_when_needed(self) -> Recipe:
-        activations = self.quantize.activations
-        needs = (
-            self.quantize.bias_correction
-            or self.quantize.method == "smoothquant"
-            or (activations is not None and activations.granularity == "tensor")
-        )
-        if needs and self.calibrate is None:
+        if self.quantize.calibrated and self.calibrate is None:
             raise ValueError(
-                "calibrate is missing, and static activations, smoothquant and bias_correction "
-                "need it; add calibrate: {data: ...}"
+                "calibrate is missing, and static activations, bias_correction and methods "
+                f"{', '.join(CALIBRATED)} need it; add calibrate: {{data: ...}}"
             )
         return self
 
     @property
     def compression(self) -> Compression:
-        return Compression(calibrate=self.calibrate, quantize=self.quantize, task=self.model.task)
+        return Compression(
+            calibrate=self.calibrate,
+            quantize=self.quantize,
+            task=self.model.task,
+            compress=self.compress,
+        )
 
     def validation(self, target: Target) -> Validation:
         return Validation(

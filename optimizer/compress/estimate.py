@@ -39,9 +39,9 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     one_block = max(blocks.values(), default=0)
     bits = quantize.weights.bits
     codes = linear * bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
-    folded = 4 * linear // 4 if quantize.method == "smoothquant" else 0
+    folded = 4 * linear // 4 if "smoothquant" in quantize.transforms else 0
     passes = (4 if calibrate else 0) + 2 * quantize.bias_correction
-    passes += quantize.method == "smoothquant"
+    passes += "smoothquant" in quantize.transforms
     return Estimate(
         memory=LIBRARIES + max(4 * outside, 10 * one_block) + 2 * stream,
         disk=2 * (codes + folded) + stream,

@@ -64,7 +64,7 @@ def compress(
     mode = activations.granularity if activations else None
     smoothing, ranges = Smoothing(), dict[str, Range]()
     if stream is not None and schemes:
-        if quantize.method == "smoothquant":
+        if "smoothquant" in quantize.transforms:
             smoothing = smooth(model, schemes, quantize, family, stream, segment, blocks)
         if activations is not None and mode == "tensor":
             ranges = _ranges(model, schemes, activations, stream, segment, smoothing.factors)

@@ -10,14 +10,14 @@ consumers whose input channels are scaled up by the same factors, without changi
  3. the linear half of a gated MLP -> its output projection.
 
 In a post-LN block the norm's output also feeds the residual, so pair 1 does not exist there, and
-through GELU pair 3 does not exist for a plain MLP.
+through GELU pair 3 does not exist for a plain MLP (through ReLU it does: positive factors pass).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -33,12 +33,14 @@ class SmoothPair:
     """producer and consumers, relative to a block.
 
     part: (i, n) when only the i-th of n equal slices of the producer's rows feeds the consumers
-    (a fused query/key/value or gate/up projection).
+    (a fused query/key/value or gate/up projection). grouped: the producer makes values for
+    key/value heads, each read by several query heads, so the consumers' factors repeat by head.
     """
 
     producer: str
     consumers: tuple[str, ...]
     part: tuple[int, int] = (0, 1)
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class Family:
     pre_norm: bool = False
     shared_blocks: bool = False  # one block is applied several times: walk it once, all calls in
     positions_after_padding: bool = False  # position ids start at pad_token_id + 1
+    kind: Literal["encoder", "decoder"] = "encoder"
+    head: str = ""
+    final_norm: str = ""
+    writes: tuple[str, ...] = ()
+    value: str = ""
+    output: str = ""
+    position_ids: bool = True
+    transposed: tuple[str, ...] = ()
 
     @property
     def base_prefix(self) -> str:
@@ -80,6 +90,69 @@ _BERT = Family(
     smooth=(SmoothPair("attention.self.value", ("attention.output.dense",)),),
 )
 _ROBERTA = replace(_BERT, model_type="roberta", base="roberta", positions_after_padding=True)
+
+_LLAMA = Family(
+    model_type="llama",
+    base="model",
+    blocks="layers",
+    embeddings="embed_tokens",
+    linears=(
+        *(f"self_attn.{n}_proj" for n in "qkvo"),
+        *(f"mlp.{n}_proj" for n in ("gate", "up", "down")),
+    ),
+    smooth=(
+        SmoothPair("input_layernorm", tuple(f"self_attn.{n}_proj" for n in "qkv")),
+        SmoothPair("self_attn.v_proj", ("self_attn.o_proj",), grouped=True),
+        SmoothPair("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+        SmoothPair("mlp.up_proj", ("mlp.down_proj",)),
+    ),
+    pre_norm=True,
+    kind="decoder",
+    head="lm_head",
+    final_norm="norm",
+    writes=("self_attn.o_proj", "mlp.down_proj"),
+    value="self_attn.v_proj",
+    output="self_attn.o_proj",
+)
+_GPT2 = Family(
+    model_type="gpt2",
+    base="transformer",
+    blocks="h",
+    embeddings="wte",
+    linears=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+    smooth=(
+        SmoothPair("ln_1", ("attn.c_attn",)),
+        SmoothPair("attn.c_attn", ("attn.c_proj",), part=(2, 3)),
+        SmoothPair("ln_2", ("mlp.c_fc",)),
+    ),
+    pre_norm=True,
+    kind="decoder",
+    head="lm_head",
+    final_norm="ln_f",
+    writes=("attn.c_proj", "mlp.c_proj"),
+    transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+)
+_OPT = Family(
+    model_type="opt",
+    base="model",
+    blocks="decoder.layers",
+    embeddings="decoder.embed_tokens",
+    linears=(*(f"self_attn.{n}_proj" for n in ("q", "k", "v", "out")), "fc1", "fc2"),
+    smooth=(
+        SmoothPair("self_attn_layer_norm", tuple(f"self_attn.{n}_proj" for n in "qkv")),
+        SmoothPair("self_attn.v_proj", ("self_attn.out_proj",)),
+        SmoothPair("final_layer_norm", ("fc1",)),
+        SmoothPair("fc1", ("fc2",)),
+    ),
+    pre_norm=True,
+    kind="decoder",
+    head="lm_head",
+    final_norm="decoder.final_layer_norm",
+    writes=("self_attn.out_proj", "fc2"),
+    value="self_attn.v_proj",
+    output="self_attn.out_proj",
+    position_ids=False,
+)
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -159,6 +232,13 @@ FAMILIES: Mapping[str, Family] = {
             ),
             pre_norm=True,
         ),
+        _LLAMA,
+        replace(_LLAMA, model_type="mistral"),
+        replace(_LLAMA, model_type="qwen2"),
+        replace(_LLAMA, model_type="qwen3"),
+        replace(_LLAMA, model_type="smollm3"),
+        _GPT2,
+        _OPT,
     )
 }
 

@@ -31,6 +31,7 @@ def auto_class(task: Task) -> Any:
         "feature-extraction": transformers.AutoModel,
         "text-classification": transformers.AutoModelForSequenceClassification,
         "token-classification": transformers.AutoModelForTokenClassification,
+        "text-generation": transformers.AutoModelForCausalLM,
     }[task]
 
 

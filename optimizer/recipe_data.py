@@ -1,0 +1,50 @@
+"""What every section of a recipe is made of, and the data sets they name."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class Section(BaseModel):
+    """One block of the recipe: immutable, strict types, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DataSpec(Section):
+    """Which rows of which data set, so exactly that two machines read the same rows.
+
+    Written inline in a recipe or in a file of its own (calibration/*.yaml).
+    """
+
+    source: str = Field(
+        description="csv, json, parquet or text (then give files), a folder that `datasets` "
+        "loads, or a hub id"
+    )
+    files: tuple[str, ...] = Field((), description="file names or globs, relative to this spec")
+    name: str | None = Field(None, description="configuration name of a hub data set")
+    revision: str | None = Field(
+        None,
+        description="commit, tag or branch of a hub data set; resolved to a commit once per run, "
+        "and its newest when absent",
+    )
+    split: str = "train"
+    columns: dict[str, str] = Field(
+        default_factory=lambda: {"text": "text"},
+        description="our field -> the data set's column; fields: text, text_pair, label, score, "
+        "tags",
+    )
+    labels: tuple[str, ...] = Field((), description="label names in id order, when labels are ids")
+    samples: int | None = Field(None, ge=1, description="take this many rows, drawn with `seed`")
+    seed: int = 0
+    licence: str = ""
+    attribution: str = ""
+    base: str = Field("", exclude=True, description="set by the loader: the folder of this spec")
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        twice = [name for i, name in enumerate(labels) if name in labels[:i]]
+        if twice:
+            raise ValueError(f"label {twice[0]!r} is named twice, so its id is not clear")
+        return labels

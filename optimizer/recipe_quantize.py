@@ -1,0 +1,184 @@
+"""The quantize section of a recipe: which methods, in which order, on which modules."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from optimizer.recipe_data import Section
+
+Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround"]
+TRANSFORMS: tuple[Method, ...] = ("rotate", "smoothquant", "awq")
+"""Change the float weights and keep the function; any of them, in this order."""
+ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround")
+"""Choose the codes; rtn when none is named. autoround starts from the codes of gptq before it."""
+CALIBRATED: tuple[Method, ...] = ("smoothquant", "awq", "gptq", "autoround")
+
+
+class Weights(Section):
+    bits: Literal[8, 4, 3] = 8
+    symmetric: bool = True
+    granularity: Literal["tensor", "channel", "group"] = "channel"
+    group_size: int | None = Field(None, ge=2)
+
+    @model_validator(mode="after")
+    def _group_size_belongs_to_group(self) -> Weights:
+        if (self.granularity == "group") != (self.group_size is not None):
+            raise ValueError(
+                "group_size is required with granularity: group, and meaningless without it"
+            )
+        return self
+
+
+class Activations(Section):
+    bits: Literal[8] = 8
+    granularity: Literal["tensor", "token"] = Field(
+        "tensor", description="tensor: one static range per site. token: measured at run time"
+    )
+    symmetric: bool = Field(
+        False, description="true: code 0 is the middle. false: both ends of the range are chosen"
+    )
+    range: Literal["minmax", "percentile", "entropy", "mse"] = Field(
+        "minmax", description="how a static range is chosen"
+    )
+    percentile: float = Field(99.999, gt=50, le=100, description="what range: percentile covers")
+
+    @model_validator(mode="after")
+    def _static_options_need_static_ranges(self) -> Activations:
+        given = self.model_fields_set & {"range", "percentile", "symmetric"}
+        if self.granularity == "token" and given:
+            raise ValueError(
+                f"{', '.join(sorted(given))}: chooses static ranges; granularity: token has none"
+            )
+        if "percentile" in given and self.range != "percentile":
+            raise ValueError(f"percentile is given but range is {self.range}")
+        return self
+
+
+class LayerRule(Section):
+    """An exception for some modules. The first rule that matches a module decides."""
+
+    modules: tuple[str, ...] = Field(
+        min_length=1, description="module name patterns (fnmatch); each must match something"
+    )
+    weights: Weights
+
+
+class Gptq(Section):
+    """optimizer/compress/gptq.py"""
+
+    act_order: bool = Field(
+        True, description="round the inputs with the largest second moment first (static groups)"
+    )
+    damping: float = Field(
+        0.01, gt=0, le=1, description="share of the mean diagonal added to the Hessian's"
+    )
+    asymmetric: bool = Field(
+        True, description="aim at the float model's output, so that earlier errors are made up for"
+    )
+
+
+class Awq(Section):
+    """optimizer/compress/awq.py"""
+
+    clip: bool = Field(True, description="search for the range of each group after scaling")
+
+
+class Rotate(Section):
+    """optimizer/compress/rotate.py"""
+
+    residual: bool = Field(True, description="rotate the residual stream; unties a tied head")
+    values: bool = Field(True, description="rotate each head's values, undone in the projection")
+    seed: int = 0
+
+
+class Autoround(Section):
+    """optimizer/compress/autoround.py"""
+
+    steps: int = Field(200, ge=1, description="sign-gradient steps per block")
+    batch: int = Field(2, ge=1, description="calibration sequences per step")
+    learning_rate: float | None = Field(None, gt=0, description="1 / steps when absent")
+    seed: int = 0
+
+
+class Quantize(Section):
+    method: Method | None = Field(
+        None, description="one module in optimizer/compress/; rtn when neither is given"
+    )
+    methods: tuple[Method, ...] = Field(
+        (), description="several of them, composed in order, e.g. [awq, gptq]"
+    )
+    weights: Weights = Weights()
+    activations: Activations | None = Field(
+        None, description="absent: weight-only, activations stay float"
+    )
+    layers: tuple[LayerRule, ...] = Field((), description="other weights for some modules")
+    head: Weights | Literal["float"] = Field(
+        "float", description="text-generation: how the output head (lm_head) is stored"
+    )
+    embedding: Weights | Literal["float"] = Field(
+        "float", description="text-generation: how the token embedding is stored"
+    )
+    strength: float | Literal["search"] = Field(
+        "search", description="smoothquant: alpha in [0, 1], or searched per layer"
+    )
+    fold_only: bool = Field(
+        False,
+        description="smoothquant: smooth only where the factors fold into the layer before; "
+        "otherwise the others are multiplied at run time",
+    )
+    bias_correction: bool = False
+    gptq: Gptq = Gptq()
+    awq: Awq = Awq()
+    rotate: Rotate = Rotate()
+    autoround: Autoround = Autoround()
+    keep_float: tuple[str, ...] = Field(
+        (), description="module name patterns (fnmatch); one that matches nothing is an error"
+    )
+
+    @property
+    def transforms(self) -> tuple[Method, ...]:
+        return tuple(m for m in self._asked if m in TRANSFORMS)
+
+    @property
+    def rounders(self) -> tuple[Method, ...]:
+        """At least one, in order: each starts from the codes of the one before."""
+        return tuple(m for m in self._asked if m in ROUNDERS) or ("rtn",)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether anything here looks at activations."""
+        static = self.activations is not None and self.activations.granularity == "tensor"
+        return static or self.bias_correction or any(m in CALIBRATED for m in self._asked)
+
+    @property
+    def _asked(self) -> tuple[Method, ...]:
+        return self.methods or ((self.method,) if self.method else ())
+
+    @model_validator(mode="after")
+    def _methods_compose(self) -> Quantize:
+        if self.method and self.methods:
+            raise ValueError("method and methods are both given; use one of them")
+        order: tuple[Method, ...] = (*TRANSFORMS, *ROUNDERS)
+        places = [order.index(m) for m in self._asked]
+        if places != sorted(set(places)):
+            raise ValueError(
+                f"methods {list(self._asked)}: each once, and in this order: {', '.join(order)}"
+            )
+        if "rtn" in self._asked and len(self.rounders) > 1:
+            raise ValueError(
+                "rtn chooses the codes by itself; leave it out beside "
+                f"{', '.join(m for m in self.rounders if m != 'rtn')}"
+            )
+        if "smoothquant" in self._asked and self.activations is None:
+            raise ValueError(
+                "method smoothquant moves difficulty from activations to weights; it needs an "
+                "activations block, or use method: rtn"
+            )
+        if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
+            raise ValueError(f"strength {self.strength} is outside 0..1")
+        for name in ("gptq", "awq", "rotate", "autoround"):
+            if name in self.model_fields_set and name not in self._asked:
+                raise ValueError(f"{name}: options are given, and methods does not name {name}")
+        return self
