@@ -28,6 +28,17 @@ CODES = f"{MODULE}.weight.codes"
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, *(f"##{c}" for c in LETTERS), *WORDS]
 VOCABULARY = list(dict.fromkeys(VOCABULARY))
+GENERATION = {
+    "layers": 2,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "vocabulary": len(VOCABULARY),
+    "context": 64,
+    "eos_ids": [3, 0],
+    "bos_id": 2,
+    "chat_template": "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}",
+    "defaults": {"do_sample": True, "temperature": 0.7, "top_k": 20},
+}
 
 
 def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]:
@@ -57,7 +68,8 @@ def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]
         },
         "pooling": "mean" if task == "sentence-embedding" else None,
         "normalize": True if task == "sentence-embedding" else None,
-        "labels": None if embeds else ["O", "B-x", "I-x"],
+        "labels": ["O", "B-x", "I-x"] if task.endswith("classification") else None,
+        "generation": GENERATION if task == "text-generation" else None,
     }
     return {**document, **changes}
 
