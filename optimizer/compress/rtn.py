@@ -27,15 +27,18 @@ def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
     return searched(weight, scheme)
 
 
-def searched(weight: Tensor, scheme: Scheme) -> QTensor:
-    """As rtn, each scale chosen for the least squared error of the values it serves."""
+def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QTensor:
+    """As rtn, each scale chosen for the least squared error of the values it serves.
+
+    importance: (in,), not negative: what a squared error costs at each input. None: 1 everywhere.
+    """
     full = quantize(weight, *absmax_scale(weight, scheme), scheme)
     scale, zero_point = full.scale, full.zero_point
-    best = _error(weight, full)
+    best = _error(weight, full, importance)
     for shrink in SHRINKS[1:]:
         trial_scale = to_scale_grid(full.scale * shrink)
         trial_zero = _zero_point(weight, trial_scale, scheme)
-        error = _error(weight, quantize(weight, trial_scale, trial_zero, scheme))
+        error = _error(weight, quantize(weight, trial_scale, trial_zero, scheme), importance)
         better = error < best
         best = torch.where(better, error, best)
         scale = torch.where(better, trial_scale, scale)
@@ -55,9 +58,12 @@ def _zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
     return zero.clamp(scheme.low, scheme.high).to(torch.int8)
 
 
-def _error(weight: Tensor, q: QTensor) -> Tensor:
+def _error(weight: Tensor, q: QTensor, importance: Tensor | None) -> Tensor:
     """The squared error of each scale's values, in the shape of the scale."""
-    return (weight - q.dequantize()).square().reshape(q.scale.numel(), -1).sum(-1).view_as(q.scale)
+    squares = (weight - q.dequantize()).square()
+    if importance is not None:
+        squares = squares * importance
+    return squares.reshape(q.scale.numel(), -1).sum(-1).view_as(q.scale)
 
 
 def relative_error(weight: Tensor, approximation: Tensor) -> float:
