@@ -13,6 +13,8 @@ from optimizer.validate.significance import (
     Verdict,
     discordant_pairs,
     exact_verdict,
+    mean_bounds,
+    paired_mean,
     resampled,
 )
 
@@ -204,3 +206,55 @@ def test_the_same_data_gives_the_same_verdict_and_bounds() -> None:
     values = np.random.default_rng(5).random(100)
     first, second = (resampled(lambda w: w @ values / w.sum(1), 100, 0.5, 0.95) for _ in range(2))
     assert first == second
+
+
+DRAWS = {  # of one drop per window, and their true mean
+    "normal": (lambda g, n: g.standard_normal(n), 0.0),
+    "heavy-tailed": (lambda g, n: g.standard_t(4, n), 0.0),
+    "skewed": (lambda g, n: g.gamma(4.0, 1.0, n), 4.0),
+    "exponential": (lambda g, n: g.exponential(1.0, n), 1.0),
+}
+
+
+@pytest.mark.parametrize("examples", [20, 60])
+@pytest.mark.parametrize("shape", DRAWS)
+def test_at_the_margin_a_mean_over_windows_errs_in_at_most_alpha(shape: str, examples: int) -> None:
+    draw, margin = DRAWS[shape]
+    generator, trials = np.random.default_rng(6), 1000
+    found = [paired_mean(draw(generator, examples), margin, 0.95).verdict for _ in range(trials)]
+    assert not too_often(found.count("pass"), trials)
+    assert not too_often(found.count("fail"), trials)
+
+
+def test_a_mean_far_below_the_margin_passes_and_one_far_above_fails() -> None:
+    drops = np.random.default_rng(7).normal(0.02, 0.01, 30)
+    assert paired_mean(drops, 0.05, 0.95).verdict == "pass"
+    assert paired_mean(drops, 0.005, 0.95).verdict == "fail"
+    assert paired_mean(drops[:10], 0.05, 0.95).verdict == "inconclusive"
+
+
+def test_as_many_windows_as_are_said_to_be_needed_decide_four_times_in_five() -> None:
+    generator = np.random.default_rng(8)
+    drops = generator.normal(0.04, 0.03, 30)
+    decision = paired_mean(drops, 0.05, 0.95)
+    assert decision.verdict == "inconclusive"
+    assert decision.needed is not None
+    spread = float(drops.std(ddof=1))
+    again = [
+        paired_mean(generator.normal(decision.drop, spread, decision.needed), 0.05, 0.95).verdict
+        for _ in range(300)
+    ]
+    assert 0.65 < again.count("pass") / 300 < 0.95
+
+
+def test_a_skewed_mean_is_bounded_further_on_the_side_of_the_tail() -> None:
+    values = np.random.default_rng(9).exponential(1.0, 40)
+    low, high = mean_bounds(values, 0.025)
+    assert high - values.mean() > values.mean() - low > 0
+    mirrored = mean_bounds(-values, 0.025)
+    assert mirrored == pytest.approx((-high, -low))
+
+
+def test_equal_systems_have_a_mean_without_doubt() -> None:
+    decision = paired_mean(np.zeros(25), 0.01, 0.95)
+    assert (decision.verdict, decision.interval) == ("pass", (0.0, 0.0))
