@@ -1,0 +1,135 @@
+"""A decoder with an explicit cache: how it is asked, and the same face for ONNX Runtime and torch.
+
+A cache is a dict by the names of the graph's inputs, past_key_values.{layer}.key and .value, each
+(batch, kv_heads, past, head_dim). Batches are padded on the left: the last tokens of all rows stand
+beside each other, and what follows them does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from optimizer.harness.contract import Contract, Generation
+from optimizer.validate.distance import Array
+
+Cache = dict[str, Array]
+
+
+class Decoder(Protocol):
+    """ids (batch, sequence) int64 and mask (batch, past + sequence) -> logits (batch, sequence,
+    vocabulary) float32, and the cache with these tokens in it. The cache given is left as it is."""
+
+    def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]: ...
+
+
+def past_names(layers: int) -> list[str]:
+    return [f"past_key_values.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
+
+
+def present_names(layers: int) -> list[str]:
+    return [f"present.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
+
+
+def empty_cache(made_of: Generation, batch: int) -> Cache:
+    shape = (batch, made_of.kv_heads, 0, made_of.head_dim)
+    return {name: np.zeros(shape, np.float32) for name in past_names(made_of.layers)}
+
+
+def positions(mask: Array, sequence: int) -> Array:
+    """(batch, sequence) of the last tokens: how many real ones come before; 0 for padding."""
+    counted: Array = np.maximum(mask.cumsum(1) - 1, 0)[:, -sequence:]
+    return counted
+
+
+def inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
+    """The arrays that the contract names; mask (batch, past + sequence)."""
+    known = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": positions(mask, ids.shape[1]),
+    }
+    return {i.name: known[i.name].astype(np.int64) for i in contract.inputs}
+
+
+def left_padded(rows: Sequence[Array], pad: int, width: int = 0) -> tuple[Array, Array]:
+    """(ids, mask) of rows of ids (tokens,), padded to the longest, or to `width` when longer."""
+    width = max(width, *(len(r) for r in rows))
+    ids = np.full((len(rows), width), pad, np.int64)
+    mask = np.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, width - len(row) :] = row
+        mask[i, width - len(row) :] = 1
+    return ids, mask
+
+
+class OnnxDecoder:
+    """runner: an open OrtRunner, or what has its face."""
+
+    def __init__(self, runner: Any, contract: Contract) -> None:
+        assert contract.generation is not None
+        self._runner, self._contract, self._made_of = runner, contract, contract.generation
+        self._kinds = {n: k for n, k in runner.inputs.items() if n.startswith("past_")}
+
+    def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
+        held = empty_cache(self._made_of, len(ids)) if cache is None else cache
+        past = {n: held[n].astype(k, copy=False) for n, k in self._kinds.items()}
+        found = self._runner.infer({**inputs(self._contract, ids, mask), **past})
+        layers = self._made_of.layers
+        pairs = zip(past_names(layers), present_names(layers), strict=True)
+        return found["logits"], {past: found[present] for past, present in pairs}
+
+
+class TorchDecoder:
+    """model: a causal language model of transformers."""
+
+    def __init__(self, model: nn.Module, contract: Contract) -> None:
+        self._model, self._contract = model, contract
+
+    def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
+        given = inputs(self._contract, ids, mask)
+        tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in given.items()}
+        with torch.no_grad():
+            found = self._model(
+                **tensors, past_key_values=_torch_cache(cache), use_cache=True, return_dict=True
+            )
+        return found.logits.numpy(), cache_of(found.past_key_values)
+
+
+def _torch_cache(cache: Cache | None) -> Any:
+    from transformers import DynamicCache
+
+    if cache is None:
+        return DynamicCache()
+    pairs = [torch.from_numpy(a).clone() for a in cache.values()]  # it appends in place
+    return DynamicCache(list(zip(pairs[0::2], pairs[1::2], strict=True)))
+
+
+def cache_of(found: Any) -> Cache:
+    """transformers' cache by our names."""
+    pairs = [(layer.keys, layer.values) for layer in found.layers]
+    flat = [t.detach().float().numpy() for pair in pairs for t in pair]
+    return dict(zip(past_names(len(pairs)), flat, strict=True))
+
+
+def logits_of(system: Decoder, ids: Array) -> Array:
+    """ids (tokens,) -> logits (tokens, vocabulary), in one piece."""
+    found: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
+    return found
+
+
+def greedy(system: Decoder, prompts: Array, new: int) -> Array:
+    """prompts (batch, tokens), all of one length -> (batch, new): the likeliest token each time,
+    past the end of a text too."""
+    mask = np.ones_like(prompts)
+    logits, cache = system.step(prompts, mask, None)
+    made = [logits[:, -1].argmax(-1)]
+    while len(made) < new:
+        mask = np.concatenate([mask, np.ones((len(mask), 1), mask.dtype)], 1)
+        logits, cache = system.step(made[-1][:, None], mask, cache)
+        made.append(logits[:, -1].argmax(-1))
+    return np.stack(made, 1)
