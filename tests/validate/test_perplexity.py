@@ -58,11 +58,13 @@ def scores(added: Any, kl: float = 0.05, top1: float = 0.9) -> perplexity.Scores
     generator = np.random.default_rng(0)
     base = generator.normal(3, 0.3, len(added))
     noise = generator.normal(0, 0.01, len(added))
+    noise -= noise.mean()
     return perplexity.Scores(base, base + added, kl + noise, top1 + noise, 1000)
 
 
 def around(mean: float, windows: int = 40) -> Any:
-    return mean + np.random.default_rng(5).normal(0, 0.01, windows)
+    noise = np.random.default_rng(5).normal(0, 0.01, windows)
+    return mean + noise - noise.mean()
 
 
 def judged(found: perplexity.Scores, **options: Any) -> tuple[dict[str, str], dict[str, Any]]:
