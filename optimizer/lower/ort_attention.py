@@ -1,0 +1,395 @@
+"""Each attention of a decoder as one GroupQueryAttention, ONNX Runtime's own operator.
+
+The operator keeps the cache in place when past and present are given the same buffer, and rotates
+inside; the other form writes the whole cache anew for every token. A layer is recognised by the
+cache's own names, past_key_values.<i>.key and present.<i>.key:
+
+ 1. softmax(q k' scale + mask) v, on keys and values repeated for every group of query heads
+      1.1 the repetition is absent (as many key as query heads)
+      1.2 the scale is absent, because q was scaled before; or divides instead of multiplying
+ 2. rotary position embedding of q and k, halves rotated; cosines and sines of every position up
+    to the context become two tables
+      2.1 absent (learned positions): the operator does not rotate
+ 3. q, k, v are the outputs of linear modules, or heads that something came between (a norm of
+    each head), which are laid flat first
+
+What the graph says of masks and angles is not trusted by its form but run on examples:
+ 4. the mask must be causal and hide exactly the columns where attention_mask is 0, up to the
+    whole context (a sliding window is not)
+ 5. a position's angle must depend on that position alone and grow by equal steps
+
+The operator numbers positions by column of the cache, so rows padded on the left start later than
+their position_ids say. By 5 only differences of positions matter, and all of a row's are the
+same; keys in the cache are turned by as much as the row is padded. Hence
+ 6. a padded row's attention_mask may be 0 only before its first token, and columns of the cache
+    may not be dropped or moved;
+ 7. a batch of several rows cannot be continued by more than one token at a time (the operator
+    refuses, naming batch_size): fill the cache in one piece, or row by row.
+A layer that is not recognised stays as it is, and why is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from optimizer.export.clean import MODULE, module_of
+from optimizer.lower.examine import Inputs, constant, evaluate, maker, only_user
+
+DOMAIN = "com.microsoft"
+HIDDEN = -1e30  # a mask's value where a column must not be seen is below this
+STEP_TOLERANCE = 2e-2  # radians: float32 angles at position 131,072 are off by 8e-3
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """modules: attentions that became the operator. left: {attention: why it did not}."""
+
+    modules: tuple[str, ...]
+    left: Mapping[str, str]
+
+
+class _OtherForm(Exception):
+    """The layer is not of the form above; the message says where it departs."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One attention as found. q, k, v flat or [batch, sequence, heads, width] when `heads`."""
+
+    module: str
+    index: int
+    q: tuple[ir.Value, bool]
+    k: tuple[ir.Value, bool]
+    v: tuple[ir.Value, bool]
+    repeats: int
+    scale: float
+    mask: ir.Value
+    rotary: tuple[ir.Value, ir.Value] | None
+    output: ir.Value
+
+
+def fuse(model: ir.Model, context: int) -> Fused:
+    """Rewrite `model`, float32, in place. context: the longest sequence it may be given."""
+    fusion = _Fusion(model, context)
+    done, left = [], {}
+    index = 0
+    while f"past_key_values.{index}.key" in fusion.inputs:
+        try:
+            layer = _recognise(fusion, index)
+            fusion.rewrite(layer)
+            done.append(layer.module)
+        except _OtherForm as e:
+            left[f"layer {index}"] = str(e)
+        index += 1
+    fusion.finish()
+    return Fused(tuple(done), left)
+
+
+def _recognise(fusion: _Fusion, index: int) -> _Layer:
+    """Cases 1 to 5, or _OtherForm."""
+    key, value = (fusion.outputs.get(f"present.{index}.{n}") for n in ("key", "value"))
+    if key is None or value is None:
+        raise _OtherForm("its cache has no present")
+    new_key, new_value = (
+        _appended(fusion, v, index, n) for v, n in ((key, "key"), (value, "value"))
+    )
+    repeats, keys = _repeated(key)
+    turned = _user(keys, "Transpose", perm=(0, 1, 3, 2))
+    product = _user(turned.outputs[0], "MatMul")
+    query = product.inputs[0]
+    scale, scores = _scaled(product.outputs[0])
+    masked = _user(scores, "Add")
+    mask = next(v for v in masked.inputs if v is not scores)
+    softmax = _user(masked.outputs[0], "Softmax")
+    weighted = _user(softmax.outputs[0], "MatMul")
+    again, values = _repeated(value)
+    if weighted.inputs[1] is not values or again != repeats:
+        raise _OtherForm("its weights multiply something other than the cached values")
+    merged = _user(weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
+    output = _user(merged.outputs[0], "Reshape").outputs[0]
+    assert query is not None
+    assert mask is not None
+    query, rotary = _unrotated(query)
+    new_key, also = _unrotated(new_key)
+    if rotary != also:
+        raise _OtherForm("queries and keys are rotated differently")
+    fusion.check_mask(mask)
+    if rotary is not None:
+        fusion.check_rotary(*rotary)
+    q, k, v = (_flat(x) for x in (query, new_key, new_value))
+    return _Layer(module_of(softmax), index, q, k, v, repeats, scale, mask, rotary, output)
+
+
+def _user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
+    node = only_user(value)
+    if node is None or node.op_type != op or (perm is not None and _perm(node) != perm):
+        found = "nothing or several" if node is None else node.op_type
+        raise _OtherForm(f"{value.name} goes to {found}, not to one {op}")
+    return node
+
+
+def _perm(node: ir.Node) -> tuple[int, ...]:
+    found = node.attributes.get("perm")
+    return tuple(found.as_ints()) if found is not None else ()
+
+
+def _appended(fusion: _Fusion, present: ir.Value, index: int, name: str) -> ir.Value:
+    """What is appended to the cache: present = Concat(past, it) along the sequence."""
+    node = maker(present, "Concat")
+    past = fusion.inputs[f"past_key_values.{index}.{name}"]
+    if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
+        raise _OtherForm(f"{present.name} is not past and something appended to it")
+    if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
+        raise _OtherForm(f"{present.name} grows along another axis than the sequence")
+    return node.inputs[1]
+
+
+def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
+    """Case 1: [b, kv, t, d] -> Unsqueeze -> Expand [b, kv, n, t, d] -> Reshape [b, kv n, t, d]."""
+    node = only_user(cached)
+    if node is None or node.op_type != "Unsqueeze":
+        return 1, cached  # 1.1
+    if constant(node.inputs[1]) != [2]:
+        raise _OtherForm(f"{cached.name} is repeated along another axis than its heads")
+    expand = _user(node.outputs[0], "Expand")
+    sizes = maker(expand.inputs[1], "Concat")
+    found = constant(sizes.inputs[2]) if sizes is not None and len(sizes.inputs) == 5 else None
+    if not found:
+        raise _OtherForm(f"how often {cached.name} is repeated cannot be read")
+    return int(found[0]), _user(expand.outputs[0], "Reshape").outputs[0]
+
+
+def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
+    """Case 1.2: the factor of the scores, and the scores."""
+    node = only_user(product)
+    if node is not None and node.op_type in ("Mul", "Div"):
+        by = next((v for v in node.inputs if v is not product), None)
+        found = constant(by)
+        if found is None or len(found) != 1:
+            raise _OtherForm(f"{product.name} is scaled by something that is no constant")
+        factor = float(found[0])
+        return factor if node.op_type == "Mul" else 1 / factor, node.outputs[0]
+    return 1.0, product
+
+
+def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
+    """Case 2: x cos + (-second half, first half of x) sin. Returns x and (cos, sin)."""
+    total = maker(x, "Add")
+    if total is None:
+        return x, None  # 2.1
+    parts = [maker(v, "Mul") for v in total.inputs]
+    for straight, turned in (parts, parts[::-1]):
+        if straight is None or turned is None:
+            break
+        halves = next((n for v in turned.inputs if (n := maker(v, "Concat"))), None)
+        inner = _halves_of(halves) if halves is not None else None
+        if inner is None or inner not in straight.inputs:
+            continue
+        cos = next(v for v in straight.inputs if v is not inner)
+        sin = next(v for v in turned.inputs if v is not halves.outputs[0])  # type: ignore[union-attr]
+        assert cos is not None
+        assert sin is not None
+        return inner, (cos, sin)
+    raise _OtherForm(f"{x.name} is rotated in another way than by halves")
+
+
+def _halves_of(concat: ir.Node) -> ir.Value | None:
+    """y, when the node is Concat(-y[..., half:], y[..., :half])."""
+    negated = maker(concat.inputs[0], "Neg")
+    second = maker(negated.inputs[0], "Slice") if negated is not None else None
+    first = maker(concat.inputs[1], "Slice")
+    if first is None or second is None or first.inputs[0] is not second.inputs[0]:
+        return None
+    (start, half, axis), (middle, _, _) = (
+        [constant(v) for v in n.inputs[1:4]] for n in (first, second)
+    )
+    same = start == [0] and half is not None and half == middle and axis in ([3], [-1])
+    return first.inputs[0] if same else None
+
+
+def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
+    """Case 3: [batch, sequence, heads * width] before it was made [batch, heads, sequence, width],
+    and whether it still has its heads apart."""
+    turned = maker(heads, "Transpose")
+    if turned is None or _perm(turned) != (0, 2, 1, 3) or turned.inputs[0] is None:
+        raise _OtherForm(f"{heads.name} is not heads brought before the sequence")
+    split = maker(turned.inputs[0], "Reshape")
+    source = split.inputs[0] if split is not None else None
+    if source is not None and (maker(source, "MatMul") or maker(source, "Add")):
+        return source, False
+    return turned.inputs[0], True
+
+
+@dataclass
+class _Fusion:
+    """The graph being rewritten, and what its layers share."""
+
+    model: ir.Model
+    context: int
+    inputs: dict[str, ir.Value] = field(init=False)
+    outputs: dict[str, ir.Value] = field(init=False)
+    _checked: dict[object, Any] = field(default_factory=dict)
+    _shared: dict[str, ir.Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.model.graph
+        self.inputs = {str(v.name): v for v in graph.inputs}
+        self.outputs = {str(v.name): v for v in graph.outputs}
+
+    def check_mask(self, mask: ir.Value) -> None:
+        """Case 4; once per mask."""
+        if mask in self._checked:
+            return
+        long = self.context
+        pads = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1]])
+        for past, padding in ((0, pads), (2, np.pad(pads, ((0, 0), (0, 2)), constant_values=1)),
+                              (long - 1, np.ones((1, long), int))):  # fmt: skip
+            given = Inputs(self.model, padding, past)
+            found = np.broadcast_to(evaluate(self.model, mask, given), given.causal.shape)
+            seen, real = given.causal, given.padding[:, None, past:, None].astype(bool)
+            right = np.where(seen, found == 0, found < HIDDEN) | ~real
+            if not right.all():
+                raise _OtherForm("its mask is not causal with padding, up to the whole context")
+        self._checked[mask] = True
+
+    def check_rotary(self, cos: ir.Value, sin: ir.Value) -> None:
+        """Case 5; makes the tables, once."""
+        if (cos, sin) in self._checked:
+            return
+        if self._checked.get("rotary"):
+            raise _OtherForm("its angles are not those of the layers before")
+        tables = [self._table(v, np.arange(self.context)) for v in (cos, sin)]
+        probe = [p for p in (0, 1, self.context // 3, self.context - 1) if p < self.context]
+        for table, source in zip(tables, (cos, sin), strict=True):
+            alone = np.concatenate([self._table(source, np.array([p])) for p in probe])
+            if not np.allclose(alone, table[probe], atol=1e-5):
+                raise _OtherForm("an angle depends on other positions than its own")
+        half = tables[0].shape[1] // 2
+        turn = tables[0][:, :half] + 1j * tables[1][:, :half]
+        if any(not np.array_equal(t[:, :half], t[:, half:]) for t in tables):
+            raise _OtherForm("the halves of a head are rotated by different angles")
+        steps = turn[1:] * turn[:-1].conj()
+        if self.context > 1 and not np.abs(steps - steps[:1]).max() < STEP_TOLERANCE:
+            raise _OtherForm("angles do not grow by equal steps")
+        for name, table in zip(("cos", "sin"), tables, strict=True):
+            self._constant(f"rotary_{name}", np.ascontiguousarray(table[:, :half], np.float32))
+        self._checked[cos, sin] = self._checked["rotary"] = True
+
+    def _table(self, value: ir.Value, positions: Array) -> Array:
+        """[positions, head width] of a value [1, 1, positions, head width]."""
+        given = Inputs(self.model, np.ones((1, len(positions)), int), 0, positions[None])
+        found = evaluate(self.model, value, given)
+        return found.reshape(len(positions), found.shape[-1])
+
+    def _constant(self, name: str, array: Array) -> ir.Value:
+        if name not in self._shared:
+            value = ir.val(name, const_value=ir.tensor(array, name=name))
+            value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+            self.model.graph.register_initializer(value)
+            self._shared[name] = value
+        return self._shared[name]
+
+    def rewrite(self, layer: _Layer) -> None:
+        """Put the operator in the layer's place, under the names of what it replaces."""
+        kv_heads = self._kv_heads(layer.index)
+        before = layer.output.producer()
+        assert before is not None
+        pasts = [self.inputs[f"past_key_values.{layer.index}.{n}"] for n in ("key", "value")]
+        parts = zip("qkv", (layer.q, layer.k, layer.v), strict=True)
+        heads = [self._laid_flat(before, f"{layer.module}/{n}", *part) for n, part in parts]
+        tables = [self._shared.get(f"rotary_{n}") if layer.rotary else None for n in ("cos", "sin")]
+        lengths, total, bias = self._of_mask()
+        attributes = {
+            "num_heads": kv_heads * layer.repeats,
+            "kv_num_heads": kv_heads,
+            "scale": layer.scale,
+            "do_rotary": int(layer.rotary is not None),
+        }
+        node = ir.node(
+            "GroupQueryAttention",
+            [*heads, *pasts, lengths, total, *tables, None, bias],
+            attributes,
+            domain=DOMAIN,
+            num_outputs=3,
+            name=f"{layer.module}/GroupQueryAttention",
+            metadata_props={MODULE: layer.module},
+        )
+        self.model.graph.insert_before(before, node)
+        self._take_over(layer.output, node.outputs[0])
+        for name, made in zip(("key", "value"), node.outputs[1:], strict=True):
+            self._take_over(self.outputs[f"present.{layer.index}.{name}"], made)
+
+    def _kv_heads(self, index: int) -> int:
+        shape = self.inputs[f"past_key_values.{index}.key"].shape
+        if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
+            raise _OtherForm("its cache has no fixed number of heads")
+        return shape[1]
+
+    def _laid_flat(self, before: ir.Node, name: str, value: ir.Value, apart: bool) -> ir.Value:
+        if not apart:
+            return value
+        shape = self._constant("heads_together", np.array([0, 0, -1]))
+        return self._insert(before, "Reshape", [value, shape], name)
+
+    def _insert(
+        self, before: ir.Node, op: str, inputs: list[ir.Value], name: str, /, **attributes: Any
+    ) -> ir.Value:
+        node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})
+        node.outputs[0].name = name
+        self.model.graph.insert_before(before, node)
+        return node.outputs[0]
+
+    def _of_mask(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """From attention_mask alone, once: columns - 1 of each row, int32 [batch]; columns, int32;
+        and what hides the padding, float [batch, 1, sequence, total]."""
+        if "bias" in self._shared:
+            return self._shared["lengths"], self._shared["total"], self._shared["bias"]
+        first = self.model.graph[0]
+        mask, ids = self.inputs["attention_mask"], self.inputs["input_ids"]
+
+        def add(op: str, inputs: list[ir.Value], what: str, /, **attributes: Any) -> ir.Value:
+            return self._insert(first, op, inputs, f"attention/{what}", **attributes)
+
+        def number(name: str, value: Any, kind: Any) -> ir.Value:
+            return self._constant(f"attention_{name}", np.array(value, kind))
+
+        int32 = int(ir.DataType.INT32)
+        sizes = add("Shape", [mask], "sizes")
+        batch = add("Shape", [ids], "batch", start=0, end=1)
+        columns = add("Gather", [sizes, number("one", 1, np.int64)], "columns")
+        total = add("Cast", [columns], "total", to=int32)
+        last = add("Sub", [total, number("one_column", 1, np.int32)], "last")
+        lengths = add("Expand", [last, batch], "lengths")
+        padded = add("Equal", [mask, number("zero", 0, np.int64)], "padded")
+        lowest = number("hidden", np.finfo(np.float32).min, np.float32)
+        bias = add("Where", [padded, lowest, number("seen", 0, np.float32)], "columns_bias")
+        wide = add("Unsqueeze", [bias, number("axes", [1, 2], np.int64)], "wide_bias")
+        rows = add("Shape", [ids], "rows", start=1, end=2)
+        one = number("ones", [1], np.int64)
+        shape = add("Concat", [one, one, rows, one], "bias_shape", axis=0)
+        self._shared["lengths"], self._shared["total"] = lengths, total
+        self._shared["bias"] = add("Expand", [wide, shape], "bias")
+        return lengths, total, self._shared["bias"]
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """`new` gets the name, the type and every use of `old`."""
+        name, new.type, new.shape = old.name, old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        old.name, new.name = None, name
+
+    def finish(self) -> None:
+        """Remove what nothing uses any more; put nodes in order."""
+        from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+        if self._shared:
+            self.model.opset_imports[DOMAIN] = 1
+        RemoveUnusedNodesPass()(self.model)
+        self.model.graph.sort()
