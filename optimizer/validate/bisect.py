@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from optimizer.compress.simulate import simulated
-from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
 from optimizer.validate import pieces, trace
-from optimizer.validate.distance import distance, examples
+from optimizer.validate.distance import distance
 from optimizer.validate.materials import Materials
 from optimizer.validate.trace import Trace
 
@@ -73,12 +72,12 @@ def in_prefix(
         with tempfile.TemporaryDirectory() as work:
             piece = Path(work) / "prefix.onnx"
             cut.write_prefix(model, [edge], piece)
-            with OrtRunner(piece, threads=1, fuse=False) as runner:
+            with pieces.Graph(piece, threads=1, fuse=False) as runner:
                 for t in traces:
                     wanted = t.inputs[key]
-                    given = {name: t.given[name] for name in runner.inputs}
+                    given = pieces.typed(runner, dict(t.given))
                     found = runner.infer(given)[edge.input].reshape(wanted.shape)
-                    pairs = zip(examples(found, t.mask), examples(wanted, t.mask), strict=True)
+                    pairs = zip(t.examples(found), t.examples(wanted), strict=True)
                     if not distance(pairs).worst <= limit:
                         return True
         return False

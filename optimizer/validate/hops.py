@@ -143,10 +143,11 @@ def export(m: Materials) -> Entry:
     path = m.graph / "model.onnx"
     tolerance = TABLE[f"export {m.precision}"]
     problems = _graph_laws(m, path)
-    problems += _pieces(m, path, m.folded_traces, TABLE[f"piece {m.precision}"].limit, fuse=False)
+    asked = m.asked(m.folded_traces)
+    problems += _pieces(m, path, asked, TABLE[f"piece {m.precision}"].limit, fuse=False)
     problems += [f"{p}: the graph holds other values" for p in _other_values(m, path)]
-    results = pieces.whole(path, m.folded_traces, m.outputs, fuse=True)
-    measured = m.between(results, m.folded_traces)
+    results = pieces.whole(path, asked, m.compared, fuse=True)
+    measured = m.between(results, asked, m.compared)
     return _entry("export", "float torch", tolerance, tolerance.at(0), measured, problems)
 
 
@@ -175,12 +176,12 @@ def _other_values(m: Materials, path: Path) -> list[str]:
 def _graph_laws(m: Materials, path: Path) -> list[str]:
     """Input and output names, and each LayerNorm's epsilon: too small for outputs to show."""
     facts = cut.facts(path)
-    wanted = {i.name for i in m.contract.inputs}
+    wanted = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
     if set(facts.inputs) != wanted:
         problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
-    if set(m.outputs) - set(facts.outputs):
-        problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.outputs}")
+    if set(m.compared) - set(facts.outputs):
+        problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.compared}")
     epsilons = {
         name: module.eps
         for name, module in m.float_model.named_modules()
@@ -200,12 +201,13 @@ def _pieces(
     fuse: bool,
     only: str = "",
     between: float | None = None,
+    coded: bool = False,
 ) -> list[str]:
-    """What is out of tolerance, module by module and between modules."""
+    """What is out of tolerance, module by module and between modules. coded: inputs of modules are
+    coded by other arithmetic than torch's."""
     problems = []
     with _work() as work:
         at = cut.edges(path, m.modules)
-        coded = m.lowering["dialect"] != "ort_qdq" and traces is m.simulated_traces
         found = pieces.modules(path, at, traces, work, fuse, coded=coded)
         problems += [
             f"{name}: its output is {found[name].worst:.2e} from torch's on torch's input, "
@@ -269,9 +271,10 @@ def lower(m: Materials) -> Entry:
     ]
     coded = "" if m.state.activations is None else "int8 "
     limit = TABLE[f"piece {coded}{m.precision}"].limit
-    problems += _pieces(m, path, m.simulated_traces, limit, fuse=False)
+    asked, other = m.asked(m.simulated_traces), m.lowering["dialect"] != "ort_qdq"
+    problems += _pieces(m, path, asked, limit, fuse=False, coded=other)
     tolerance = TABLE[f"lower {m.precision} {_coded(m)}"]
-    measured = m.between(m.lowered_outputs, m.simulated_traces)
+    measured = m.between(m.lowered_outputs, asked, m.compared)
     at = tolerance.at(m.quantization_error)
     return _entry("lower", "state in torch", tolerance, at, measured, problems)
 
@@ -332,13 +335,13 @@ def engine(m: Materials) -> Entry:
     path = m.model / "model.onnx"
     limit = tolerance.limit if blocks else TABLE[f"piece int8 {m.precision}"].limit
     problems += _pieces(m, path, m.simulated_traces, limit, fuse=True, only="modules")
-    results = pieces.whole(path, m.simulated_traces, m.outputs, fuse=True)
+    asked = m.asked(m.simulated_traces)
+    results = pieces.whole(path, asked, m.compared, fuse=True)
     lowered = [
-        Trace(t.mask, t.given, result=o)
-        for t, o in zip(m.simulated_traces, m.lowered_outputs, strict=True)
+        Trace(t.mask, t.given, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)
     ]
     at = tolerance.at(m.quantization_error) * (len(m.state.weights) ** 0.5 if blocks else 1)
-    measured = m.between(results, lowered)
+    measured = m.between(results, lowered, m.compared)
     return _entry("engine", "lowered graph", tolerance, at, measured, problems)
 
 

@@ -23,8 +23,8 @@ from optimizer.load.datasets import batches, samples
 from optimizer.load.model import torch_model
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
-from optimizer.validate import pieces, trace
-from optimizer.validate.distance import Distance, distance, examples
+from optimizer.validate import decoder, decoder_batches, pieces, trace
+from optimizer.validate.distance import Distance, distance
 from optimizer.validate.trace import Trace
 
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
@@ -101,6 +101,19 @@ class Materials:
         return [o.name for o in self.contract.outputs]
 
     @property
+    def cache_names(self) -> tuple[list[str], list[str]]:
+        """(inputs, outputs) that a decoder's graph has besides the contract's."""
+        made_of = self.contract.generation
+        if made_of is None:
+            return [], []
+        return decoder.past_names(made_of.layers), decoder.present_names(made_of.layers)
+
+    @property
+    def compared(self) -> list[str]:
+        """The outputs of a graph: the contract's, and a decoder's cache."""
+        return [*self.outputs, *self.cache_names[1]]
+
+    @property
     def modules(self) -> list[str]:
         return list(self.names.modules)
 
@@ -112,6 +125,9 @@ class Materials:
     @cached_property
     def batches(self) -> list[Batch]:
         """One text alone; the shortest beside the longest; the rest; one batch padded further."""
+        if self.contract.generation is not None:
+            kept = 4 * sum(sum(self._shape(name)) for name in self.modules)
+            return decoder_batches.make(self.texts, self.contract, self.tokenizer, kept)
         texts = sorted(dict.fromkeys(self.texts), key=len)
         longest = min(LONGEST, self.contract.tokenizer.max_length)
 
@@ -138,8 +154,20 @@ class Materials:
                 rows, self.contract, self.tokenizer, wanted.batch_size, wanted.sequence_length
             )
 
+    def _shape(self, module: str) -> tuple[int, ...]:
+        return tuple(self.float_model.get_parameter(f"{module}.weight").shape)
+
     def traces(self, model: nn.Module) -> list[Trace]:
-        return [trace.traced(model, b, self.outputs, self.modules) for b in self.batches]
+        return [trace.traced(model, b, self.compared, self.modules) for b in self.batches]
+
+    def asked(self, traces: Sequence[Trace]) -> list[Trace]:
+        """What graphs are asked: the traces, and for a decoder two of them in two parts each, one
+        token and most of them coming after a cache."""
+        if self.contract.generation is None:
+            return list(traces)
+        lengths = [(t, t.mask.shape[1]) for t in traces[:2]]
+        cuts = [(t, past) for t, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
+        return [*traces, *(t.continued(past) for t, past in cuts)]
 
     @cached_property
     def float_traces(self) -> list[Trace]:
@@ -155,17 +183,20 @@ class Materials:
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
-        return pieces.whole(
-            self.model / "model.onnx", self.simulated_traces, self.outputs, fuse=False
-        )
+        """Of all that graphs are asked."""
+        asked = self.asked(self.simulated_traces)
+        return pieces.whole(self.model / "model.onnx", asked, self.compared, fuse=False)
 
-    def between(self, found: Sequence[dict[str, Any]], expected: Sequence[Trace]) -> Distance:
-        """Over real tokens of every example of every output."""
+    def between(
+        self,
+        found: Sequence[dict[str, Any]],
+        expected: Sequence[Trace],
+        names: Sequence[str] | None = None,
+    ) -> Distance:
+        """Over real tokens of every example of every output, or of those in `names`."""
         return distance(
             pair
             for f, e in zip(found, expected, strict=True)
-            for name in self.outputs
-            for pair in zip(
-                examples(f[name], e.mask), examples(e.result[name], e.mask), strict=True
-            )
+            for name in names or self.outputs
+            for pair in zip(e.examples(f[name]), e.examples(e.result[name]), strict=True)
         )

@@ -7,18 +7,26 @@ full size in the one piece that has it, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort import OrtRunner, check_names
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
-from optimizer.validate.distance import Array, Distance, distance, examples, typical
+from optimizer.validate.distance import Array, Distance, distance, typical
 from optimizer.validate.trace import Trace
 
 Found = dict[str, Distance]
+
+
+class Graph(OrtRunner):
+    """A graph or a piece of one, whose cache may be empty; an array that does not fit is ONNX
+    Runtime's to refuse."""
+
+    def _check(self, arrays: Mapping[str, Array]) -> None:
+        check_names(set(arrays), set(self.inputs), self.model.name)
 
 
 def numbered(at: Sequence[Edge]) -> list[tuple[Edge, tuple[str, int]]]:
@@ -47,28 +55,29 @@ def modules(
     piece = work / "modules.onnx"
     cut.write_modules(model, [e for e, _ in uses], piece)
     pairs: dict[str, list[tuple[Array, Array]]] = {}
-    with OrtRunner(piece, threads=1, fuse=fuse) as runner:
-        for trace in traces:
+    with Graph(piece, threads=1, fuse=fuse) as runner:
+        for trace in (t for t in traces if not t.past):  # a continued text has the same tokens
             given = {e.input: _shaped(trace.inputs[key], e.input_rank) for e, key in uses}
-            out = runner.infer(_typed(runner, given))
+            out = runner.infer(typed(runner, given))
             for edge, key in uses:
                 wanted = trace.outputs[key]
                 found = out[edge.output].reshape(wanted.shape)
                 pairs.setdefault(edge.module, []).extend(
-                    zip(examples(found, trace.mask), examples(wanted, trace.mask), strict=True)
+                    zip(trace.examples(found), trace.examples(wanted), strict=True)
                 )
     return {name: (typical if coded else distance)(p) for name, p in pairs.items()}
 
 
 def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, fuse: bool) -> Found:
-    """{"<module>:input" or output name: distance}, what lies between the modules."""
+    """{"<module>:input" or output name: distance}, what lies between the modules; the outputs of a
+    decoder are its cache as well."""
     piece = work / "rest.onnx"
     cut.write_rest(model, at, piece)
     pairs: dict[str, list[tuple[Array, Array]]] = {}
-    with OrtRunner(piece, threads=1, fuse=fuse) as runner:
+    with Graph(piece, threads=1, fuse=fuse) as runner:
         for trace in traces:
             cuts = {e.output: _shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
-            out = runner.infer(_typed(runner, {**trace.given, **cuts}))
+            out = runner.infer(typed(runner, {**trace.given, **cuts}))
             targets = {f"{m}:input": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)}
             targets |= {name: (name, wanted) for name, wanted in trace.result.items()}
             for label, (name, wanted) in targets.items():
@@ -76,7 +85,7 @@ def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, f
                     continue
                 found = out[name].reshape(wanted.shape)
                 pairs.setdefault(label, []).extend(
-                    zip(examples(found, trace.mask), examples(wanted, trace.mask), strict=True)
+                    zip(trace.examples(found), trace.examples(wanted), strict=True)
                 )
     return {name: distance(p) for name, p in pairs.items()}
 
@@ -88,7 +97,7 @@ def _shaped(array: Array, rank: int) -> Array:
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
 
 
-def _typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
+def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
     """Floats in the type each input of the piece has; inputs the piece lost are left out."""
     wanted = runner.inputs
     return {
@@ -110,6 +119,6 @@ def whole(
     model: Path, traces: Sequence[Trace], names: Collection[str], fuse: bool
 ) -> list[dict[str, Array]]:
     """The graph's outputs for each trace's inputs."""
-    with OrtRunner(model, threads=1, fuse=fuse) as runner:
-        results = [runner.infer(_typed(runner, dict(t.given))) for t in traces]
+    with Graph(model, threads=1, fuse=fuse) as runner:
+        results = [runner.infer(typed(runner, dict(t.given))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]

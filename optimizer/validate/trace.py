@@ -1,8 +1,12 @@
-"""The torch side of the ledger: run a model and keep what enters and leaves its linear modules."""
+"""The torch side of the ledger: run a model and keep what enters and leaves its linear modules.
+
+A decoder's result also holds its cache, under the names that a graph gives it: present.{i}.key and
+.value, (batch, kv_heads, tokens, head_dim).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,27 +15,73 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optimizer.validate import distance
+from optimizer.validate.decoder import cache_of
 from optimizer.validate.distance import Array
+
+PAST, PRESENT = "past_key_values.", "present."
 
 
 @dataclass
 class Trace:
     """inputs, outputs: {(module, use): (batch, sequence, width)}; use counts the calls of a shared
-    module. result: the model's outputs by name. mask (batch, sequence)."""
+    module. result: the model's outputs by name. mask (batch, sequence). past: tokens that are not
+    in all these but in the cache that `given` holds."""
 
     mask: Array
     given: Mapping[str, Array]
     result: dict[str, Array] = field(default_factory=dict)
     inputs: dict[tuple[str, int], Array] = field(default_factory=dict)
     outputs: dict[tuple[str, int], Array] = field(default_factory=dict)
+    past: int = 0
+
+    def examples(self, array: Array) -> list[Array]:
+        """One array of real tokens per row of `array`, which this trace's graph gave."""
+        if array.ndim == 4:  # a cache
+            return distance.examples(array.swapaxes(1, 2), self.given["attention_mask"])
+        return distance.examples(array, self.mask)
+
+    def continued(self, past: int) -> Trace:
+        """The same tokens, the first `past` of each row as a cache and the others given."""
+
+        def rest(arrays: Mapping[Any, Array]) -> dict[Any, Array]:
+            return {name: a[:, past:] for name, a in arrays.items()}
+
+        given = {n: a for n, a in self.given.items() if not n.startswith(PAST)}
+        cache = {n: a for n, a in self.result.items() if n.startswith(PRESENT)}
+        others = {n: a for n, a in self.result.items() if n not in cache}
+        return Trace(
+            mask=self.mask[:, past:],
+            given={
+                **rest(given),
+                "attention_mask": self.mask,
+                **{_past(n): a[:, :, :past] for n, a in cache.items()},
+            },
+            result={**rest(others), **cache},
+            inputs=rest(self.inputs),
+            outputs=rest(self.outputs),
+            past=past,
+        )
+
+
+def _past(present: str) -> str:
+    return PAST + present.removeprefix(PRESENT)
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
-    """The model's named outputs, as arrays."""
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in batch.items()}
+    """The model's named outputs, as arrays; those of an empty cache in `batch` are left out."""
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(a))
+        for name, a in batch.items()
+        if not name.startswith(PAST)
+    }
     with torch.no_grad():
         result = model(**tensors, return_dict=True)
-    return {name: result[name].numpy() for name in outputs}
+    made = {name: result[name].numpy() for name in outputs if not name.startswith(PRESENT)}
+    if len(made) < len(outputs):
+        cache = {_past(n): n for n in outputs if n.startswith(PRESENT)}
+        made |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}
+    return made
 
 
 def traced(
@@ -60,7 +110,7 @@ def observe(
     for name in modules:
 
         def look(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
-            see(name, args[0][real])
+            see(name, args[0].reshape(*real.shape, -1)[real])
 
         handles.append(model.get_submodule(name).register_forward_pre_hook(look))
     try:
@@ -78,8 +128,8 @@ def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator
 
         def keep(_m: nn.Module, args: tuple[Any, ...], out: Tensor, name: str = name) -> None:
             use = calls[name] = calls.get(name, -1) + 1
-            trace.inputs[name, use] = args[0].detach().numpy()
-            trace.outputs[name, use] = out.detach().numpy()
+            trace.inputs[name, use] = _by_token(args[0], trace.mask.shape)
+            trace.outputs[name, use] = _by_token(out, trace.mask.shape)
 
         handles.append(model.get_submodule(name).register_forward_hook(keep))
     try:
@@ -87,3 +137,9 @@ def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _by_token(found: Tensor, shape: Sequence[int]) -> Array:
+    """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
+    flat = found.ndim == 2 and len(found) == shape[0] * shape[1]
+    return (found.reshape(*shape, -1) if flat else found).detach().numpy()
