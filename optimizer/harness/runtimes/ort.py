@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import Contract
 from ..errors import BundleError, InputError, MachineError
 from ..tasks.batch import Array
+from .ort_decoder import OrtDecoder
 
 DTYPES = {
     "tensor(int64)": np.dtype("int64"),
@@ -64,6 +66,32 @@ class OrtRunner:
         self._check(arrays)
         values = self._session.run(self._outputs, dict(arrays))
         return dict(zip(self._outputs, values, strict=True))
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names, in the graph's order."""
+        return list(self._outputs)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself (metadata_props)."""
+        return dict(self._session.get_modelmeta().custom_metadata_map)
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
+        """A new batch of sequences to continue; see decoder.DecoderRunner."""
+        return OrtDecoder(self, contract, capacity)
+
+    def binding(self) -> Any:
+        """A new IOBinding of the session."""
+        return self._session.io_binding()
+
+    def value(self, array: Array) -> Any:
+        """The array on this runner's device, as the runtime's own."""
+        return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
+
+    def run_bound(self, binding: Any) -> None:
+        """Run once on what is bound."""
+        self._session.run_with_iobinding(binding)
 
     def save_optimized(self, path: Path) -> Path:
         """Write the graph as this session runs it, fusions done, for inspection."""

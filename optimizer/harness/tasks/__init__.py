@@ -7,7 +7,9 @@
 
 decode's array, by task: sentence-embedding (batch, hidden); text-classification (batch, labels)
 logits; token-classification (batch, sequence, labels) logits; feature-extraction (batch,
-sequence, hidden), zero where padded.
+sequence, hidden), zero where padded; text-generation (batch, sequence, vocabulary) logits, zero
+where padded. A text to generate is many runs of the model, each the next one's input: its first
+arrays are text_generation.arrays, and generate/ does the rest.
 
 Law (tested): which other texts share the batch changes an answer by float rounding only. Nothing
 here mixes rows, and padded positions never enter a sum.
@@ -22,7 +24,13 @@ from typing import Any
 import numpy as np
 
 from ..contract import Contract
-from . import feature_extraction, sentence_embedding, text_classification, token_classification
+from . import (
+    feature_extraction,
+    sentence_embedding,
+    text_classification,
+    text_generation,
+    token_classification,
+)
 from .batch import Array, Batch, encode
 
 __all__ = ["Array", "Batch", "answers", "decode", "encode"]
@@ -32,6 +40,7 @@ _TASKS: dict[str, ModuleType] = {
     "text-classification": text_classification,
     "token-classification": token_classification,
     "feature-extraction": feature_extraction,
+    "text-generation": text_generation,
 }
 
 

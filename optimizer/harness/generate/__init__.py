@@ -1,0 +1,20 @@
+"""Text generation: prompts in, texts out, one token at a time.
+
+    made = generate(contract, runner, tokenizer, ["Once upon a time"], Options(max_new_tokens=64))
+    made[0].text, made[0].finish
+
+    options.py     what may be asked, and what is done where nothing was
+    chat.py        a conversation to the text the model was trained on
+    loop.py        prompts through the model, step by step
+    sampling.py    logits to the next token
+    text.py        tokens to whole characters, up to a stop string
+
+The loop runs over any runtime that has runtimes/decoder.py's two methods.
+"""
+
+from __future__ import annotations
+
+from .loop import BATCH, Completion, Piece, generate, stream
+from .options import Options, Sampling
+
+__all__ = ["BATCH", "Completion", "Options", "Piece", "Sampling", "generate", "stream"]

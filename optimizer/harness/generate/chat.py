@@ -1,0 +1,138 @@
+"""Lay a conversation out as the text the model was trained on, by its chat template.
+
+Templates are Jinja and come with the checkpoint, so they run in Jinja's sandbox and see plain
+data only. The environment is that of transformers (utils/chat_template_utils.py), without which
+published templates do not render alike: blocks trimmed, loop controls, a {% generation %} block
+that prints its body, tojson without HTML escapes, raise_exception, strftime_now, and a dict and a
+namespace through which a template cannot reach into Python.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from ..contract import Contract
+from ..errors import InputError, MachineError
+
+
+def render(
+    contract: Contract, tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str
+) -> str:
+    """The prompt's text, up to where the assistant's answer begins.
+
+    messages: {"role", "content"} each, and what else the template reads. Raises InputError naming
+    `where`: a message without a role, no template, or one that refuses this conversation;
+    MachineError without jinja2.
+    """
+    assert contract.generation is not None
+    template = contract.generation.chat_template
+    if template is None:
+        raise InputError(
+            "the model has no chat template", where=where, fix="Give the prompt as a text."
+        )
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise InputError(
+                f"message {i} has no role",
+                where=where,
+                accepted='{"role": "user", "content": "..."}',
+            )
+    try:
+        plain = json.loads(json.dumps(list(messages)))
+    except (TypeError, ValueError) as e:
+        raise InputError(f"messages are not plain data ({e})", where=where) from None
+    try:
+        from jinja2 import TemplateError
+    except ImportError:
+        raise MachineError(
+            "jinja2, which chat templates are written for, is not installed",
+            where=where,
+            fix="pip install jinja2",
+        ) from None
+    try:
+        return str(
+            _compiled(template).render(
+                messages=plain,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **_special_tokens(contract, tokenizer),
+            )
+        )
+    except (TemplateError, TypeError, KeyError, ValueError) as e:
+        raise InputError(f"the chat template refuses it ({e})", where=where) from None
+
+
+def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
+    """Those that the tokenizer has; a template prints nothing for the others."""
+    assert contract.generation is not None
+    ids = {"bos_token": contract.generation.bos_id, "eos_token": contract.generation.eos_ids[0]}
+    tokens = {n: tokenizer.id_to_token(i) for n, i in ids.items() if i is not None}
+    tokens["pad_token"] = contract.tokenizer.pad_token
+    return {n: t for n, t in tokens.items() if t is not None}
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError, TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class GenerationBlock(Extension):
+        """{% generation %}...{% endgeneration %} marks the assistant's words for training."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    class PlainNamespace(Namespace):
+        """Without underscored names, which reach into Python."""
+
+        def __init__(*args: Any, **values: Any) -> None:
+            self, *given = args
+            Namespace.__init__(self)
+            for name, value in dict(*given, **values).items():
+                self[name] = value
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if str(name).startswith("_"):
+                raise SecurityError(f"a template cannot set {name!r} of a namespace")
+            super().__setitem__(name, value)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["namespace"] = PlainNamespace
+    environment.globals["dict"] = lambda *given, **values: dict(*given, **values)
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

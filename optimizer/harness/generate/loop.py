@@ -1,0 +1,260 @@
+"""The generation loop: prefill, then one token per row and step, with an explicit cache.
+
+Laws (tested): which prompts share a batch changes logits by float rounding only, and never the
+random numbers of a row; the prompt in pieces gives what it gives in one; the pieces of `stream`
+put together are the texts of `generate`, which is built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..contract import Contract, Generation
+from ..errors import InputError
+from ..runtimes.decoder import Decoder, DecoderRunner, pieces
+from ..tasks.batch import Array
+from ..tasks.text_generation import Prompt, arrays, next_arrays, prompt_ids
+from .options import Options, Sampling
+from .sampling import choose
+from .text import Detokenizer, StopFilter
+
+BATCH = 8  # prompts that run together
+PREFILL = 512  # tokens of one prompt per run: bounds the logits, (1, 512, vocabulary) floats
+PREFILL_BATCH = 2048  # tokens of several prompts, padding included, that run at once
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of one prompt's answer. row: number of the prompt. text: what the token let be
+    given out, perhaps "". finish: null but for the last piece of a row, see Completion."""
+
+    row: int
+    token: int
+    text: str
+    finish: str | None = None
+    stop: str | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What followed one prompt.
+
+    text: without special tokens, ending before a stop string. tokens: every id drawn, the one that
+    ended it included. finish: "eos" (the model ended it), "stop" (a stop string, named in `stop`),
+    or "length" (max_new_tokens, or the end of the context). prompt_tokens: how many it followed.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: str
+    prompt_tokens: int
+    stop: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, `tokens` as their number."""
+        return {**asdict(self), "tokens": len(self.tokens)}
+
+
+def generate(
+    contract: Contract,
+    runner: DecoderRunner,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    options: Options | None = None,
+    *,
+    batch_size: int = BATCH,
+) -> list[Completion]:
+    """What follows each prompt, in order. Raises what `stream` raises."""
+    rows = _prompts(contract, tokenizer, prompts, batch_size)
+    texts = [""] * len(rows)
+    tokens: list[list[int]] = [[] for _ in rows]
+    ends: dict[int, Piece] = {}
+    for piece in _stream(contract, runner, tokenizer, rows, options or Options(), batch_size):
+        texts[piece.row] += piece.text
+        tokens[piece.row].append(piece.token)
+        if piece.finish is not None:
+            ends[piece.row] = piece
+    return [
+        Completion(texts[i], tuple(tokens[i]), str(ends[i].finish), len(rows[i]), ends[i].stop)
+        for i in range(len(rows))
+    ]
+
+
+def stream(
+    contract: Contract,
+    runner: DecoderRunner,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    options: Options | None = None,
+    *,
+    batch_size: int = BATCH,
+) -> Iterator[Piece]:
+    """Pieces as they are made: per step one of each row that is not finished, in order of rows.
+
+    prompts: a text, a conversation or token ids each; see text_generation.prompt_ids. They run
+    batch_size at a time. The prompts are looked at when this is called, so that nothing starts
+    which cannot be answered.
+    Raises InputError: no prompts, or one that prompt_ids refuses, by its number.
+    """
+    rows = _prompts(contract, tokenizer, prompts, batch_size)
+    return _stream(contract, runner, tokenizer, rows, options or Options(), batch_size)
+
+
+def _prompts(
+    contract: Contract, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int
+) -> list[list[int]]:
+    if contract.generation is None:
+        raise InputError(
+            "the model does not continue texts", where=contract.task, accepted="text-generation"
+        )
+    if isinstance(prompts, str) or not len(prompts):
+        raise InputError("a list of at least one prompt is needed", where="prompts")
+    if batch_size < 1:
+        raise InputError(f"{batch_size} was given", where="batch_size", accepted="1 or more")
+    if isinstance(prompts[0], Mapping | int):
+        raise InputError(
+            "a single conversation was found", where="prompts", fix="Put it in a list of prompts."
+        )
+    return [prompt_ids(contract, tokenizer, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
+
+
+@dataclass
+class _Row:
+    """One prompt while it is being answered."""
+
+    number: int
+    room: int  # tokens that may still follow
+    seen: set[int]
+    text: Detokenizer
+    stops: StopFilter
+    random: np.random.Generator
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What ends a row and how its tokens are chosen."""
+
+    generation: Generation
+    sampling: Sampling
+    ends: frozenset[int]
+    stop_tokens: Mapping[int, str] = field(default_factory=dict)
+
+
+def _stream(
+    contract: Contract,
+    runner: DecoderRunner,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    options: Options,
+    batch_size: int,
+) -> Iterator[Piece]:
+    assert contract.generation is not None
+    spec = contract.generation
+    rules = _Rules(
+        spec,
+        options.sampling(spec.defaults),
+        frozenset() if options.ignore_eos else frozenset(spec.eos_ids),
+        _stop_tokens(tokenizer, options.stop),
+    )
+    room = spec.context - options.max_new_tokens
+    for numbers in batches([len(p) for p in prompts], batch_size, room):
+        rows = [
+            _Row(
+                i,
+                min(options.max_new_tokens, spec.context - len(prompts[i])),
+                set(prompts[i]),
+                Detokenizer(tokenizer, prompts[i]),
+                StopFilter(options.stop),
+                np.random.default_rng([options.seed, i]),
+            )
+            for i in numbers
+        ]
+        yield from _batch(contract, runner, [prompts[i] for i in numbers], rows, rules)
+
+
+def batches(lengths: Sequence[int], size: int, room: int) -> Iterator[range]:
+    """Which prompts run together: neighbours, at most `size`, that fill no more than `room`
+    columns each and PREFILL_BATCH tokens together; any other runs alone.
+
+    So no column of a batch lies beyond the context: there are models that take a position for a
+    column. And none has to be filled in pieces, which some attentions do for a single row only.
+    """
+    start = 0
+    while start < len(lengths):
+        stop = start + 1
+        while stop < min(start + size, len(lengths)):
+            width = max(lengths[start : stop + 1])
+            if width > room or width * (stop + 1 - start) > PREFILL_BATCH:
+                break
+            stop += 1
+        yield range(start, stop)
+        start = stop
+
+
+def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
+    """Stop strings that are special tokens: those print nothing, so they are known by their id."""
+    found = {tokenizer.token_to_id(s): s for s in stops}
+    return {i: s for i, s in found.items() if i is not None and not tokenizer.decode([i])}
+
+
+def _batch(
+    contract: Contract,
+    runner: DecoderRunner,
+    prompts: list[list[int]],
+    rows: list[_Row],
+    rules: _Rules,
+) -> Iterator[Piece]:
+    width = max(map(len, prompts))
+    decoder = runner.decoder(contract, width + max(r.room for r in rows))
+    first = arrays(contract, prompts)
+    mask = np.asarray(first["attention_mask"], np.int64)
+    scores = prefill(decoder, first, PREFILL if len(rows) == 1 else width)
+    pad = contract.tokenizer.pad_id
+    while True:
+        chosen = np.full((len(rows), 1), pad, np.int64)
+        for i, row in enumerate(rows):
+            if row.finish is None:
+                piece = _next(row, scores[i], rules)
+                chosen[i] = piece.token
+                yield piece
+        if all(row.finish is not None for row in rows):
+            return
+        mask = np.concatenate([mask, np.ones_like(chosen)], 1)  # a finished row reads padding
+        scores = decoder.step(next_arrays(contract, chosen, mask))[:, -1]
+
+
+def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -> Array:
+    """Scores (batch, vocabulary) of what follows the prompts, run `size` tokens at a time."""
+    scores: Array | None = None
+    for piece in pieces(first, size):
+        scores = decoder.step(piece)[:, -1]
+    assert scores is not None
+    return scores
+
+
+def _next(row: _Row, scores: Array, rules: _Rules) -> Piece:
+    """Choose a row's next token and say what it brings."""
+    token = choose(scores, row.seen, rules.sampling, row.random)
+    row.seen.add(token)
+    row.room -= 1
+    stop: str | None = None
+    if token in rules.ends:
+        row.finish, text = "eos", row.stops.add(row.text.rest())
+    elif token in rules.stop_tokens:
+        row.finish, stop = "stop", rules.stop_tokens[token]
+        text = row.stops.add(row.text.rest())
+    else:
+        text = row.stops.add(row.text.add(token))
+        if row.room == 0 and row.stops.found is None:
+            row.finish = "length"
+            text += row.stops.add(row.text.rest())
+    if row.stops.found is not None:
+        row.finish, stop = "stop", row.stops.found
+    if row.finish is not None:
+        text += row.stops.rest()
+    return Piece(row.number, token, text, row.finish, stop)

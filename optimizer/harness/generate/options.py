@@ -1,0 +1,127 @@
+"""What a caller may ask of a generation, and what is done where nothing was asked.
+
+An option that is None takes the value the model's makers advise (generation.defaults of the
+contract, from their generation_config.json), and where they say nothing the neutral one, which
+changes no probability. Whether tokens are drawn or the likeliest is taken follows from what was
+asked: `do_sample` if given; else yes when a temperature, top_k, top_p or min_p was asked; else
+what the makers advise; else no. A temperature of 0 takes the likeliest. A repetition penalty
+counts either way. transformers has the same precedence but for the second rule: there, a
+temperature without do_sample is ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import InputError
+
+RANGES = {  # option -> (low, high, how the range is said)
+    "max_new_tokens": (1, float("inf"), "1 or more"),
+    "temperature": (0, float("inf"), "0 (the likeliest token) or more"),
+    "top_k": (0, float("inf"), "0 (all) or more"),
+    "top_p": (0, 1, "0 to 1"),
+    "min_p": (0, 1, "0 to 1"),
+    "repetition_penalty": (1e-6, float("inf"), "above 0; 1 is none"),
+    "seed": (0, float("inf"), "0 or more"),
+}
+WHOLE = ("max_new_tokens", "top_k", "seed")
+SHAPES = ("temperature", "top_k", "top_p", "min_p")  # what only a draw reads
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen, everything decided."""
+
+    do_sample: bool
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """See the module's docstring. Construction raises InputError for a value out of range.
+
+    stop: the text ends before the first of these to be completed. ignore_eos: do not end at an
+    end-of-text token (to time a fixed number of tokens). seed: the same prompts, options and
+    model give the same text.
+    """
+
+    max_new_tokens: int = 128
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (low, high, accepted) in RANGES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            number = isinstance(value, int if name in WHOLE else int | float)
+            if not number or isinstance(value, bool) or not low <= value <= high:
+                raise InputError(f"{value!r} was given", where=name, accepted=accepted)
+        stop: Any = self.stop
+        if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
+            raise InputError(f"{stop!r} was given", where="stop", accepted="texts, not empty")
+        object.__setattr__(self, "stop", tuple(stop))
+        for name in ("do_sample", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise InputError(
+                    f"{getattr(self, name)!r} was given", where=name, accepted="true or false"
+                )
+        asked = [n for n in SHAPES if getattr(self, n) not in (None, NEUTRAL[n])]
+        if self.do_sample is False and asked and self.temperature != 0:
+            raise InputError(
+                f"{', '.join(asked)} with do_sample false, which reads none of them",
+                where="do_sample",
+                fix="Leave one of the two out.",
+            )
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Options:
+        """Raises InputError for an option that does not exist, naming the closest that does."""
+        known = [f.name for f in fields(cls)]
+        for name in document:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                raise InputError(
+                    "no such option",
+                    where=str(name),
+                    accepted=", ".join(known),
+                    fix=f"Maybe you meant {close[0]}." if close else "",
+                )
+        return cls(**document)
+
+    def sampling(self, advised: Mapping[str, float]) -> Sampling:
+        """How tokens are chosen, by the precedence of the module's docstring."""
+        asked = {n: getattr(self, n) for n in NEUTRAL}
+        decided = {n: advised.get(n, NEUTRAL[n]) if v is None else v for n, v in asked.items()}
+        if self.do_sample is not None:
+            draws = self.do_sample
+        elif any(asked[n] is not None for n in SHAPES):
+            draws = True
+        else:
+            draws = bool(advised.get("do_sample", False))
+        penalty = float(decided["repetition_penalty"])
+        if not draws or decided["temperature"] == 0:
+            return Sampling(False, repetition_penalty=penalty)
+        return Sampling(
+            True,
+            float(decided["temperature"]),
+            int(decided["top_k"]),
+            float(decided["top_p"]),
+            float(decided["min_p"]),
+            penalty,
+        )

@@ -1,0 +1,46 @@
+"""The decoders of tiny_decoder.py, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.harness.contract import load_tokenizer
+from optimizer.harness.runtimes.ort import OrtRunner
+from tests.decoders import write_decoder_tokenizer
+from tests.harness import tiny_decoder
+
+
+@pytest.fixture(scope="session")
+def decoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tokenizer.json, new.onnx and shared.onnx. Read-only."""
+    folder = tmp_path_factory.mktemp("decoder")
+    vocabulary = write_decoder_tokenizer(folder)
+    for cache in ("new", "shared"):
+        tiny_decoder.write_onnx(folder / f"{cache}.onnx", vocabulary, cache)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(decoder_folder: Path) -> Any:
+    """Byte-level: every byte is a token."""
+    return load_tokenizer(decoder_folder, tiny_decoder.contract(320))
+
+
+@pytest.fixture(scope="session")
+def contract(tokenizer: Any) -> Any:
+    return tiny_decoder.contract(tokenizer.get_vocab_size())
+
+
+@pytest.fixture(scope="session")
+def runner(decoder_folder: Path) -> OrtRunner:
+    """The model whose cache is a new array at each step."""
+    return OrtRunner(decoder_folder / "new.onnx", threads=1)
+
+
+@pytest.fixture(scope="session")
+def shared(decoder_folder: Path) -> OrtRunner:
+    """The same weights, the cache written in place."""
+    return OrtRunner(decoder_folder / "shared.onnx", threads=1)
