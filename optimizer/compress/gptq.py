@@ -3,19 +3,23 @@ the error made so far onto the inputs that are still to be rounded.
 
 With R upper triangular and H^-1 = R^T R, rounding input j of every output costs
 ((w_j - q_j) / R_jj)^2 of output error, given that the later inputs then move by the best amounts,
--(w_j - q_j) / R_jj * R_j,later. Inputs with the largest activations go first (act-order), while
-the most others can still answer for them. Scales are fixed before, in the order of the inputs, so
-no permutation is left in the codes (static groups).
+-(w_j - q_j) / R_jj * R_j,later. That cost is also what a scale is searched by, when its group's
+turn comes, on the values the group has by then.
+
+Large activations go first (act-order), while the most others can still answer for them: groups
+of neighbours by their mean, inputs within a group by their own. A scale so stays with neighbours
+in the stored order, and no permutation reaches the codes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from optimizer.compress import hessian as hessians
+from optimizer.compress.refine import refined
 from optimizer.compress.rtn import searched
 from optimizer.qtensor import QTensor, Scheme
 
@@ -37,66 +41,89 @@ def gptq(
     act_order: bool = True,
     damping: float = hessians.DAMPING,
     block: int = 128,
+    sweeps: int = 4,
 ) -> Rounded:
     """weight (out, in); hessian and cross (in, in) as optimizer.compress.hessian says.
 
     block: inputs whose corrections are applied together; it changes the speed, not the result.
-    Raises ValueError for NaN or infinity in any argument, or a hessian that cannot be inverted.
+    sweeps: of optimizer.compress.refine afterwards; 0 is GPTQ as published. Raises ValueError for
+    NaN or infinity in any argument, a hessian that cannot be inverted, or a group that does not
+    divide the inputs.
     """
     weight, hessian = weight.float(), hessian.float()
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("weight: holds NaN or infinity")
+    size = weight.shape[1] // scheme.groups(weight.shape[1])
     quadratic = hessians.damped(hessian, damping)
     wanted = hessians.target(weight, quadratic, hessian, cross)
-    grid = searched(wanted, scheme, quadratic.matrix.diagonal())
-    diagonal = quadratic.matrix.diagonal()
-    inputs = len(diagonal)
-    order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(inputs)
-    codes = _feedback(wanted, inverse_root(quadratic, order), grid, order, block)
-    return Rounded(QTensor(codes, grid.scale, grid.zero_point, scheme), quadratic.damping)
+    order = _order(quadratic.matrix.diagonal(), size, act_order)
+    first = _feedback(wanted, _inverse_root(quadratic, order), order, scheme, size, block)
+    q = refined(first, wanted, quadratic.matrix, sweeps=sweeps, block=block)
+    return Rounded(q, quadratic.damping)
 
 
-def inverse_root(quadratic: hessians.Quadratic, order: Tensor) -> Tensor:
+def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
+    """The inputs in the order of their turns; those of one group of `size` follow each other."""
+    index = torch.arange(len(diagonal)).reshape(-1, size)
+    if not act_order:
+        return index.reshape(-1)
+    groups = diagonal.reshape(-1, size)
+    within = groups.argsort(dim=1, descending=True, stable=True)
+    turns = groups.mean(1).argsort(descending=True, stable=True)
+    return index.gather(1, within)[turns].reshape(-1)
+
+
+def _inverse_root(quadratic: hessians.Quadratic, order: Tensor) -> Tensor:
     """R (in, in), upper triangular, with R^T R the inverse of the matrix in the given order.
 
     Factoring the matrix back to front gives H = U U^T with U upper triangular; R is U^-1.
     """
     back = order.flip(0)
-    matrix = quadratic.matrix.double()[back][:, back]
-    upper = torch.linalg.cholesky(matrix).flip(0, 1)
+    upper = torch.linalg.cholesky(quadratic.matrix.double()[back][:, back]).flip(0, 1)
     identity = torch.eye(len(order), dtype=torch.float64)
     root: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
     return root.float()
 
 
-def _feedback(wanted: Tensor, root: Tensor, grid: QTensor, order: Tensor, block: int) -> Tensor:
-    """Codes (out, in) int8. Works on (in, out), so that one input of all outputs is contiguous."""
-    inputs = wanted.shape[1]
-    low, high = grid.scheme.low, grid.scheme.high
-    scales, zeros = by_input(grid)
-    group = (order * scales.shape[0] // inputs).tolist()
+def _feedback(
+    wanted: Tensor, root: Tensor, order: Tensor, scheme: Scheme, size: int, block: int
+) -> QTensor:
+    """Round `wanted` (out, in) in the given order, choosing each group's scale at its turn.
+
+    Works on (in, out), so that one input of all outputs is contiguous.
+    """
+    inputs = len(order)
+    one = replace(scheme, granularity="channel", group_size=None) if inputs > size else scheme
     rest = wanted.T[order].contiguous()
     codes = torch.empty_like(rest)
-    for start in range(0, inputs, block):
-        end = min(start + block, inputs)
-        local, corner = rest[start:end], root[start:end, start:end]
-        errors = torch.empty_like(local)
-        for i in range(end - start):
-            scale, zero = scales[group[start + i]], zeros[group[start + i]]
-            code = (local[i] / scale).add_(zero).round_().clamp_(low, high)
-            codes[start + i] = code
-            errors[i] = (local[i] - (code - zero) * scale) / corner[i, i]
-            local[i + 1 :].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
-        rest[end:].addmm_(root[start:end, end:].T, errors, alpha=-1)
-    natural = torch.empty_like(codes)
-    natural[order] = codes
-    return natural.T.contiguous().to(torch.int8)
+    grids: dict[int, QTensor] = {}
+    costs = root.diagonal() ** -2
+    for first in range(0, inputs, size):
+        end = first + size
+        grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
+        grids[int(order[first]) // size] = grid
+        for start in range(first, end, block):
+            stop = min(start + block, end)
+            corner = root[start:stop, start:stop]
+            codes[start:stop], errors = _block(rest[start:stop], corner, grid)
+            rest[stop:].addmm_(root[start:stop, stop:].T, errors, alpha=-1)
+    stored = torch.empty_like(codes)
+    stored[order] = codes
+    found = [grids[g] for g in range(len(grids))]
+    scale = torch.cat([g.scale for g in found], 1)
+    zeros = [g.zero_point for g in found if g.zero_point is not None]
+    zero_point = torch.cat(zeros, 1) if zeros else None
+    return QTensor(stored.T.contiguous().to(torch.int8), scale, zero_point, scheme)
 
 
-def by_input(q: QTensor) -> tuple[Tensor, Tensor]:
-    """Scale and zero point as (groups, out) float32, zeros where there is no zero point."""
-    out = q.codes.shape[0]
-    scale = q.scale.expand(out, -1).T.contiguous()
-    if q.zero_point is None:
-        return scale, torch.zeros_like(scale)
-    return scale, q.zero_point.float().expand(out, -1).T.contiguous()
+def _block(local: Tensor, corner: Tensor, grid: QTensor) -> tuple[Tensor, Tensor]:
+    """Codes of the inputs in local (inputs, out), which it changes, and errors over R_jj."""
+    out, scheme = local.shape[1], grid.scheme
+    scale = grid.scale[:, 0].expand(out).contiguous()
+    zero = torch.zeros(1) if grid.zero_point is None else grid.zero_point[:, 0].float()
+    codes, errors = torch.empty_like(local), torch.empty_like(local)
+    for i in range(len(local)):
+        codes[i] = (local[i] / scale).add_(zero).round_().clamp_(scheme.low, scheme.high)
+        errors[i] = (local[i] - (codes[i] - zero) * scale) / corner[i, i]
+        local[i + 1 :].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
+    return codes, errors
