@@ -210,7 +210,7 @@ class Compression(Section):
     calibrate: Calibrate | None
     quantize: Quantize
     task: Task
-    compress: Compress
+    compress: Compress = Compress()
 
 
 class Validation(Section):

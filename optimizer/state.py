@@ -25,7 +25,8 @@ state.json, keys sorted, UTF-8, no spaces after separators:
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
                  are coded; the module's codes hold the inverse, its replaced weight does not
     activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
-                 left in float | one static range each (`ranges`) | per token, at run time
+                 left in float | one static range each (`ranges`) | per token, at run time;
+                 a module that a note calls "weight-only" has its input left in float
     sparsity     {parameter: pattern}
     notes        [{module, what, why}, ...] in walk order: fallbacks, modules left in float
 A reader must refuse: another version; a tensor in one file and not in the other; a shape or
@@ -103,7 +104,7 @@ class Note:
     """Something a reader of the result must know: a fallback, or a module left in float."""
 
     module: str
-    what: str  # "float" | "fallback"
+    what: str  # "float" | "fallback" | "weight-only"
     why: str
 
 
@@ -118,6 +119,11 @@ class CompressedState:
     activations: Activations = None
     sparsity: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+
+    def activations_of(self, module: str) -> Activations:
+        """How this module's input is coded: as all are, unless a note says weight-only."""
+        only = any(n.module == module and n.what == "weight-only" for n in self.notes)
+        return None if only else self.activations
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

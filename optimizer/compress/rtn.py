@@ -37,7 +37,7 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     best = _error(weight, full, importance)
     for shrink in SHRINKS[1:]:
         trial_scale = to_scale_grid(full.scale * shrink)
-        trial_zero = _zero_point(weight, trial_scale, scheme)
+        trial_zero = centred_zero_point(weight, trial_scale, scheme)
         error = _error(weight, quantize(weight, trial_scale, trial_zero, scheme), importance)
         better = error < best
         best = torch.where(better, error, best)
@@ -47,7 +47,7 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     return quantize(weight, scale, zero_point, scheme)
 
 
-def _zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
+def centred_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
     """Where an asymmetric scheme's shrunken window sits: centred on that of the whole range."""
     if scheme.symmetric:
         return None

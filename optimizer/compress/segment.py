@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress import walk
+from optimizer.compress import rounding, walk
 from optimizer.compress.bias_correction import Shift, corrected
-from optimizer.compress.rtn import relative_error, rtn
+from optimizer.compress.rtn import relative_error
 from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.smoothing import Smoothing, bad_input, range_chooser, smooth
 from optimizer.compress.statistics import Histogram
@@ -25,7 +26,10 @@ from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.qtensor import QTensor, Scheme
 from optimizer.recipe import Activations, Quantize
+from optimizer.state import Activations as InputMode
 from optimizer.state import CompressedState, Note, Range
+
+MEASURED = 8192  # tokens that a module's output error and saturation are taken over
 
 
 @dataclass(frozen=True)
@@ -54,44 +58,48 @@ def compress(
     stream: walk.Stream | None,
     segment: range,
     blocks: tuple[str, ...],
+    tensors: Mapping[str, Tensor],
+    scratch: Path,
 ) -> tuple[CompressedState, list[Row]]:
     """model: a skeleton whose `blocks` hold their float weights, which smoothing changes.
 
     schemes: of the modules to quantize in these blocks. stream None: no calibration data, so
-    nothing is measured. Raises CheckpointError naming a weight or input that holds NaN.
+    nothing is measured, and weights are read from `tensors` one at a time. scratch: a folder for
+    activations that memory has no room for. Raises CheckpointError
+    naming a weight or input that holds NaN.
     """
     activations = quantize.activations
     mode = activations.granularity if activations else None
+    if stream is None:
+        return _uncalibrated(schemes, tensors, mode)
     smoothing, ranges = Smoothing(), dict[str, Range]()
-    if stream is not None and schemes:
+    if schemes:
         if "smoothquant" in quantize.transforms:
             smoothing = smooth(model, schemes, quantize, family, stream, segment, blocks)
         if activations is not None and mode == "tensor":
             ranges = _ranges(model, schemes, activations, stream, segment, smoothing.factors)
-    weights: dict[str, QTensor] = {}
+    inputs = rounding.Inputs(mode, ranges, smoothing.factors)
+    chosen = rounding.choose(model, schemes, quantize, inputs, stream, segment, scratch)
+    weights = {f"{name}.weight": q for name, q in chosen.weights.items()}
     quantized: dict[str, QuantLinear] = {}
     rows: dict[str, Row] = {}
     for name, scheme in schemes.items():
         linear = cast(nn.Linear, model.get_submodule(name))
-        factor = smoothing.factors.get(name)
-        weight = linear.weight if factor is None else linear.weight / factor
-        q = weights[f"{name}.weight"] = _rounded(name, weight, scheme)
-        values, covered = q.dequantize(), ranges.get(name)
-        quantized[name] = QuantLinear(values, linear.bias, mode, covered, factor)
+        q, covered = chosen.weights[name], ranges.get(name)
+        quantized[name] = inputs.quantized(name, linear, q)
         rows[name] = Row(
             name,
             label(scheme, mode),
-            weight_error=rounded(relative_error(weight, values)),
+            weight_error=rounded(relative_error(inputs.weight(name, linear), q.dequantize())),
             range=[covered.low, covered.high] if covered else None,
-            note=smoothing.said.get(name, ""),
+            note="; ".join(filter(None, (smoothing.said.get(name), chosen.said.get(name)))),
         )
     replaced, notes = smoothing.replaced, smoothing.notes
-    if stream is not None:
-        if quantize.bias_correction:
-            biases, why = _correct(model, quantized, stream, segment)
-            replaced, notes = {**replaced, **biases}, [*notes, *why]
-        measured = _measured(model, quantized, stream, segment)
-        rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
+    if quantize.bias_correction:
+        biases, why = _correct(model, quantized, stream, segment)
+        replaced, notes = {**replaced, **biases}, [*notes, *why]
+    measured = _measured(model, quantized, stream, segment)
+    rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
     state = CompressedState(
         weights,
         replaced,
@@ -101,6 +109,32 @@ def compress(
         notes=tuple(notes),
     )
     return state, list(rows.values())
+
+
+def compares(quantize: Quantize) -> bool:
+    """Whether a method looks at what the float model computes at the same place."""
+    return "autoround" in quantize.rounders or (
+        "gptq" in quantize.rounders and quantize.gptq.asymmetric
+    )
+
+
+def _uncalibrated(
+    schemes: Mapping[str, Scheme], tensors: Mapping[str, Tensor], mode: InputMode
+) -> tuple[CompressedState, list[Row]]:
+    """Every weight rounded by itself, one in memory at a time."""
+    weights: dict[str, QTensor] = {}
+    rows = []
+    for name, scheme in schemes.items():
+        weights[f"{name}.weight"], row = rounded_alone(name, tensors[f"{name}.weight"], scheme)
+        rows.append(replace(row, scheme=label(scheme, mode)))
+    return CompressedState(weights, activations=mode), rows
+
+
+def rounded_alone(name: str, weight: Tensor, scheme: Scheme) -> tuple[QTensor, Row]:
+    """Round to nearest, and the line of the report."""
+    q = rounding.nearest_one(name, weight, scheme)
+    error = rounded(relative_error(weight, q.dequantize()))
+    return q, Row(name, label(scheme, None), weight_error=error)
 
 
 def label(scheme: Scheme, activations: str | None) -> str:
@@ -114,18 +148,6 @@ def label(scheme: Scheme, activations: str | None) -> str:
 def rounded(value: float) -> float:
     """Six significant digits: more would be noise in a report."""
     return float(f"{value:.6g}")
-
-
-def _rounded(name: str, weight: Tensor, scheme: Scheme) -> QTensor:
-    try:
-        return rtn(weight, scheme)
-    except ValueError as e:
-        raise CheckpointError(
-            str(e).removeprefix("weight: "),
-            where=f"{name}.weight",
-            accepted="finite numbers",
-            fix="The checkpoint is damaged or was trained to NaN: get it again.",
-        ) from e
 
 
 def _ranges(
@@ -167,6 +189,11 @@ class _Measure:
         self.error = self.signal = 0.0
         self.clipped = self.seen = 0
 
+    @property
+    def enough(self) -> bool:
+        """A relative error over so many tokens is known to a percent or two."""
+        return self.seen >= MEASURED * self.quantized.in_features
+
     def update(self, rows: Tensor) -> None:
         with torch.no_grad():
             y, q = self.exact(rows), self.quantized.forward(rows)  # no hooks: one called us
@@ -195,7 +222,8 @@ def _measured(
     }
 
     def see(name: str, rows: Tensor) -> None:
-        measures[name].update(rows)
+        if not measures[name].enough:
+            measures[name].update(rows)
 
     with walk.swapped(model, quantized):
         walk.run(model, stream, segment, see, quantized, shared=False, advance=True)

@@ -4,15 +4,16 @@ weight is read or any text is run."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer.errors import RecipeError, closest
 from optimizer.load.families import Family
 from optimizer.qtensor import Scheme
-from optimizer.recipe import Quantize
+from optimizer.recipe import Quantize, Weights
 from optimizer.state import Note
 
 WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
@@ -20,23 +21,25 @@ WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Selection:
-    """quantized: {module: scheme}; blocks: the names of the blocks, in the list's order; notes:
-    why each other weighted module stays float."""
+    """quantized: {module: scheme} inside the blocks; outside: {module: scheme} of a decoder's
+    head and token embedding, where the recipe quantizes them; blocks: the names of the blocks, in
+    the list's order; notes: why each other weighted module stays float."""
 
     quantized: Mapping[str, Scheme]
     blocks: tuple[str, ...]
     notes: tuple[Note, ...]
+    outside: Mapping[str, Scheme] = field(default_factory=dict)
 
 
 def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) -> Selection:
     """model: a skeleton; prefix: of the base model's names in it.
 
-    Raises RecipeError for a keep_float pattern that matches nothing, for a group size that does
-    not divide a module's inputs, and when nothing would be left to quantize.
+    Raises RecipeError for a pattern that matches nothing, for a group size that does not divide a
+    module's inputs, and when nothing would be left to quantize.
     """
-    weights = quantize.weights
-    scheme = Scheme(weights.bits, weights.symmetric, weights.granularity, weights.group_size)
-    patterns = matched(model, quantize.keep_float)
+    patterns = matched(model, quantize.keep_float, "quantize.keep_float")
+    rules = _rules(model, quantize)
+    outside = _outside(model, family, prefix, quantize)
     path = prefix + family.blocks
     count = len(list(model.get_submodule(path).children()))
     blocks = tuple(f"{path}.{i}" for i in range(count))
@@ -44,25 +47,50 @@ def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) ->
     quantized: dict[str, Scheme] = {}
     notes: list[Note] = []
     for name, module in model.named_modules():
-        if not isinstance(module, WEIGHTED):
+        if not isinstance(module, WEIGHTED) or name in outside:
             continue
         why = _why_float(name, module, patterns, name in listed, f"{path}.")
         if why:
             notes.append(Note(name, "float", why))
             continue
         assert isinstance(module, nn.Linear)
-        _check_group(name, module.in_features, scheme)
-        quantized[name] = scheme
+        where, weights = rules.get(name, ("quantize.weights", quantize.weights))
+        quantized[name] = _scheme(name, module.in_features, weights, where)
     if not quantized:
         raise RecipeError(
             "every linear layer is kept in float, so there is nothing to compress",
             where="quantize.keep_float",
             fix="Remove a pattern; `*` alone matches every module.",
         )
-    return Selection(quantized, blocks, tuple(notes))
+    return Selection(quantized, blocks, tuple(notes), outside)
 
 
-def matched(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, str]:
+def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:
+    """{module: (where in the recipe, its weights)} of the first rule in `layers` that names it."""
+    found: dict[str, tuple[str, Weights]] = {}
+    for i, rule in enumerate(quantize.layers):
+        for name in matched(model, rule.modules, f"quantize.layers.{i}.modules"):
+            found.setdefault(name, (f"quantize.layers.{i}.weights", rule.weights))
+    return found
+
+
+def _outside(
+    model: nn.Module, family: Family, prefix: str, quantize: Quantize
+) -> dict[str, Scheme]:
+    """A decoder's head and embedding, where the recipe says how they are stored."""
+    named = {"head": family.head, "embedding": f"{prefix}{family.embeddings}"}
+    found: dict[str, Scheme] = {}
+    for place, name in named.items():
+        weights = getattr(quantize, place)
+        if weights == "float":
+            continue
+        module = model.get_submodule(name)
+        inputs = int(cast(Tensor, module.weight).shape[1])
+        found[name] = _scheme(name, inputs, weights, f"quantize.{place}")
+    return found
+
+
+def matched(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
     """{module: the pattern that names it or a module around it}. Raises RecipeError for a pattern
     that matches no module, naming the closest ones."""
     names = [name for name, _ in model.named_modules() if name]
@@ -72,7 +100,7 @@ def matched(model: nn.Module, patterns: tuple[str, ...]) -> dict[str, str]:
         if not hits:
             raise RecipeError(
                 f"{pattern!r} matches no module{_nearest(pattern, names)}",
-                where=f"quantize.keep_float.{i}",
+                where=f"{where}.{i}",
                 accepted="names or patterns of modules, as the checkpoint names them",
                 fix="Correct the pattern, or remove it.",
             )
@@ -104,12 +132,14 @@ def _why_float(
     return None if listed else "not among the linear layers that load/families.py lists"
 
 
-def _check_group(name: str, inputs: int, scheme: Scheme) -> None:
+def _scheme(name: str, inputs: int, weights: Weights, where: str) -> Scheme:
+    scheme = Scheme(weights.bits, weights.symmetric, weights.granularity, weights.group_size)
     if scheme.group_size and inputs % scheme.group_size:
         fits = [g for g in (16, 32, 64, 128, 256) if inputs % g == 0]
         raise RecipeError(
             f"{scheme.group_size} does not divide the {inputs} inputs of {name}",
-            where="quantize.weights.group_size",
+            where=f"{where}.group_size",
             accepted=", ".join(map(str, fits)) or "no size from 16 to 256",
             fix=f"Use one of these, or add {name!r} to keep_float.",
         )
+    return scheme

@@ -119,8 +119,11 @@ def simulated(
         module = name.removesuffix(".weight")
         if only is not None and module not in only:
             continue
+        if isinstance(twin.get_submodule(module), nn.Embedding):
+            set_parameter(twin, name, state.weights[name].dequantize())
+            continue
         bias = parameters.get(f"{module}.bias")
-        mode = state.activations if activations else None
+        mode = state.activations_of(module) if activations else None
         site = f"{module}:input"
         covered = state.ranges[site] if mode == "tensor" else None
         factor = state.factors.get(site)

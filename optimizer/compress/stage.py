@@ -16,26 +16,30 @@ import ctypes
 import json
 import shutil
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer import safetensors_stream, state
 from optimizer.compress import segment as segments
 from optimizer.compress import walk
+from optimizer.compress.buffer import Budget, Buffer
+from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.estimate import estimate
+from optimizer.compress.rotation import RotatedTensors, rotated
 from optimizer.compress.segment import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.errors import DataError
-from optimizer.load.checkpoint import Checkpoint, open_checkpoint
+from optimizer.load.checkpoint import Tensors, open_checkpoint
 from optimizer.load.families import Family, family
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.progress import bar, say
-from optimizer.recipe import Calibrate, Compression
-from optimizer.state import CompressedState
+from optimizer.qtensor import QTensor
+from optimizer.recipe import Calibrate, Compression, Quantize, Task
+from optimizer.state import CompressedState, Note
 from optimizer.store import Stage, finish
 
 VERSION = 1
@@ -52,17 +56,27 @@ def run(section: Compression, source: Path, out: Path) -> None:
     model = skeleton(checkpoint, section.task)
     facts = family(checkpoint.config)
     selection = select(model, facts, facts.prefix(section.task), section.quantize)
-    batches = _batches(section.calibrate, source) if section.calibrate else []
+    wanted = section.calibrate
+    batches = _batches(wanted, section.task, source) if wanted else []
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    done = _walk(model, checkpoint, facts, section, selection, batches, progress)
-    _assemble(done, model, selection, out)
+    prefix = facts.prefix(section.task)
+    tensors: Tensors | RotatedTensors = checkpoint.tensors
+    if "rotate" in section.quantize.transforms:
+        asked = section.quantize.rotate
+        tensors = rotated(checkpoint.tensors, model, facts, prefix, selection.blocks, asked)
+    done = _walk(model, tensors, facts, section, selection, batches, progress)
+    if selection.outside:
+        embedding = f"{facts.prefix(section.task)}{facts.embeddings}.weight"
+        done.append(_outside(checkpoint.tensors, embedding, section.quantize, selection, progress))
+    _assemble(done, tensors, model, selection, out)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
 
 
-def _batches(calibrate: Calibrate, source: Path) -> list[walk.Batch]:
-    """Token batches, texts of like length together so that little is padding."""
+def _batches(calibrate: Calibrate, task: Task, source: Path) -> list[Batch]:
+    """Token batches: of a decoder full windows; else texts of like length together, so that
+    little is padding."""
     from optimizer.harness import contract as contracts
     from optimizer.load import datasets
 
@@ -71,6 +85,10 @@ def _batches(calibrate: Calibrate, source: Path) -> list[walk.Batch]:
     rows = datasets.samples(calibrate.data, calibrate.samples, calibrate.seed)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
+    if task == "text-generation":
+        length, size = calibrate.sequence_length, calibrate.batch_size
+        windows = datasets.windows(rows, tokenizer, contract, length)
+        return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
     made = datasets.batches(
         rows, contract, tokenizer, calibrate.batch_size, calibrate.sequence_length
@@ -78,17 +96,27 @@ def _batches(calibrate: Calibrate, source: Path) -> list[walk.Batch]:
     return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in made]
 
 
+def _window_batch(windows: Sequence[Any]) -> Batch:
+    """Windows of one length as a batch; nothing is padding."""
+    ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 def _walk(
     model: nn.Module,
-    checkpoint: Checkpoint,
+    tensors: Tensors | RotatedTensors,
     facts: Family,
     section: Compression,
     selection: Selection,
-    batches: Sequence[walk.Batch],
+    batches: Sequence[Batch],
     progress: Path,
 ) -> list[Path]:
     """Compress every segment that is not yet under `progress`; returns all their folders."""
-    stream = walk.capture(model, selection.blocks, checkpoint.tensors, batches)
+    budget = Budget(int(section.compress.memory_gb * 1e9))
+    hidden = Buffer(budget, progress / "hidden")
+    exact = Buffer(budget, progress / "exact") if segments.compares(section.quantize) else None
+    entry = _entry(facts, section.task)
+    stream = capture(model, selection.blocks, tensors, batches, entry, hidden, exact)
     groups = (
         walk.segments(stream.uses[0])
         if batches
@@ -103,8 +131,8 @@ def _walk(
     for i in bar(range(first, len(groups)), "compress"):
         blocks = _blocks(stream, groups[i], selection)
         schemes = {m: s for m, s in selection.quantized.items() if _inside(m, blocks)}
-        for block in blocks:
-            materialize(model, block, checkpoint.tensors)
+        for block in blocks if batches else ():
+            materialize(model, block, tensors)
         made, rows = segments.compress(
             model,
             schemes,
@@ -113,6 +141,8 @@ def _walk(
             stream if batches else None,
             groups[i],
             blocks,
+            tensors,
+            progress / "scratch",
         )
         for block in blocks:
             release(model, block)
@@ -123,6 +153,42 @@ def _walk(
         del made
         _give_back_freed_memory()
     return folders
+
+
+def _entry(facts: Family, task: Task) -> Entry:
+    """A decoder's base model is run, and its embedding read row by row."""
+    if facts.kind != "decoder":
+        return Entry()
+    prefix = facts.prefix(task)
+    return Entry(prefix.removesuffix("."), f"{prefix}{facts.embeddings}", facts.head)
+
+
+def _outside(
+    tensors: Mapping[str, Tensor],
+    embedding: str,
+    quantize: Quantize,
+    selection: Selection,
+    progress: Path,
+) -> Path:
+    """A decoder's head and embedding, rounded to nearest: their error does not pass through any
+    later layer, and what they hold is looked up or multiplied once. A tied head has the values of
+    `embedding`."""
+    folder = progress / "outside"
+    if folder.exists():
+        return folder
+    weights: dict[str, QTensor] = {}
+    rows, notes = [], []
+    mode = quantize.activations.granularity if quantize.activations else None
+    for name, scheme in selection.outside.items():
+        parameter = f"{name}.weight"
+        weight = tensors[parameter if parameter in tensors else embedding]
+        weights[parameter], row = segments.rounded_alone(name, weight, scheme)
+        rows.append(row)
+        if mode is not None:
+            notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
+    made = CompressedState(weights, activations=mode, notes=tuple(notes))
+    _keep(folder, made, rows, None)
+    return folder
 
 
 def _give_back_freed_memory() -> None:
@@ -153,16 +219,24 @@ def _keep(
     state.write(made, partial)
     _write_rows(rows, partial)
     if stream is not None:
-        entries = ((f"{i:06d}", hidden) for i, hidden in enumerate(stream.hidden))
-        safetensors_stream.write(entries, partial / STREAM)
+        safetensors_stream.write(_stream_entries(stream), partial / STREAM)
     finish(partial, folder)
+
+
+def _stream_entries(stream: walk.Stream) -> Iterator[tuple[str, Tensor]]:
+    yield from ((f"{i:06d}", hidden) for i, hidden in enumerate(stream.hidden))
+    yield from ((f"{i:06d}.exact", hidden) for i, hidden in enumerate(stream.exact or ()))
 
 
 def _load_stream(folder: Path, stream: walk.Stream) -> None:
     from safetensors import safe_open
 
     with safe_open(folder / STREAM, "pt") as f:
-        stream.hidden = [f.get_tensor(f"{i:06d}").clone() for i in range(len(stream.hidden))]
+        for i in range(len(stream.hidden)):
+            stream.hidden[i] = f.get_tensor(f"{i:06d}").clone()
+        for i in range(len(stream.exact or ())):
+            assert stream.exact is not None
+            stream.exact[i] = f.get_tensor(f"{i:06d}.exact").clone()
 
 
 def _write_rows(rows: Sequence[Row], folder: Path) -> None:
@@ -170,12 +244,19 @@ def _write_rows(rows: Sequence[Row], folder: Path) -> None:
     (folder / "modules.json").write_text(text, encoding="utf-8")
 
 
-def _assemble(done: Sequence[Path], model: nn.Module, selection: Selection, out: Path) -> None:
+def _assemble(
+    done: Sequence[Path],
+    tensors: Tensors | RotatedTensors,
+    model: nn.Module,
+    selection: Selection,
+    out: Path,
+) -> None:
     """The segments' states as one, tensor by tensor, and the report in the model's own order."""
     parts = [state.read(folder) for folder in done]
+    turned = [tensors.replaced] if isinstance(tensors, RotatedTensors) else []
     whole = CompressedState(
         weights=_chained([p.weights for p in parts]),
-        replaced=_chained([p.replaced for p in parts]),
+        replaced=_chained([*(p.replaced for p in parts), *turned]),
         ranges=_chained([p.ranges for p in parts]),
         factors=_chained([p.factors for p in parts]),
         activations=parts[0].activations,

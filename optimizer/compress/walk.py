@@ -1,8 +1,7 @@
 """Walk a model block by block on calibration data, with one block's weights in memory at a time.
 
-`capture` runs the model once with every block replaced by a recorder, which gives the input of
-the first block and what else each block is called with (masks, positions). Afterwards the blocks
-are applied one by one to the stream of hidden states; nothing else of the model is needed.
+`capture.py` makes the stream at the first block; the blocks are then applied to it one by one, and
+nothing else of the model is needed.
 
 A **use** is one application of a block. Usually each block has one; where weights are shared
 (ALBERT) one block has many. `segments` groups consecutive uses so that no block lies in two.
@@ -18,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.buffer import Buffer
 from optimizer.compress.simulate import set_module
 from optimizer.errors import CheckpointError
-from optimizer.load.model import materialize, release
 
-Batch = Mapping[str, Tensor]
 See = Callable[[str, Tensor], None]
 
 
@@ -49,12 +47,19 @@ class Stream:
     """The calibration data on its way through the model, one entry per batch.
 
     hidden (batch, sequence, features) changes as the walk proceeds; real (batch, sequence) bool
-    marks the tokens that are not padding; uses are the same blocks in every batch.
+    marks the tokens that are not padding; uses are the same blocks in every batch. exact: the
+    hidden states of the float model at the same place, when a method compares with them.
     """
 
-    hidden: list[Tensor]
+    hidden: Buffer | list[Tensor]
     real: list[Tensor]
     uses: list[list[Use]]
+    exact: Buffer | list[Tensor] | None = None
+
+    @property
+    def spare(self) -> int:
+        """Bytes of activations that may still be kept in memory."""
+        return self.hidden.budget.left if isinstance(self.hidden, Buffer) else 1 << 40
 
     @property
     def tokens(self) -> int:
@@ -68,86 +73,6 @@ def hidden_of(out: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise CheckpointError(f"a block returned {type(value).__name__}, not hidden states")
     return value
-
-
-def capture(
-    model: nn.Module,
-    blocks: Sequence[str],
-    tensors: Mapping[str, Tensor],
-    batches: Sequence[Batch],
-) -> Stream:
-    """The stream at the input of the first block. model: a skeleton, left as one."""
-    outside = [
-        name
-        for name in model.state_dict(keep_vars=True)
-        if name in tensors and not any(name.startswith(b + ".") for b in blocks)
-    ]
-    for name in (*outside, blocks[0]):
-        materialize(model, name, tensors)
-    stream = Stream([], [], [])
-    for batch in batches:
-        hidden, uses = _record(model, blocks, batch)
-        stream.hidden.append(hidden)
-        stream.uses.append(uses)
-        stream.real.append(batch["attention_mask"].bool())
-    for name in (*outside, blocks[0]):
-        release(model, name)
-    return stream
-
-
-def _record(model: nn.Module, blocks: Sequence[str], batch: Batch) -> tuple[Tensor, list[Use]]:
-    """Run the model with blocks that record their arguments and return their input.
-
-    The first use runs its block for real, once, to see the form of what a block returns.
-    """
-    uses: list[Use] = []
-    first: list[Tensor] = []
-    form: list[Any] = []
-    compact: dict[
-        int, tuple[Any, Any]
-    ] = {}  # the first of each pair keeps its id from being reused
-
-    def once(value: Any) -> Any:
-        return compact.setdefault(id(value), (value, _compact(value)))[1]
-
-    def recorder(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            if not args and "hidden_states" not in kwargs:
-                raise CheckpointError(f"{name} is called with {sorted(kwargs)}, not hidden states")
-            hidden = args[0] if args else kwargs["hidden_states"]
-            if not first:
-                first.append(hidden)
-                form.append(forward(*args, **kwargs))
-            kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
-            uses.append(Use(name, tuple(map(once, args[1:])), kept, not args))
-            return (hidden, *form[0][1:]) if isinstance(form[0], tuple) else hidden
-
-        return record
-
-    for name in blocks:
-        block: Any = model.get_submodule(name)
-        block.forward = recorder(name, block.forward)
-    try:
-        with torch.no_grad():
-            model(**batch)
-    finally:
-        for name in blocks:
-            del model.get_submodule(name).forward
-    return first[0], uses
-
-
-def _compact(value: Any) -> Any:
-    """A tensor whose slices along an axis are all equal (an expanded mask) as a view of one slice.
-
-    An attention mask (batch, 1, sequence, sequence) would otherwise outweigh the activations.
-    """
-    if not isinstance(value, Tensor):
-        return value
-    kept = value
-    for axis in range(value.ndim):
-        if kept.shape[axis] > 1 and bool((kept == kept.narrow(axis, 0, 1)).all()):
-            kept = kept.narrow(axis, 0, 1)
-    return kept.clone().expand(value.shape) if kept is not value else value
 
 
 def segments(uses: Sequence[Use]) -> list[range]:
@@ -171,25 +96,36 @@ def run(
     names: Collection[str],
     shared: bool = True,
     advance: bool = False,
+    exact: bool = False,
+    stop: bool = False,
 ) -> None:
     """Apply a segment's uses to every batch and show `see` the inputs of the modules `names`.
 
     see(name, rows): rows (tokens, features) of real tokens. shared: modules that are given the
     very same tensor (query, key and value) are shown once, under the name of the first; `sharing`
-    tells which. advance: the stream becomes what the segment makes of it.
+    tells which. advance: the stream becomes what the segment makes of it. exact: of the float
+    model's hidden states instead. stop: leave a batch once the first input was seen (what comes
+    after is not computed; only for a segment of one use).
     """
-    for i in range(len(stream.hidden)):
+    states = stream.exact if exact else stream.hidden
+    assert states is not None
+    for i in range(len(states)):
         seen: list[Tensor] = []
 
         def look(name: str, x: Tensor, i: int = i, seen: list[Tensor] = seen) -> None:
             if not (shared and seen and seen[0] is x):
                 see(name, real_rows(x, stream.real[i]))
             seen[:] = [x]
+            if stop and len(segment) == 1:
+                raise _Enough
 
         with observed(model, names, look):
-            out = _through(model, stream, segment, i)
+            try:
+                out = _through(model, stream, segment, i, states[i])
+            except _Enough:
+                continue
         if advance:
-            stream.hidden[i] = out
+            states[i] = out
 
 
 def sharing(
@@ -205,12 +141,17 @@ def sharing(
         seen[:] = [(x, owner)]
 
     with observed(model, names, look):
-        _through(model, stream, segment, 0)
+        _through(model, stream, segment, 0, stream.hidden[0])
     return leader
 
 
-def _through(model: nn.Module, stream: Stream, segment: range, batch: int) -> Tensor:
-    hidden = stream.hidden[batch]
+class _Enough(Exception):
+    """All that was wanted of this batch has been seen."""
+
+
+def _through(
+    model: nn.Module, stream: Stream, segment: range, batch: int, hidden: Tensor
+) -> Tensor:
     with torch.no_grad():
         for use in segment:
             hidden = stream.uses[batch][use].apply(model, hidden)

@@ -45,9 +45,10 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
     for name, module in quantized_modules(model, names, state.weights).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         products = [(p, factored_input(surgeon, p, name, factor)) for p in surgeon.products(module)]
-        if state.activations == "token":
+        mode = state.activations_of(name)
+        if mode == "token":
             coded[name] = _per_token(surgeon, name, module, q, products)
-        elif state.activations == "tensor":
+        elif mode == "tensor":
             coded[name] = _static(surgeon, name, module, q, products, state.ranges[module.site])
         else:
             coded[name] = _weight_only(surgeon, name, module, q, products)

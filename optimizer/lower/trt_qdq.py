@@ -35,15 +35,16 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
     for name, module in quantized_modules(model, names, state.weights).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         weight = dequantized_weight(surgeon, name, module, q)
+        static = state.activations_of(name) == "tensor"
         for product in surgeon.products(module):
             x = factored_input(surgeon, product, name, factor)
-            if state.activations == "tensor":
+            if static:
                 covered = state.ranges[module.site]
                 x = _coded_input(surgeon, product, name, x, covered)
                 _shift_bias(surgeon, product, name, q, covered.offset)
             product.replace_input_with(0, x)
             product.replace_input_with(1, weight)
-        coded[name] = "int8" if state.activations == "tensor" else "float"
+        coded[name] = "int8" if static else "float"
     surgeon.finish()
     return coded
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import walk
+from optimizer.compress.capture import _compact, capture
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import materialize, skeleton, torch_model
 
@@ -25,7 +26,7 @@ def walked(loaded: Path) -> tuple[nn.Module, walk.Stream]:
     """A skeleton whose blocks are filled, and the stream before the first."""
     checkpoint = open_checkpoint(loaded)
     model = skeleton(checkpoint, "sentence-embedding")
-    stream = walk.capture(model, BLOCKS, checkpoint.tensors, [PADDED])
+    stream = capture(model, BLOCKS, checkpoint.tensors, [PADDED])
     for block in BLOCKS:
         materialize(model, block, checkpoint.tensors)
     return model, stream
@@ -45,7 +46,7 @@ def test_block_by_block_is_the_whole_model(
 def test_capture_leaves_a_skeleton(loaded: Path) -> None:
     checkpoint = open_checkpoint(loaded)
     model = skeleton(checkpoint, "sentence-embedding")
-    walk.capture(model, BLOCKS, checkpoint.tensors, [PADDED])
+    capture(model, BLOCKS, checkpoint.tensors, [PADDED])
     assert all(p.is_meta for p in model.parameters())
     assert all("forward" not in m.__dict__ for m in model.modules())
 
@@ -75,7 +76,7 @@ def test_an_input_without_tokens_has_no_padding() -> None:
 
 def test_an_expanded_mask_is_kept_as_one_slice() -> None:
     mask = torch.randn(4, 1, 1, 9).expand(4, 1, 9, 9).clone()
-    kept = walk._compact(mask)
+    kept = _compact(mask)
     assert torch.equal(kept, mask)
     assert kept.untyped_storage().nbytes() == 4 * 9 * 4
-    assert walk._compact("not a tensor") == "not a tensor"
+    assert _compact("not a tensor") == "not a tensor"

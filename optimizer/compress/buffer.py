@@ -1,0 +1,75 @@
+"""Activations under a byte budget: tensors are kept in memory while they fit, the rest in files.
+
+One buffer holds one stream of hidden states, a tensor per calibration batch. A tensor that goes
+to a file comes back bit for bit, so what is computed does not depend on the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class Budget:
+    """Bytes that the buffers sharing it may keep in memory together."""
+
+    def __init__(self, bytes_: int) -> None:
+        self.left = bytes_
+
+    def take(self, bytes_: int) -> bool:
+        """Whether so many are left; they are then taken."""
+        if bytes_ > self.left:
+            return False
+        self.left -= bytes_
+        return True
+
+
+class Buffer:
+    """A list of float32 tensors. folder: where tensors beyond the budget go, made when needed."""
+
+    def __init__(self, budget: Budget, folder: Path) -> None:
+        self.budget, self._folder = budget, folder
+        self._held: list[Tensor | None] = []  # None: in its file
+        self._shapes: list[torch.Size] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, i: int) -> Tensor:
+        held = self._held[i]
+        if held is not None:
+            return held
+        size = self._shapes[i].numel()
+        mapped = torch.from_file(str(self._file(i)), size=size, dtype=torch.float32)
+        return mapped.clone().reshape(self._shapes[i])
+
+    def __setitem__(self, i: int, value: Tensor) -> None:
+        if self._held[i] is not None:
+            self.budget.left += self._size(i)
+        self._shapes[i] = value.shape
+        self._put(i, value)
+
+    def append(self, value: Tensor) -> None:
+        self._held.append(None)
+        self._shapes.append(value.shape)
+        self._put(len(self._held) - 1, value)
+
+    def _put(self, i: int, value: Tensor) -> None:
+        if self.budget.take(self._size(i)):
+            self._held[i] = value
+            return
+        self._held[i] = None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        value.detach().float().contiguous().numpy().tofile(self._file(i))
+
+    def _size(self, i: int) -> int:
+        return 4 * self._shapes[i].numel()
+
+    def _file(self, i: int) -> Path:
+        return self._folder / f"{i:06d}.f32"

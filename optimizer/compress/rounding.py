@@ -1,0 +1,197 @@
+"""Choose the codes of a segment's modules: to nearest, or with the calibration data's help.
+
+With gptq the modules are rounded in the order in which they run, each on the inputs it gets once
+everything before it is rounded; modules that read one tensor share its statistic. What the float
+model's module reads at the same place is kept in a buffer and gives the target (see hessian.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress import walk
+from optimizer.compress.buffer import Budget, Buffer
+from optimizer.compress.gptq import gptq
+from optimizer.compress.rtn import rtn
+from optimizer.compress.simulate import QuantLinear
+from optimizer.errors import CheckpointError
+from optimizer.qtensor import QTensor, Scheme
+from optimizer.recipe_quantize import Gptq, Quantize
+from optimizer.state import Activations, Range
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How the inputs of quantized modules are coded, by module."""
+
+    mode: Activations = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    factors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def quantized(self, name: str, linear: nn.Linear, q: QTensor) -> QuantLinear:
+        """The module that computes what the state will say."""
+        covered, factor = self.ranges.get(name), self.factors.get(name)
+        return QuantLinear(q.dequantize(), linear.bias, self.mode, covered, factor)
+
+    def weight(self, name: str, linear: nn.Linear) -> Tensor:
+        """What is coded: the weight without the factor its input gets."""
+        factor = self.factors.get(name)
+        return linear.weight if factor is None else linear.weight / factor
+
+
+@dataclass
+class Rounded:
+    """weights: {module: codes}; said: {module: what the report says}."""
+
+    weights: dict[str, QTensor] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+
+
+def choose(
+    model: nn.Module,
+    schemes: Mapping[str, Scheme],
+    quantize: Quantize,
+    inputs: Inputs,
+    stream: walk.Stream,
+    segment: range,
+    scratch: Path,
+) -> Rounded:
+    """model: its blocks hold the float weights. scratch: a folder for what memory has no room for.
+
+    Moves stream.exact on where the method compares with it. Raises CheckpointError naming a
+    weight or input that holds NaN, or a module whose statistic cannot be inverted.
+    """
+    if "gptq" not in quantize.rounders:
+        return nearest(model, schemes, inputs)
+    order = walk.sharing(model, stream, segment, tuple(schemes))
+    unused = [n for n in schemes if n not in order]
+    if unused:
+        raise CheckpointError(
+            "never ran on the calibration data, so there is nothing to round it by",
+            where=unused[0],
+            fix="Add it to keep_float.",
+        )
+    targets: dict[str, Buffer] = {}
+    if stream.exact is not None:
+        targets = _float_inputs(model, set(order.values()), stream, segment, scratch)
+    made = Rounded()
+    with ExitStack() as swaps:
+        for leader in dict.fromkeys(order.values()):
+            group = [n for n in order if order[n] == leader]
+            hessian, cross = _statistic(model, leader, inputs, stream, segment, targets.get(leader))
+            for name in group:
+                linear = cast(nn.Linear, model.get_submodule(name))
+                weight = inputs.weight(name, linear)
+                q, said = _gptq(name, weight, hessian, cross, schemes[name], quantize.gptq)
+                made.weights[name], made.said[name] = q, said
+                swaps.enter_context(walk.swapped(model, {name: inputs.quantized(name, linear, q)}))
+    return made
+
+
+def nearest(model: nn.Module, schemes: Mapping[str, Scheme], inputs: Inputs) -> Rounded:
+    """Every weight by itself."""
+    made = Rounded()
+    for name, scheme in schemes.items():
+        linear = cast(nn.Linear, model.get_submodule(name))
+        made.weights[name] = nearest_one(name, inputs.weight(name, linear), scheme)
+    return made
+
+
+def nearest_one(name: str, weight: Tensor, scheme: Scheme) -> QTensor:
+    """rtn; CheckpointError naming the weight when it holds NaN."""
+    try:
+        return rtn(weight, scheme)
+    except ValueError as e:
+        raise _damaged(name, e) from e
+
+
+def _damaged(name: str, error: ValueError) -> CheckpointError:
+    return CheckpointError(
+        str(error).removeprefix("weight: "),
+        where=f"{name}.weight",
+        accepted="finite numbers",
+        fix="The checkpoint is damaged or was trained to NaN: get it again.",
+    )
+
+
+def _gptq(
+    name: str, weight: Tensor, hessian: Tensor, cross: Tensor | None, scheme: Scheme, asked: Gptq
+) -> tuple[QTensor, str]:
+    try:
+        made = gptq(
+            weight,
+            hessian,
+            scheme,
+            cross=cross,
+            act_order=asked.act_order,
+            damping=asked.damping,
+        )
+    except ValueError as e:
+        if str(e).startswith("weight"):
+            raise _damaged(name, e) from e
+        raise CheckpointError(
+            str(e),
+            where=f"{name}:input",
+            accepted="inputs whose second moments can be inverted",
+            fix="Calibrate on more and more varied text, or add the module to keep_float.",
+        ) from e
+    said = f"gptq, damping {made.damping:g}"
+    return made.q, said + ("" if made.damping == asked.damping else f" (asked: {asked.damping:g})")
+
+
+def _float_inputs(
+    model: nn.Module,
+    leaders: Iterable[str],
+    stream: walk.Stream,
+    segment: range,
+    scratch: Path,
+) -> dict[str, Buffer]:
+    """What each leader reads in the float model, batch by batch; stream.exact moves on."""
+    budget = Budget(stream.spare)
+    kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(sorted(leaders))}
+
+    def see(name: str, rows: Tensor) -> None:
+        kept[name].append(rows)
+
+    walk.run(model, stream, segment, see, kept, advance=True, exact=True)
+    return kept
+
+
+def _statistic(
+    model: nn.Module,
+    leader: str,
+    inputs: Inputs,
+    stream: walk.Stream,
+    segment: range,
+    floats: Iterable[Tensor] | None,
+) -> tuple[Tensor, Tensor | None]:
+    """H and C of hessian.py (in, in), sums over the real tokens, with the inputs as coded."""
+    linear = cast(nn.Linear, model.get_submodule(leader))
+    coder = QuantLinear(
+        torch.empty(0, linear.in_features),
+        None,
+        inputs.mode,
+        inputs.ranges.get(leader),
+        inputs.factors.get(leader),
+    )
+    hessian = torch.zeros(linear.in_features, linear.in_features, dtype=torch.float64)
+    cross = None if floats is None else torch.zeros_like(hessian)
+    wanted: Iterator[Tensor] = iter(floats or ())
+    factor = inputs.factors.get(leader)
+
+    def see(_name: str, rows: Tensor) -> None:
+        coded = coder.code(rows)
+        hessian.add_(coded.T @ coded)
+        if cross is not None:
+            exact = next(wanted)
+            cross.add_(coded.T @ (exact if factor is None else exact * factor))
+
+    walk.run(model, stream, segment, see, (leader,), stop=True)
+    return hessian.float(), None if cross is None else cross.float()
