@@ -1,4 +1,4 @@
-"""Choose scales by what they do to the output: least tr (W - Q) H (W - Q)^T, codes rounded to nearest.
+"""Choose scales by the output error they lead to, tr (W - Q) H (W - Q)^T, rounding to nearest.
 
 Group after group, each scale is the one of rtn's grid with the least output error given what the
 other groups do at the moment. AWQ's clip search is this with the other groups taken as exact.

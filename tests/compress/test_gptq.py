@@ -1,0 +1,143 @@
+"""GPTQ by its theory: worse than rounding on the weights, better on the outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optimizer.compress.gptq import gptq
+from optimizer.compress.hessian import damped, output_error, target
+from optimizer.compress.rtn import relative_error, rtn
+from optimizer.qtensor import Scheme, quantize
+from tests.compress.correlated import layer, loss, rows
+from tests.conftest import heavy_tailed
+
+GROUPS = [Scheme(bits, True, "group", 32) for bits in (3, 4)]
+SCHEMES = [
+    *GROUPS,
+    Scheme(4, False, "group", 32),
+    Scheme(3, False),
+    Scheme(4),
+    Scheme(4, granularity="tensor"),
+    Scheme(8),
+    Scheme(8, False, "tensor"),
+]
+
+
+@pytest.mark.parametrize("scheme", GROUPS, ids=str)
+@pytest.mark.parametrize("sweeps", [0, 3])
+def test_gptq_is_worse_on_the_weight_and_better_on_the_output(scheme: Scheme, sweeps: int) -> None:
+    weight, hessian = layer()
+    plain, found = rtn(weight, scheme), gptq(weight, hessian, scheme, sweeps=sweeps).q
+    assert relative_error(weight, found.dequantize()) > relative_error(weight, plain.dequantize())
+    error = loss(weight, found.dequantize(), hessian)
+    assert error < 0.6 * loss(weight, plain.dequantize(), hessian)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_every_scheme_gains_and_keeps_its_format(scheme: Scheme) -> None:
+    weight, hessian = layer(seed=5)
+    found = gptq(weight, hessian, scheme).q  # a QTensor checks its own shapes and ranges
+    assert found.scheme == scheme
+    error = loss(weight, found.dequantize(), hessian)
+    assert error < loss(weight, rtn(weight, scheme).dequantize(), hessian)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_the_size_of_a_block_does_not_change_the_result(scheme: Scheme) -> None:
+    weight, hessian = layer(seed=9)
+    a, b = (gptq(weight, hessian, scheme, block=n).q for n in (128, 7))
+    assert float((a.codes != b.codes).float().mean()) < 0.01
+    one, other = (loss(weight, q.dequantize(), hessian) for q in (a, b))
+    assert abs(one - other) < 0.01 * one
+
+
+def test_large_activations_first_is_better_and_has_the_same_format() -> None:
+    weight, hessian = layer(seed=13)
+    scheme = Scheme(4, True, "group", 32)
+    ordered, natural = (
+        gptq(weight, hessian, scheme, act_order=order, sweeps=0).q for order in (True, False)
+    )
+    assert ordered.scale.shape == natural.scale.shape
+    error = loss(weight, ordered.dequantize(), hessian)
+    assert error < loss(weight, natural.dequantize(), hessian)
+
+
+def test_without_correlation_gptq_is_rounding() -> None:
+    weight = heavy_tailed((16, 64), seed=3)
+    found = gptq(weight, torch.eye(64), Scheme(4, True, "group", 32), sweeps=0).q
+    assert torch.equal(found.codes, rtn(weight, found.scheme).codes)
+
+
+def test_the_error_of_earlier_blocks_is_answered_for() -> None:
+    weight = heavy_tailed((48, 128), seed=1)
+    exact = rows(1500, 128, seed=2)
+    quantized = exact + 0.2 * exact.std() * heavy_tailed((1500, 128), seed=3, scale=1.0)
+    hessian, cross = quantized.T @ quantized, quantized.T @ exact
+    scheme = Scheme(4, True, "group", 32)
+
+    def error(**options: torch.Tensor) -> float:
+        values = gptq(weight, hessian, scheme, **options).q.dequantize()  # type: ignore[arg-type]
+        return float((exact @ weight.T - quantized @ values.T).square().sum())
+
+    assert error(cross=cross) < 0.9 * error()
+
+
+def test_with_equal_inputs_the_target_is_the_weight_itself() -> None:
+    weight, hessian = layer(seed=4)
+    wanted = target(weight, damped(hessian), hessian, hessian)
+    assert torch.allclose(wanted, weight, atol=1e-6)
+
+
+def test_more_sweeps_never_raise_the_error() -> None:
+    weight, hessian = layer(seed=6)
+    scheme = Scheme(3, True, "group", 32)
+    matrix = damped(hessian).matrix
+    errors = [
+        output_error(weight - gptq(weight, hessian, scheme, sweeps=n).q.dequantize(), matrix)
+        for n in range(4)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[3] < 0.99 * errors[0]
+
+
+def test_a_hessian_that_factors_keeps_the_damping_asked_for() -> None:
+    weight, hessian = layer()
+    assert gptq(weight, hessian, Scheme(4), damping=0.02).damping == 0.02
+
+
+def test_a_singular_hessian_gets_damping_that_is_recorded() -> None:
+    weight = heavy_tailed((8, 64), seed=7)
+    x = rows(5, 64, seed=8)
+    made = gptq(weight, x.T @ x, Scheme(4), damping=0.0)
+    assert 0 < made.damping <= 1
+
+
+def test_a_hessian_that_never_factors_is_refused() -> None:
+    hessian = torch.eye(32) - 2 * torch.ones(32, 32)
+    hessian.diagonal().fill_(1.0)
+    with pytest.raises(ValueError, match="not positive"):
+        gptq(heavy_tailed((8, 32), 1), hessian, Scheme(4))
+
+
+@pytest.mark.parametrize("which", ["weight", "hessian", "cross"])
+def test_nan_is_refused_by_name(which: str) -> None:
+    weight, hessian = layer()
+    given = {"weight": weight, "hessian": hessian, "cross": hessian.clone()}
+    given[which][3, 3] = float("nan")
+    with pytest.raises(ValueError, match=which):
+        gptq(given["weight"], given["hessian"], Scheme(4), cross=given["cross"])
+
+
+def test_a_module_that_saw_no_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="no input"):
+        gptq(torch.ones(4, 8), torch.zeros(8, 8), Scheme(4))
+
+
+def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
+    weight, hessian = layer(seed=10)
+    dead = [3, 40]
+    hessian[dead], hessian[:, dead] = 0.0, 0.0
+    found = gptq(weight, hessian, Scheme(4), cross=hessian * 0.9).q
+    nearest = quantize(weight, found.scale, None, found.scheme)
+    assert torch.equal(found.codes[:, dead], nearest.codes[:, dead])
