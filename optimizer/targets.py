@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optimizer.errors import RecipeError
-from optimizer.recipe import Recipe
+from optimizer.recipe import Recipe, Weights
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,25 @@ def _others(attribute: str) -> str:
     return ", ".join(name for name, row in TARGETS.items() if getattr(row, attribute))
 
 
+def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
+    """Every weights block of the recipe, and where it stands."""
+    quantize = recipe.quantize
+    found = [("quantize.weights", quantize.weights)]
+    found += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]
+    named = (("head", quantize.head), ("embedding", quantize.embedding))
+    return found + [(f"quantize.{n}", w) for n, w in named if not isinstance(w, str)]
+
+
 def _check_weights(recipe: Recipe, at: str, runtime: str, row: Accepts) -> None:
-    weights = recipe.quantize.weights
+    for where, weights in _weights(recipe):
+        _check_one(weights, where, at, runtime, row)
+
+
+def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts) -> None:
     if not weights.symmetric and not row.weight_zero_point:
         raise RecipeError(
             f"false is not accepted by target {runtime} ({at}): it dequantizes with a scale only",
-            where="quantize.weights.symmetric",
+            where=f"{where}.symmetric",
             fix=f"Use symmetric: true, or a target that takes zero points: "
             f"{_others('weight_zero_point')}.",
         )
@@ -73,14 +86,14 @@ def _check_weights(recipe: Recipe, at: str, runtime: str, row: Accepts) -> None:
         raise RecipeError(
             f"{weights.group_size} is not accepted by target {runtime} ({at}): blocks of that "
             "size are not kept packed",
-            where="quantize.weights.group_size",
+            where=f"{where}.group_size",
             accepted=", ".join(map(str, row.group_sizes)),
         )
-    if weights.bits == 4 and weights.granularity not in row.int4_granularities:
+    if weights.bits < 8 and weights.granularity not in row.int4_granularities:
         raise RecipeError(
-            f"{weights.granularity} with bits: 4 is accepted but not kept packed by target "
-            f"{runtime} ({at}), so nothing would be gained",
-            where="quantize.weights.granularity",
+            f"{weights.granularity} with bits: {weights.bits} is accepted but not kept packed by "
+            f"target {runtime} ({at}), so nothing would be gained",
+            where=f"{where}.granularity",
             accepted=", ".join(row.int4_granularities),
             fix="Use granularity: group with group_size: 32, 64 or 128.",
         )
@@ -97,13 +110,16 @@ def _check_activations(recipe: Recipe, at: str, runtime: str, row: Accepts) -> N
             fix=f"Use granularity: tensor, or only targets that measure at run time: "
             f"{_others('dynamic_activations')}.",
         )
-    weights = recipe.quantize.weights
-    if weights.bits != 8 or weights.granularity == "group" or not weights.symmetric:
+    for where, weights in _weights(recipe):
+        if where in ("quantize.head", "quantize.embedding"):
+            continue  # weight-only: outside the blocks no input is coded
+        if weights.bits == 8 and weights.granularity != "group" and weights.symmetric:
+            continue
         raise RecipeError(
             f"bits: {weights.bits}, granularity: {weights.granularity}, symmetric: "
             f"{str(weights.symmetric).lower()} with quantized activations has no integer kernel "
             f"on target {runtime} ({at})",
-            where="quantize.weights",
+            where=where,
             accepted="bits: 8, granularity: channel or tensor, symmetric: true",
             fix="Remove the activations block for weight-only compression.",
         )

@@ -1,0 +1,69 @@
+"""Rebuild jargon-*.jsonl and jargon.sha256 from the text of the Debian package `jargon-text`.
+
+    apt-get download jargon-text && dpkg -x jargon-text_*.deb jargon
+    zcat jargon/usr/share/doc/jargon-text/jargon.txt.gz > jargon.txt
+    python calibration/make_jargon.py jargon.txt
+
+Lines are joined into paragraphs, paragraphs that follow each other into documents; lists, tables
+and very short paragraphs are left out. Order and split come from hashes of the documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+EXPECTED = "40dfb4b98191a670a09a183d5798d50f243d23fdbd1495dcc0aca2ce5895ba97"  # of jargon.txt 4.4.7
+SEED = "jargon-1"
+SHORTEST, DOCUMENT = 120, 2400  # characters of a paragraph and of a document, at least
+SIZES = {"time": 24, "evaluate": 80, "calibrate": 150}  # documents
+
+
+def paragraphs(text: str) -> list[str]:
+    """Prose paragraphs in order, each once, on one line."""
+    found: dict[str, None] = {}
+    for block in text.split("\n\n"):
+        lines = block.strip("\n").split("\n")
+        indents = {len(line) - len(line.lstrip()) for line in lines}
+        joined = " ".join(line.strip() for line in lines)
+        letters = sum(c.isalpha() or c == " " for c in joined)
+        if indents == {3} and len(joined) >= SHORTEST and letters > 0.9 * len(joined):
+            found.setdefault(joined)
+    return list(found)
+
+
+def documents(parts: list[str]) -> list[str]:
+    """Neighbouring paragraphs joined until a document is long enough; in hash order."""
+    made: list[str] = []
+    current: list[str] = []
+    for part in parts:
+        current.append(part)
+        if sum(map(len, current)) >= DOCUMENT:
+            made.append("\n\n".join(current))
+            current = []
+    return sorted(made, key=lambda d: hashlib.sha256(f"{SEED}:{d}".encode()).digest())
+
+
+def main() -> None:
+    raw = Path(sys.argv[1]).read_bytes()
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest != EXPECTED:
+        sys.exit(f"{sys.argv[1]} has sha256 {digest}; that of jargon-text 4.4.7 is {EXPECTED}")
+    pool = documents(paragraphs(raw.decode()))
+    folder = Path(__file__).parent
+    sums = []
+    for name, size in SIZES.items():
+        taken, pool = pool[:size], pool[size:]
+        if len(taken) < size:
+            sys.exit(f"{len(taken)} documents are left for {name}; {size} are wanted")
+        file = folder / f"jargon-{name}.jsonl"
+        lines = (json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in taken)
+        file.write_text("".join(lines), encoding="utf-8")
+        sums.append(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n")
+    (folder / "jargon.sha256").write_text("".join(sums))
+
+
+if __name__ == "__main__":
+    main()
