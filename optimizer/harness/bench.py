@@ -198,8 +198,8 @@ def _interleaved(
 def _summary(batch: int, stages: dict[str, list[float]]) -> dict[str, Any]:
     total = _end_to_end(stages)
     return {
-        "end_to_end": {**_percentiles(total), "samples": [round(t, 4) for t in total]},
-        "stages": {name: _percentiles(values) for name, values in stages.items()},
+        "end_to_end": {**percentiles(total), "samples": [round(t, 4) for t in total]},
+        "stages": {name: percentiles(values) for name, values in stages.items()},
         "throughput": batch * len(total) / sum(total) * 1e3,
     }
 
@@ -208,7 +208,8 @@ def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
     return [sum(parts) for parts in zip(*stages.values(), strict=True)]
 
 
-def _percentiles(samples: list[float]) -> dict[str, Any]:
+def percentiles(samples: Sequence[float]) -> dict[str, Any]:
+    """{"p50": ..., "p50_interval": [low, high], ...} of PERCENTILES."""
     values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
     for p in PERCENTILES:
         values[f"p{p}_interval"] = list(percentile_interval(samples, p))
@@ -217,8 +218,12 @@ def _percentiles(samples: list[float]) -> dict[str, Any]:
 
 def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
     """Median over rounds of candidate's time over baseline's, with its interval."""
-    pairs = zip(_end_to_end(candidate), _end_to_end(baseline), strict=True)
-    ratios = [c / b for c, b in pairs]
+    return ratio(_end_to_end(candidate), _end_to_end(baseline))
+
+
+def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    """The median over rounds of one time over the other's, with its interval."""
+    ratios = [c / b for c, b in zip(candidate, baseline, strict=True)]
     return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}
 
 

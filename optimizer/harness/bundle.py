@@ -2,6 +2,7 @@
 
     with Bundle(folder) as bundle:
         bundle.predict(["some text"])
+        bundle.generate(["some text"], Options(max_new_tokens=64))      text-generation
 
 Opening verifies before it loads: the manifest's version and file names, the digest of every file
 that is executed or computed with, that the model keeps no weights elsewhere; then it decides what
@@ -12,19 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
 from . import contract as contracts
 from .bench import System
-from .errors import BundleError, HarnessError, MachineError
+from .errors import BundleError, HarnessError, InputError, MachineError
 from .fit import Decision, FallBack, Fit, Rebuild, Refuse, decide
+from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
+from .runtimes.decoder import DecoderRunner
+from .runtimes.genai import GenaiRunner
 from .runtimes.onnx_external import check_inside
 from .runtimes.ort import OrtRunner
 from .tasks import Array, answers, decode, encode
+from .tasks.text_generation import Prompt
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -35,7 +40,8 @@ class Bundle:
     """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
 
     runtime: use engines of this runtime only. threads: overrides the recipe's. say: receives one
-    line when an earlier engine was passed over.
+    line when an earlier engine was passed over. genai: generate with onnxruntime-genai instead of
+    the plain loop, one prompt at a time.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
     """
 
@@ -47,6 +53,7 @@ class Bundle:
         threads: int | None = None,
         machine: Machine | None = None,
         say: Callable[[str], None] | None = None,
+        genai: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
@@ -65,7 +72,10 @@ class Bundle:
             say(f"falling back: {self.decision.reason}")
         self.engine: dict[str, Any] = self.manifest["engines"][self.decision.index]
         self.threads = self.engine["threads"] if threads is None else threads
-        self._runner = _open(self.folder, self.manifest, self.engine, self.decision, self.threads)
+        model = self.folder / self.engine["model"]
+        check_inside(model, self.folder, set(self.manifest["files"]))
+        self._genai = GenaiRunner(model.parent) if genai else None
+        self._ort = None if genai else _open(model, self.engine, self.decision, self.threads)
 
     def predict(
         self,
@@ -75,8 +85,13 @@ class Bundle:
     ) -> list[Any]:
         """One JSON-able answer per text, in order; see tasks/ for what an answer is.
 
-        pairs: a second text per text, or None for none.
+        pairs: a second text per text, or None for none. text-generation: texts are continued as
+        the model's makers advise; `generate` takes options and conversations.
         """
+        if self.contract.generation is not None:
+            if pairs is not None:
+                raise InputError("a text to continue has no second", where="pairs")
+            return [c.to_json() for c in self.generate(texts, batch_size=batch_size)]
         made: list[Any] = []
         for start in range(0, max(len(texts), 1), batch_size):
             stop = start + batch_size
@@ -89,6 +104,37 @@ class Bundle:
             values = decode(self.contract, self._runner.infer(batch), batch)
             made += answers(self.contract, values, batch)
         return made
+
+    def generate(
+        self, prompts: Sequence[Prompt], options: Options | None = None, batch_size: int = BATCH
+    ) -> list[Completion]:
+        """What follows each prompt: see generate.generate, also for what it raises."""
+        size = 1 if self._genai else batch_size
+        return generate(
+            self.contract, self.decoders, self.tokenizer, prompts, options, batch_size=size
+        )
+
+    def stream(
+        self, prompts: Sequence[Prompt], options: Options | None = None, batch_size: int = BATCH
+    ) -> Iterator[Piece]:
+        """The same token by token: see generate.stream."""
+        size = 1 if self._genai else batch_size
+        return stream(
+            self.contract, self.decoders, self.tokenizer, prompts, options, batch_size=size
+        )
+
+    @property
+    def decoders(self) -> DecoderRunner:
+        """What text is generated with."""
+        return self._genai or self._runner
+
+    @property
+    def _runner(self) -> OrtRunner:
+        if self._ort is None:
+            raise InputError(
+                "onnxruntime-genai only continues texts", where="genai", accepted="text-generation"
+            )
+        return self._ort
 
     def values(self, texts: Sequence[str]) -> Array:
         """The array the task is about, for texts as one batch; see tasks.decode."""
@@ -116,7 +162,9 @@ class Bundle:
         return sum(self.manifest["files"][n]["size"] for n in names)
 
     def close(self) -> None:
-        self._runner.close()
+        for runner in (self._ort, self._genai):
+            if runner is not None:
+                runner.close()
 
     def __enter__(self) -> Bundle:
         return self
@@ -221,16 +269,8 @@ def _refuse_shared_damage(folder: Path, manifest: dict[str, Any], damaged: froze
         )
 
 
-def _open(
-    folder: Path,
-    manifest: dict[str, Any],
-    engine: dict[str, Any],
-    decision: Decision,
-    threads: int,
-) -> OrtRunner:
+def _open(model: Path, engine: dict[str, Any], decision: Decision, threads: int) -> OrtRunner:
     load = isinstance(decision, Fit) or (isinstance(decision, FallBack) and decision.how == "load")
     if engine["runtime"] != "onnxruntime" or isinstance(decision, Rebuild) or not load:
-        raise HarnessError(f"no runner for {decision}", where=str(folder))
-    model = folder / engine["model"]
-    check_inside(model, folder, set(manifest["files"]))
+        raise HarnessError(f"no runner for {decision}", where=str(model))
     return OrtRunner(model, device=engine["device"], threads=threads)

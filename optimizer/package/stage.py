@@ -2,7 +2,9 @@
 
 Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     manifest.json                   see manifest.py
-    model/<target>/                 portable ONNX; a target whose files another has shares them
+    model/<target>/                 portable ONNX; a target whose files another has shares them.
+                                    A decoder's is a folder onnxruntime-genai opens: it has also
+                                    genai_config.json, the tokenizer and the chat template
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      what the harness loads
     harness/  requirements.txt      the code that runs it, and what that needs, pinned
@@ -22,8 +24,12 @@ from typing import Any
 
 from optimizer import harness
 from optimizer.errors import MachineError
+from optimizer.harness.contract import Contract
 from optimizer.harness.machine import RUNNERS
+from optimizer.harness.runtimes.onnx_external import metadata
+from optimizer.harness.runtimes.ort_decoder import SHARED
 from optimizer.load.source import LICENCES
+from optimizer.package import genai_config
 from optimizer.package import manifest as manifests
 from optimizer.package.verdict import worst
 from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, TensorRTRTXTarget
@@ -31,6 +37,7 @@ from optimizer.store import Estimate, Shapes, Stage, digest_file, package_versio
 
 MADE_WITH = (
     "datasets",
+    "jinja2",
     "numpy",
     "onnx",
     "onnx-ir",
@@ -62,6 +69,8 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
         names, section.recipe.targets, per_target, strict=True
     ):
         engines.append(_add_target(bundle, name, target, model, engine, engines))
+        if target.runtime == "onnxruntime" and section.recipe.model.task == "text-generation":
+            _add_genai(bundle / engines[-1]["model"], source)
     _add_tokenizer(bundle, source)
     licences = _add_licences(bundle, source)
     _add_harness(bundle)
@@ -107,6 +116,8 @@ def requirements(recipe: Recipe) -> str:
     devices = {t.device for t in recipe.targets if t.runtime == "onnxruntime"}
     if devices:  # the two own one module; the GPU build runs on the CPU too
         wanted.append("onnxruntime-gpu" if "cuda" in devices else "onnxruntime")
+    if recipe.model.task == "text-generation":  # chat templates
+        wanted.append("jinja2")
     return "".join(f"{name}=={_version(name)}\n" for name in wanted)
 
 
@@ -205,6 +216,22 @@ def _add_model(bundle: Path, name: str, model: Path, earlier: list[dict[str, Any
     for path in found:
         shutil.copyfile(path, folder / path.name)
     return [f"model/{name}/{p.name}" for p in found]
+
+
+def _add_genai(model: Path, source: Path) -> None:
+    """Beside a decoder's ONNX, what onnxruntime-genai reads from the same folder."""
+    contract = Contract.from_json(_read(source / "contract.json"))
+    assert contract.generation is not None
+    shared = metadata(model).get(SHARED[0]) == SHARED[1]
+    document = genai_config.document(contract, model.name, shared=shared)
+    text = json.dumps(document, indent=1, sort_keys=True)
+    (model.parent / genai_config.NAME).write_text(text, encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        if (source / "checkpoint" / name).is_file():
+            shutil.copyfile(source / "checkpoint" / name, model.parent / name)
+    if contract.generation.chat_template is not None:
+        template = model.parent / "chat_template.jinja"
+        template.write_text(contract.generation.chat_template, encoding="utf-8")
 
 
 def _add_tokenizer(bundle: Path, source: Path) -> None:

@@ -107,20 +107,22 @@ def test_a_row_ends_where_the_context_does(contract: Any, tokenizer: Any) -> Non
     ("lengths", "wanted"),
     [
         ([5, 6, 7, 8, 9], [range(3), range(3, 5)]),
-        ([5, 101, 6, 7], [range(1), range(1, 2), range(2, 4)]),
+        ([5, 81, 6, 7], [range(1), range(1, 2), range(2, 4)]),
         ([5], [range(1)]),
     ],
 )
 def test_prompts_share_a_batch_when_each_column_is_in_the_context(
-    lengths: list[int], wanted: list[range]
+    lengths: list[int], wanted: list[range], contract: Any
 ) -> None:
-    assert list(loop.batches(lengths, 3, 100)) == wanted
+    assert list(loop.batches(contract, lengths, Options(16), 3)) == wanted
 
 
-def test_long_prompts_share_a_batch_up_to_a_bound() -> None:
-    found = list(loop.batches([900] * 5, 8, 10_000))
+def test_prompts_share_a_batch_up_to_the_size_of_its_logits(
+    contract: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOGITS", 2 * 40 * 4 * contract.generation.vocabulary)
+    found = list(loop.batches(contract, [40] * 5, Options(16), 8))
     assert [len(r) for r in found] == [2, 2, 1]
-    assert 2 * 900 <= loop.PREFILL_BATCH < 3 * 900
 
 
 def test_an_end_of_text_ends_a_row_and_is_no_text(contract: Any, tokenizer: Any) -> None:

@@ -24,7 +24,7 @@ from .text import Detokenizer, StopFilter
 
 BATCH = 8  # prompts that run together
 PREFILL = 512  # tokens of one prompt per run: bounds the logits, (1, 512, vocabulary) floats
-PREFILL_BATCH = 2048  # tokens of several prompts, padding included, that run at once
+LOGITS = 1 << 30  # bytes of logits that several prompts may take when they run at once
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,7 @@ def _stream(
         frozenset() if options.ignore_eos else frozenset(spec.eos_ids),
         _stop_tokens(tokenizer, options.stop),
     )
-    room = spec.context - options.max_new_tokens
-    for numbers in batches([len(p) for p in prompts], batch_size, room):
+    for numbers in batches(contract, [len(p) for p in prompts], options, batch_size):
         rows = [
             _Row(
                 i,
@@ -177,19 +176,24 @@ def _stream(
         yield from _batch(contract, runner, [prompts[i] for i in numbers], rows, rules)
 
 
-def batches(lengths: Sequence[int], size: int, room: int) -> Iterator[range]:
-    """Which prompts run together: neighbours, at most `size`, that fill no more than `room`
-    columns each and PREFILL_BATCH tokens together; any other runs alone.
+def batches(
+    contract: Contract, lengths: Sequence[int], options: Options, size: int
+) -> Iterator[range]:
+    """Which prompts of `lengths` tokens run together: neighbours, at most `size`, such that no
+    column lies beyond the context and their logits take at most LOGITS. Any other runs alone.
 
-    So no column of a batch lies beyond the context: there are models that take a position for a
-    column. And none has to be filled in pieces, which some attentions do for a single row only.
+    There are models that take a position for a column, and attentions that a batch cannot fill in
+    pieces, only a single row.
     """
+    assert contract.generation is not None
+    room = contract.generation.context - options.max_new_tokens
+    tokens = LOGITS // (4 * contract.generation.vocabulary)
     start = 0
     while start < len(lengths):
         stop = start + 1
         while stop < min(start + size, len(lengths)):
             width = max(lengths[start : stop + 1])
-            if width > room or width * (stop + 1 - start) > PREFILL_BATCH:
+            if width > room or width * (stop + 1 - start) > tokens:
                 break
             stop += 1
         yield range(start, stop)

@@ -1,4 +1,5 @@
-"""The files outside an ONNX file that it says its weights are in.
+"""What an ONNX file says of itself, read without opening it: the files outside it that its
+weights are in, and its metadata.
 
 A model may name any path there, and the runtime would map it. So before a bundle's model is
 opened the names are read from the protobuf wire format itself; only the messages that can hold
@@ -16,7 +17,7 @@ from ..errors import BundleError
 
 # message -> {field number: the message in it}
 HOLDS = {
-    "model": {7: "graph", 25: "function"},
+    "model": {7: "graph", 14: "property", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "function": {7: "node", 11: "attribute"},
     "node": {5: "attribute"},
@@ -24,6 +25,7 @@ HOLDS = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
+PAIRS = ("entry", "property")  # key and value: of a tensor's external data, of the metadata
 KEY, VALUE = 1, 2
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -33,7 +35,17 @@ def external_files(model: Path) -> set[str]:
 
     Raises BundleError when the file is no protobuf message.
     """
-    found: set[str] = set()
+    return {value for kind, key, value in _pairs(model) if (kind, key) == ("entry", "location")}
+
+
+def metadata(model: Path) -> dict[str, str]:
+    """The model's own metadata_props. Raises BundleError as external_files does."""
+    return {key: value for kind, key, value in _pairs(model) if kind == "property"}
+
+
+def _pairs(model: Path) -> list[tuple[str, str, str]]:
+    """(kind, key, value) of every pair in the file, in its order."""
+    found: list[tuple[str, str, str]] = []
     try:
         with model.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _walk(data, 0, len(data), "model", found)
@@ -59,7 +71,9 @@ def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
             )
 
 
-def _walk(data: mmap.mmap, at: int, end: int, message: str, found: set[str]) -> None:
+def _walk(
+    data: mmap.mmap, at: int, end: int, message: str, found: list[tuple[str, str, str]]
+) -> None:
     entry: dict[int, bytes] = {}
     while at < end:
         tag, at = _varint(data, at)
@@ -74,15 +88,15 @@ def _walk(data: mmap.mmap, at: int, end: int, message: str, found: set[str]) -> 
             size, at = _varint(data, at)
             if at + size > end:
                 raise ValueError("a field is longer than what holds it")
-            if message == "entry":
+            if message in PAIRS:
                 entry[field] = data[at : at + size]
             elif field in HOLDS[message]:
                 _walk(data, at, at + size, HOLDS[message][field], found)
             at += size
         else:
             raise ValueError(f"wire type {wire}")
-    if entry.get(KEY) == b"location":
-        found.add(entry.get(VALUE, b"").decode())
+    if message in PAIRS:
+        found.append((message, entry.get(KEY, b"").decode(), entry.get(VALUE, b"").decode()))
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:

@@ -1,0 +1,58 @@
+"""genai_config.json: what onnxruntime-genai needs beside a decoder's ONNX to run it.
+
+    onnxruntime_genai.Model("<bundle>/model/onnxruntime-cpu")
+
+Format: https://onnxruntime.ai/docs/genai/reference/config.html, read by onnxruntime-genai 0.18. It
+reads tokenizer.json and tokenizer_config.json of the same folder, and the chat template from
+there; numbers of query heads and widths are not asked for a decoder whose cache is bound by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimizer.harness.contract import Contract
+
+NAME = "genai_config.json"
+DECODER = "llama"  # its name for any decoder with one key and one value cache per layer
+PAST, PRESENT = "past_key_values.%d.{}", "present.%d.{}"
+SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
+    """The document for a contract of text-generation.
+
+    model: the ONNX file beside it. shared: whether the graph writes its cache in place, so that
+    past and present are one buffer of the whole context. Sampling is what the model's makers
+    advise and greedy where they say nothing, as in our own loop.
+    """
+    spec = contract.generation
+    assert spec is not None
+    inputs = {i.name: i.name for i in contract.inputs}
+    inputs |= {"past_key_names": PAST.format("key"), "past_value_names": PAST.format("value")}
+    search: dict[str, Any] = {"do_sample": False, "max_length": spec.context, "min_length": 0}
+    search |= {n: v for n, v in spec.defaults.items() if n in SEARCHED}
+    return {
+        "model": {
+            "type": DECODER,
+            "vocab_size": spec.vocabulary,
+            "context_length": spec.context,
+            "bos_token_id": spec.eos_ids[0] if spec.bos_id is None else spec.bos_id,
+            "eos_token_id": list(spec.eos_ids),
+            "pad_token_id": contract.tokenizer.pad_id,
+            "decoder": {
+                "filename": model,
+                "head_size": spec.head_dim,
+                "num_hidden_layers": spec.layers,
+                "num_key_value_heads": spec.kv_heads,
+                "session_options": {"provider_options": []},
+                "inputs": inputs,
+                "outputs": {
+                    "logits": contract.output,
+                    "present_key_names": PRESENT.format("key"),
+                    "present_value_names": PRESENT.format("value"),
+                },
+            },
+        },
+        "search": {**search, "num_beams": 1, "past_present_share_buffer": shared},
+    }
