@@ -1,16 +1,20 @@
 """From the exporter's graph to one that is short, stable and named as the checkpoint.
 
 Passes, in order:
- 1. fold        constants are folded and dead nodes removed; weights are left alone
- 2. rename      initializers get their parameter's own name (the wrapper's prefix goes)
+ 1. rename      initializers get their parameter's own name (the wrapper's prefix goes)
+ 2. fold        constants are folded and dead nodes removed; parameters are inputs meanwhile
  3. weights     2-D weights are laid out [K, N]:
       3.1 MatMul(x, Transpose(W))                W is stored transposed, same name
       3.2 Gemm(x, W, b, transB=1)                becomes MatMul(x, W stored transposed) + b
       3.3 W is used by anything else as well     the Transpose stays (a tied embedding)
- 4. mask        the attention mask's gather over all positions becomes Unsqueeze:
-      4.1 GatherND(mask, (every batch row, every position))  ->  Unsqueeze(mask, [1, 2])
-      4.2 And(true, m) -> m, where true is a constant or Range(0, ..) >= 0
- 5. names       nodes and values are named "<module>/<operator>"; node metadata keeps only
+ 4. shapes      see shapes.py
+ 5. root mean square
+      5.1 x * Reciprocal(Sqrt(v)) becomes x / Sqrt(v): the form that ONNX Runtime fuses to
+          SimplifiedLayerNormalization
+ 6. mask        the attention mask's gather over all positions becomes Unsqueeze:
+      6.1 GatherND(mask, (every batch row, every position))  ->  Unsqueeze(mask, [1, 2])
+      6.2 And(true, m) -> m, where true is a constant or Range(0, ..) >= 0
+ 7. names       nodes and values are named "<module>/<operator>"; node metadata keeps only
                 "module"; the shapes of inner values are dropped: some are stale by now, and
                 without them ONNX Runtime does not merge residual adds into its
                 SkipLayerNormalization, which is slower (measured, 1.31) than the two apart
@@ -19,48 +23,56 @@ Passes, in order:
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
+from torch import Tensor
 
 from optimizer.export.onnx_from_torch import WRAPPED, quiet
+from optimizer.export.shapes import simplify_shapes
+from optimizer.export.weights import hidden
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 MODULE = "module"
 
 
-def clean(model: ir.Model) -> ir.Model:
-    """Run the passes above on `model`, in place, and return it."""
-    fold(model)
-    kept = rename(model)
+def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str]) -> ir.Model:
+    """Run the passes above on `model`, in place, and return it.
+
+    values: every parameter's value, read when the graph is written; first: the first name of
+    each, which a tied parameter's initializer gets.
+    """
+    kept = rename(model, first)
+    with hidden(model, values):
+        fold(model)
     lay_out_weights(model)
+    simplify_shapes(model)
+    divide_by_root(model)
     simplify_mask(model)
     remove_dead(model)
     name_everything(model, kept)
     return model
 
 
-def fold(model: ir.Model) -> None:
-    """Pass 1. A Transpose or Identity of an initializer is not folded, so weights keep names."""
-    import onnxscript.optimizer
-
-    def should_fold(node: ir.Node) -> bool | None:
-        of_weight = node.inputs and node.inputs[0] is not None and node.inputs[0].is_initializer()
-        return False if node.op_type in ("Transpose", "Identity") and of_weight else None
-
-    with quiet():
-        onnxscript.optimizer.optimize_ir(model, should_fold=should_fold)
-
-
-def rename(model: ir.Model) -> set[str]:
-    """Pass 2. Returns the names of parameters and buffers; other initializers are constants."""
+def rename(model: ir.Model, first: Mapping[str, str]) -> set[str]:
+    """Pass 1. Returns the names of parameters and buffers; other initializers are constants."""
     kept = set()
     for value in list(model.graph.initializers.values()):
         assert value.name is not None
         if value.name.startswith(f"{WRAPPED}."):
-            value.name = value.name.removeprefix(f"{WRAPPED}.")
+            name = value.name.removeprefix(f"{WRAPPED}.")
+            value.name = first.get(name, name)
             kept.add(value.name)
     return kept
+
+
+def fold(model: ir.Model) -> None:
+    """Pass 2."""
+    import onnxscript.optimizer
+
+    with quiet():
+        onnxscript.optimizer.optimize_ir(model)
 
 
 def lay_out_weights(model: ir.Model) -> None:
@@ -125,8 +137,27 @@ def _store_transposed(weight: ir.Value) -> None:
     weight.shape = shape
 
 
+def divide_by_root(model: ir.Model) -> None:
+    """Pass 5.1."""
+    for node in list(model.graph):
+        if node.op_type != "Mul":
+            continue
+        for x, inverse in (node.inputs, tuple(reversed(node.inputs))):
+            reciprocal = inverse.producer() if inverse is not None else None
+            if reciprocal is None or reciprocal.op_type != "Reciprocal":
+                continue
+            root = reciprocal.inputs[0]
+            if root is None or (p := root.producer()) is None or p.op_type != "Sqrt":
+                continue
+            divided = ir.node("Div", [x, root], metadata_props=dict(node.metadata_props))
+            ir.convenience.replace_nodes_and_values(
+                model.graph, node, [node], [divided], node.outputs, divided.outputs
+            )
+            break
+
+
 def simplify_mask(model: ir.Model) -> None:
-    """Pass 4. What it assumes of the indices is checked by the stage against torch."""
+    """Pass 6. What it assumes of the indices is checked by the stage against torch."""
     for node in list(model.graph):
         if node.op_type == "GatherND" and _gathers_everything(node):
             axes = ir.val("mask_axes", const_value=ir.tensor(np.array([1, 2]), name="mask_axes"))
@@ -145,7 +176,7 @@ def simplify_mask(model: ir.Model) -> None:
 
 
 def _gathers_everything(node: ir.Node) -> bool:
-    """Case 4.1: a 2-D mask indexed by Concat of two indices that are both a Range from 0."""
+    """Case 6.1: a 2-D mask indexed by Concat of two indices that are both a Range from 0."""
     concat = node.inputs[1].producer() if node.inputs[1] is not None else None
     data = node.inputs[0]
     if concat is None or concat.op_type != "Concat" or data is None or len(concat.inputs) != 2:
@@ -165,7 +196,7 @@ def _is_range_from_zero(value: ir.Value | None) -> bool:
 
 
 def _always_true(value: ir.Value) -> bool:
-    """Case 4.2. Dropping it is sound where it does not widen the other operand."""
+    """Case 6.2. Dropping it is sound where it does not widen the other operand."""
     node = value.producer()
     if node is None:
         return bool(_constant(value))
@@ -192,7 +223,7 @@ def remove_dead(model: ir.Model) -> None:
 
 
 def name_everything(model: ir.Model, kept: set[str]) -> None:
-    """Pass 5. The names depend on the graph alone, so two exports give the same bytes.
+    """Pass 7. The names depend on the graph alone, so two exports give the same bytes.
 
     kept: initializers that have their name already; the others become "constant_<n>".
     """

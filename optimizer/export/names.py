@@ -85,12 +85,14 @@ def pair(
     parameters: Mapping[str, Tensor],
     linear: Iterable[str],
     wanted: Iterable[str] = (),
+    first: Mapping[str, str] | None = None,
 ) -> Names:
     """Pair every parameter with an initializer by value.
 
     parameters: name -> value as the checkpoint (or its replacement) has it; read one at a time.
     linear: modules whose `weight` is multiplied by an activation.
     wanted: parameters that will be quantized.
+    first: the name a tied parameter's initializer has.
     Raises OptimizeError naming the first linear module or wanted parameter that no operator of
     the graph can be proven to hold.
     """
@@ -98,7 +100,7 @@ def pair(
     paired: dict[str, tuple[ir.Value, bool]] = {}
     folded = []
     for name in sorted(parameters):
-        found = index.find(name, parameters[name])
+        found = index.find(name, parameters[name], (first or {}).get(name, name))
         if found is None:
             folded.append(name)
         else:
@@ -123,14 +125,14 @@ class _Index:
         self._by_name = dict(model.graph.initializers)
         self._by_value: dict[str, ir.Value] | None = None
 
-    def find(self, name: str, value: Tensor) -> tuple[ir.Value, bool] | None:
+    def find(self, name: str, value: Tensor, tied: str) -> tuple[ir.Value, bool] | None:
         """The initializer equal to `value`, and whether it is stored transposed.
 
-        The one of the same name is tried first. Others are tried by digest: the exporter keeps
-        one copy of tied and of equal parameters, under either name.
+        The one of the same name is tried first, then that of the parameter it is tied to. Others
+        are tried by digest, should a graph keep one copy of equal parameters.
         """
         array = value.detach().float().numpy()
-        candidate = self._by_name.get(name)
+        candidate = self._by_name.get(name, self._by_name.get(tied))
         if candidate is not None:
             transposed = equal(candidate, array)
             return None if transposed is None else (candidate, transposed)
@@ -145,11 +147,21 @@ class _Index:
     def _digests(self) -> dict[str, ir.Value]:
         if self._by_value is None:
             self._by_value = {
-                _digest(v.const_value.numpy()): v
+                _digest(_read(v)): v
                 for v in self._by_name.values()
                 if v.const_value is not None and v.const_value.dtype.is_floating_point()
             }
         return self._by_value
+
+
+def _read(initializer: ir.Value) -> Array:
+    """Its values, in memory of their own: a file it lies in is mapped only meanwhile."""
+    tensor = initializer.const_value
+    assert tensor is not None
+    array: Array = np.array(tensor.numpy())
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+    return array
 
 
 def _digest(array: Array) -> str:
@@ -163,8 +175,7 @@ def equal(initializer: ir.Value, array: Array) -> bool | None:
     A square symmetric matrix is both; the operators that use it decide (transposed unless one
     of them transposes it).
     """
-    assert initializer.const_value is not None
-    stored = initializer.const_value.numpy()
+    stored = _read(initializer)
     cast = array.astype(stored.dtype)
     turns = any(n.op_type == "Transpose" for n, _ in initializer.uses())
     orders = (True, False) if array.ndim == 2 and not turns else (False, True)

@@ -1,6 +1,7 @@
 """Write and read ONNX files, with the weights inside or beside them.
 
-A protobuf cannot pass 2 GiB, so weights above `LIMIT` go to `<name>.data` beside the model.
+Weights that total more than `LIMIT` go to `<name>.data` beside the model: a protobuf is made in
+memory as a whole (and cannot pass 2 GiB), and one file is handier while it is small.
 
 A reader must refuse an external tensor that
  1. is not a plain relative path below the model's folder (absolute, "..", a link leading out),
@@ -18,7 +19,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from optimizer.errors import CheckpointError
 
-LIMIT = 1 << 31
+LIMIT = 1 << 28
+PAGE = 4096  # large weights start at a multiple of it, so that a runtime can map them
 PROTOBUF_MARGIN = 1 << 24  # names, attributes and framing around the weights
 
 
@@ -30,7 +32,7 @@ def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
     """
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None
-    ir.save(model, path, external_data=beside, size_threshold_bytes=1024)
+    ir.save(model, path, external_data=beside, size_threshold_bytes=1024, alignment=PAGE)
     onnx.checker.check_model(str(path))
 
 

@@ -1,14 +1,15 @@
 """A float ONNX graph from a torch model, traced by torch.onnx.export(dynamo=True).
 
 The graph keeps the parameters' own names: it is exported unoptimized, and `clean` then folds
-everything but the weights (the exporter's own optimization renames every linear weight).
+everything but the weights (the exporter's own optimization renames every linear weight). Nothing
+but shapes and types is traced, so the parameters may be stand-ins without values.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,57 +17,79 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from optimizer.export.interface import Interface, Port
+
 WRAPPED = "model"
 """The attribute the model sits under while it is traced; clean.py strips it from names."""
 
+SIZES = {"batch": 2, "sequence": 3, "past": 5, "total": 8}
+"""Of the traced examples: all different, none 0 or 1, which torch.export takes for constants."""
 
-class _Contract(nn.Module):
-    """Takes the contract's inputs, in order, and returns its outputs in float32."""
 
-    def __init__(self, model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+class Wrapper(nn.Module):
+    """Takes the interface's inputs, in order, and returns its outputs, in order.
+
+    The cache comes and goes as a flat list of tensors: torch.export takes no cache object, so
+    one is made inside.
+    """
+
+    def __init__(self, model: nn.Module, ports: Interface) -> None:
         super().__init__()
         self.model = model
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        split = len(ports.inputs) - 2 * ports.layers
+        self.inputs = tuple(p.name for p in ports.inputs[:split])
+        self.outputs = tuple(p.name for p in ports.outputs[: len(ports.outputs) - 2 * ports.layers])
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        result = self.model(**dict(zip(self.inputs, tensors, strict=True)), return_dict=True)
-        return tuple(result[name].float() for name in self.outputs)
+        given: dict[str, Any] = dict(zip(self.inputs, tensors, strict=False))
+        flat = tensors[len(self.inputs) :]
+        if not flat:
+            result = self.model(**given, return_dict=True)
+            return tuple(result[name].float() for name in self.outputs)
+        from transformers import DynamicCache
+
+        cache = DynamicCache(list(zip(flat[::2], flat[1::2], strict=True)))
+        result = self.model(**given, past_key_values=cache, use_cache=True, return_dict=True)
+        present = [t for layer in result.past_key_values.layers for t in (layer.keys, layer.values)]
+        return (*(result[name].float() for name in self.outputs), *present)
 
 
-def export(
-    model: nn.Module, contract: Mapping[str, Any], examples: Mapping[str, Tensor], opset: int
-) -> ir.Model:
+def export(model: nn.Module, ports: Interface, longest: int, opset: int) -> ir.Model:
     """Trace `model`, in whatever dtype it is, to an unoptimized graph.
 
-    contract: the I/O contract; its axis names become the graph's dynamic dimensions.
-    examples: one int64 tensor per input, all of one shape (batch, sequence), both at least 2;
-    distinct objects (torch.export makes one input of two that are the same tensor).
-    The outputs are float32 whatever the dtype of the model.
+    ports: its axis names become the graph's dynamic dimensions. longest: the most tokens the
+    model takes. Inputs and outputs get the names and axes of `ports`.
     """
-    names = [i["name"] for i in contract["inputs"]]
-    outputs = [o["name"] for o in contract["outputs"]]
-    if len({id(examples[n]) for n in names}) != len(names):
-        raise ValueError("examples: the same tensor given for two inputs would merge them")
-    longest = contract["tokenizer"]["max_length"]
     dims = {
         "batch": torch.export.Dim("batch"),
         "sequence": torch.export.Dim("sequence", max=longest),
+        # a dimension of its own: torch.export refuses past + sequence; the minimum is what it
+        # derives from the traced sizes, and the graph itself has no such limit
+        "total": torch.export.Dim("total", min=4),
+        "past": torch.export.Dim("past", max=longest),
     }
-    shapes = tuple({i: dims[a] for i, a in enumerate(e["axes"])} for e in contract["inputs"])
+    shapes = tuple({i: dims[a] for i, a in enumerate(p.axes) if a in dims} for p in ports.inputs)
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
-            _Contract(model, names, outputs).eval(),
-            tuple(examples[n] for n in names),
+            Wrapper(model, ports).eval(),
+            tuple(_example(p) for p in ports.inputs),
             dynamo=True,
             opset_version=opset,
             optimize=False,
             dynamic_shapes=(shapes,),
-            input_names=names,
-            output_names=outputs,
+            input_names=[p.name for p in ports.inputs],
+            output_names=[p.name for p in ports.outputs],
             verbose=False,
         )
     assert program is not None
+    for value, port in zip(program.model.graph.outputs, ports.outputs, strict=True):
+        value.shape = ir.Shape(port.axes)
     return program.model
+
+
+def _example(port: Port) -> Tensor:
+    size = [SIZES[a] if isinstance(a, str) else a for a in port.axes]
+    return torch.ones(size, dtype=getattr(torch, port.dtype))
 
 
 @contextmanager

@@ -39,6 +39,11 @@ def loaded(model: Path, out: Path, task: Task = "sentence-embedding") -> Path:
     return out
 
 
+def loaded_decoder(model: Path, out: Path) -> Path:
+    """The load folder of a causal language model."""
+    return loaded(model, out, task="text-generation")
+
+
 def stated(state: CompressedState, out: Path) -> Path:
     out.mkdir(parents=True)
     compressed_state.write(state, out)

@@ -1,0 +1,153 @@
+"""The exported graph against the torch model it was made from, on several shapes.
+
+An encoder is run on batches padded at the end. A decoder is run on batches padded at the start:
+once in one piece, and once as a prefill, a second prefill that continues it, and one token
+(`present` becomes `past` each time); its cache is compared as well as its answers. Rows and
+positions that the mask leaves out do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.errors import LedgerError
+from optimizer.export.reference import Arrays
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.progress import say
+
+TOLERANCE = {"fp32": 1e-5, "fp16": 1e-2}
+"""Relative L2 of the graph's output to the float32 torch model's, over real tokens."""
+
+LONGEST = 64
+"""Tokens of the longest text a decoder is checked on."""
+
+
+def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
+    """How many values each drawn input may take."""
+    sizes = {
+        "input_ids": int(config["vocab_size"]),
+        "token_type_ids": int(config.get("type_vocab_size", 1) or 1),
+        "attention_mask": 2,
+    }
+    names = [i["name"] for i in contract["inputs"]]
+    return {n: sizes[n] for n in names if n != "position_ids"}
+
+
+def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(batch, sequence) of the check: single, batched, and as long as the model goes.
+
+    A decoder goes on for thousands of tokens, so it stops at LONGEST.
+    """
+    cache = contract.get("generation")
+    if cache is not None:
+        longest = min(int(cache["context"]), LONGEST)
+        return [(1, longest), (3, min(17, longest - 1))]
+    longest = int(contract["tokenizer"]["max_length"])
+    return [(1, min(5, longest)), (2, longest), (3, min(17, longest - 1))]
+
+
+def random_inputs(
+    contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
+) -> Arrays:
+    """Tokens drawn with a fixed seed; each row but the first has ever more padding.
+
+    A decoder's rows are padded at the start, and its positions count real tokens.
+    """
+    rng = np.random.default_rng(batch * 1000 + sequence)
+    lengths = [max(1, sequence - row * sequence // (batch + 1)) for row in range(batch)]
+    real = np.arange(sequence)[None] < np.array(lengths)[:, None]
+    if contract.get("generation") is not None:
+        real = real[:, ::-1]
+    pads = {
+        "input_ids": int(contract["tokenizer"]["pad_id"]),
+        "token_type_ids": int(contract["tokenizer"].get("pad_type_id", 0)),
+    }
+    made = {}
+    for name, limit in limits.items():
+        drawn = rng.integers(0, limit, (batch, sequence))
+        if name == "input_ids":
+            drawn = np.where(drawn == pads[name], (drawn + 1) % limit, drawn)
+        made[name] = np.where(real, drawn, pads.get(name, 0)).astype(np.int64)
+    if "attention_mask" in made:
+        made["attention_mask"] = real.astype(np.int64)
+    if any(i["name"] == "position_ids" for i in contract["inputs"]):
+        made["position_ids"] = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int64)
+    return made
+
+
+def check(
+    model: Path,
+    contract: Mapping[str, Any],
+    inputs: list[Arrays],
+    expected: list[Arrays],
+    precision: str,
+) -> None:
+    """Raise LedgerError when any output of any shape is further than TOLERANCE from expected."""
+    worst = 0.0
+    with OrtRunner(model, device="cpu") as runner:
+        for given, wanted in zip(inputs, expected, strict=True):
+            for how, got in _answers(runner, contract, given).items():
+                worst = max(worst, compare(how, got, wanted, given, TOLERANCE[precision]))
+    say(f"export: graph equals torch within {worst:.1e} (relative L2) on {len(inputs)} shapes")
+
+
+def _answers(runner: OrtRunner, contract: Mapping[str, Any], given: Arrays) -> dict[str, Arrays]:
+    """{how it was run: outputs}."""
+    if contract.get("generation") is None:
+        return {"": runner.infer(given)}
+    length = given["input_ids"].shape[1]
+    cuts = sorted({max(1, length // 3), length - 1} - {0, length})
+    return {
+        "": in_pieces(runner, contract, given, []),
+        " in pieces": in_pieces(runner, contract, given, cuts),
+    }
+
+
+def in_pieces(
+    runner: OrtRunner, contract: Mapping[str, Any], given: Arrays, cuts: list[int]
+) -> Arrays:
+    """A decoder's answers when the text comes in pieces that end at `cuts`, cache in between."""
+    length = given["input_ids"].shape[1]
+    decoder = runner.decoder(Contract.from_json(contract))
+    logits = []
+    for begin, end in zip([0, *cuts], [*cuts, length], strict=True):
+        piece = {n: a[:, begin:end] for n, a in given.items() if n != "attention_mask"}
+        piece["attention_mask"] = given["attention_mask"][:, :end]
+        logits.append(decoder.step(piece))
+    return {**decoder.cache(), "logits": np.concatenate(logits, axis=1)}
+
+
+def compare(how: str, got: Arrays, wanted: Arrays, given: Arrays, tolerance: float) -> float:
+    """The largest distance of any output; LedgerError when it is above `tolerance`."""
+    worst = 0.0
+    mask = given.get("attention_mask")
+    for name, value in wanted.items():
+        error = distance(got[name], value, mask)
+        if not error <= tolerance:
+            shape = "x".join(map(str, next(iter(given.values())).shape))
+            raise LedgerError(
+                f"{name} of the exported graph is {error:.2e} (relative L2) from the "
+                f"torch model at batch x sequence {shape}{how}",
+                where="export: torch -> ONNX",
+                accepted=f"at most {tolerance:.0e}",
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def distance(got: Any, wanted: Any, mask: Any = None) -> float:
+    """Relative L2 over real tokens: positions that a (batch, sequence) mask leaves out do not
+    count. (batch, sequence, width) and caches (batch, heads, sequence, width) have positions."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    if mask is not None and wanted.ndim in (3, 4):
+        if wanted.ndim == 4:
+            got, wanted = got.swapaxes(1, 2), wanted.swapaxes(1, 2)
+        got, wanted = got[mask.astype(bool)], wanted[mask.astype(bool)]
+    norm = float(np.linalg.norm(wanted.astype(np.float64)))
+    return float(np.linalg.norm(got.astype(np.float64) - wanted.astype(np.float64))) / (norm or 1.0)

@@ -1,0 +1,62 @@
+"""What goes into a graph and what comes out: the contract's tensors and, for a decoder, its cache.
+
+    past_key_values.{i}.key, .value   [batch, kv_heads, past, head_dim]    in, after the contract's
+    present.{i}.key, .value           [batch, kv_heads, total, head_dim]   out
+
+in the graph's own float type, i counting the blocks; total = past + sequence. One graph serves
+prefill (past = 0) and decode (sequence = 1). `logits` and other outputs are float32 always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PARTS = ("key", "value")
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output. axes: a size, or the name of a dynamic axis."""
+
+    name: str
+    dtype: str
+    axes: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Interface:
+    """inputs and outputs in order; the last 2 * layers of each are the cache's."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    layers: int = 0
+
+
+def past_name(layer: int, part: str) -> str:
+    return f"past_key_values.{layer}.{part}"
+
+
+def present_name(layer: int, part: str) -> str:
+    return f"present.{layer}.{part}"
+
+
+def interface(
+    contract: Mapping[str, Any], float_type: str = "float32", layers: int | None = None
+) -> Interface:
+    """The interface of the contract's model, or of its first `layers` blocks."""
+    inputs = [_port(e) for e in contract["inputs"]]
+    outputs = [_port(e) for e in contract["outputs"]]
+    cache = contract.get("generation")
+    if cache is None:
+        return Interface(tuple(inputs), tuple(outputs))
+    count = int(cache["layers"]) if layers is None else layers
+    for name, axis, ports in ((past_name, "past", inputs), (present_name, "total", outputs)):
+        shape = ("batch", int(cache["kv_heads"]), axis, int(cache["head_dim"]))
+        ports += [Port(name(i, part), float_type, shape) for i in range(count) for part in PARTS]
+    return Interface(tuple(inputs), tuple(outputs), count)
+
+
+def _port(entry: Mapping[str, Any]) -> Port:
+    return Port(entry["name"], entry["dtype"], tuple(entry["axes"]))

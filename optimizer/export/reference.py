@@ -1,0 +1,74 @@
+"""The source model in torch, float32, holding the weights of one linear layer at a time.
+
+A linear layer and the token embedding read their weight when they are called and give it back
+after; everything else (norms, biases of norms, positions) is small and stays. So the model the
+graph is compared with never lies in memory as a whole, at the price of reading the checkpoint
+once for each forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.export.interface import PARTS, present_name
+from optimizer.export.weights import owners
+
+Arrays = dict[str, Any]
+
+
+def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Make a skeleton run, its parameters read from `values`.
+
+    values: float32. Raises KeyError naming a parameter that it does not hold.
+    """
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    lent: dict[nn.Module, dict[str, str]] = {}
+    for first, (_, places) in owners(model).items():
+        borrowing = [isinstance(o, nn.Linear) or o is embedding for o, _ in places]
+        if all(borrowing):
+            for owner, attribute in places:
+                lent.setdefault(owner, {})[attribute] = first
+            continue
+        here = nn.Parameter(values[first], requires_grad=False)
+        for owner, attribute in places:
+            setattr(owner, attribute, here)
+    for owner, names in lent.items():
+        _lend(owner, names, values)
+
+
+def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
+    """Hooks that fill `names` {attribute: parameter} before a call and empty them after."""
+
+    def borrow(module: nn.Module, _given: Any) -> None:
+        for attribute, name in names.items():
+            setattr(module, attribute, nn.Parameter(values[name], requires_grad=False))
+
+    def give_back(module: nn.Module, _given: Any, _result: Any) -> None:
+        for attribute in names:
+            empty = nn.Parameter(getattr(module, attribute).to("meta"), requires_grad=False)
+            setattr(module, attribute, empty)
+
+    owner.register_forward_pre_hook(borrow)
+    owner.register_forward_hook(give_back)
+
+
+@torch.no_grad()
+def torch_outputs(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
+    """What the float torch model answers, by output name; the cache of a decoder as well."""
+    given: dict[str, Any] = {k: torch.from_numpy(v) for k, v in inputs.items()}
+    if contract.get("generation") is None:
+        result = model(**given, return_dict=True)
+        return {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    result = model(**given, past_key_values=cache, use_cache=True, return_dict=True)
+    answers = {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
+    for i, layer in enumerate(cache.layers):
+        for part, tensor in zip(PARTS, (layer.keys, layer.values), strict=True):
+            answers[present_name(i, part)] = tensor.numpy()
+    return answers

@@ -1,0 +1,84 @@
+"""Reshapes and expansions by constants, where the exporter computed the shape at run time.
+
+Read off the symbolic shapes that torch.export proved. A dimension is one of the dynamic axes'
+expressions ("batch", "sequence + past") or a number.
+
+ 1. Reshape(x, computed)   the target's dimensions are numbers, or those of x at the same place
+                           (0), and at most one is neither (-1)
+ 2. Expand(x, computed)    a dimension that x has already is 1, any other is a number
+ 3. Expand that changes nothing goes
+Without a shape, or where these cases do not hold, the operator stays as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+Dims = list[int | str | None]
+
+
+def simplify_shapes(model: ir.Model) -> None:
+    """Run the cases above on `model`, in place. Dead nodes are left for a later pass."""
+    for node in list(model.graph):
+        if node.op_type not in ("Reshape", "Expand") or _known(node.inputs[1]):
+            continue
+        given, wanted = _dims(node.inputs[0]), _dims(node.outputs[0])
+        if given is None or wanted is None:
+            continue
+        target = _reshape(given, wanted) if node.op_type == "Reshape" else _expand(given, wanted)
+        if target is None:
+            continue
+        if node.op_type == "Expand" and set(target) == {1} and len(given) == len(wanted):
+            assert node.inputs[0] is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+            continue
+        node.replace_input_with(1, _constant(model, target))
+        if node.op_type == "Reshape":
+            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
+
+
+def _reshape(given: Dims, wanted: Dims) -> list[int] | None:
+    """Case 1."""
+    target = []
+    for i, dim in enumerate(wanted):
+        same = i < len(given) and dim is not None and dim == given[i]
+        target.append(dim if isinstance(dim, int) else 0 if same else -1)
+    if target.count(-1) > 1 or 0 in [d for d, w in zip(target, wanted, strict=True) if w == d]:
+        return None
+    return target
+
+
+def _expand(given: Dims, wanted: Dims) -> list[int] | None:
+    """Case 2."""
+    aligned: Dims = [*[1] * (len(wanted) - len(given)), *given]
+    target: list[int] = []
+    for had, dim in zip(aligned, wanted, strict=True):
+        if dim is not None and dim == had:
+            target.append(1)
+        elif isinstance(dim, int):
+            target.append(dim)
+        else:
+            return None
+    return target
+
+
+def _known(value: ir.Value | None) -> bool:
+    return value is None or value.const_value is not None
+
+
+def _dims(value: ir.Value | None) -> Dims | None:
+    if value is None or value.shape is None:
+        return None
+    return [d if isinstance(d, int) else d.value for d in value.shape]
+
+
+def _constant(model: ir.Model, numbers: list[int]) -> ir.Value:
+    """An initializer shared by every operator that needs these numbers."""
+    name = "shape_" + "_".join(map(str, numbers)).replace("-", "m")
+    found = model.graph.initializers.get(name)
+    if found is None:
+        tensor = ir.tensor(np.array(numbers, np.int64), name=name)
+        found = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
+        model.graph.register_initializer(found)
+    return found

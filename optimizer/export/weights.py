@@ -1,0 +1,135 @@
+"""A model's parameters while it is exported: one tensor in memory at a time.
+
+The model is traced with stand-ins (shape and type, no values); while its graph is folded the
+parameters are graph inputs, so that nothing reads, merges or renames them; then each becomes an
+initializer whose value is read from the checkpoint when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+Owners = list[tuple[nn.Module, str]]
+
+
+def owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
+    """{first name of each parameter: (all its names, every module and attribute that holds it)}."""
+    found: dict[int, str] = {}
+    groups: dict[str, tuple[list[str], Owners]] = {}
+    for path, owner in model.named_modules():
+        for attribute, parameter in owner.named_parameters(recurse=False):
+            name = f"{path}.{attribute}".lstrip(".")
+            first = found.setdefault(id(parameter), name)
+            names, places = groups.setdefault(first, ([], []))
+            names.append(name)
+            places.append((owner, attribute))
+    return groups
+
+
+def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
+    """Give a tied parameter a place of its own where `replaced` has a value under its name.
+
+    A value under the first name is everybody's.
+    """
+    for names, places in owners(model).values():
+        for name, (owner, attribute) in list(zip(names, places, strict=True))[1:]:
+            if name in replaced:
+                apart = nn.Parameter(getattr(owner, attribute).clone(), requires_grad=False)
+                setattr(owner, attribute, apart)
+
+
+class Values(Mapping[str, Tensor]):
+    """Every parameter's value as the files have it, float32, read at each access.
+
+    A tied parameter that the checkpoint stores once has the value of the one it is tied to;
+    `replaced` goes before the checkpoint. A parameter that neither holds is left out.
+    """
+
+    def __init__(
+        self, model: nn.Module, stored: Mapping[str, Tensor], replaced: Mapping[str, Tensor]
+    ) -> None:
+        self._from: dict[str, tuple[Mapping[str, Tensor], str]] = {}
+        self.first: dict[str, str] = {}
+        for first, (names, _) in owners(model).items():
+            self.first.update(dict.fromkeys(names, first))
+            for kind in (replaced, stored):
+                held = [n for n in names if n in kind]
+                if held:
+                    self._from.update({n: (kind, n if n in held else held[0]) for n in names})
+                    break
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind, stored = self._from[name]
+        value = kind[stored]
+        return value.float() if value.is_floating_point() else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._from)
+
+    def __len__(self) -> int:
+        return len(self._from)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._from
+
+
+def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Every parameter becomes a CPU tensor of its shape and of `dtype`, one number in memory.
+
+    Buffers keep their type: rotary frequencies in half precision would spoil every position.
+    """
+    for _, places in owners(model).values():
+        old = getattr(*places[0])
+        kind = dtype if old.is_floating_point() else old.dtype
+        new = nn.Parameter(torch.zeros((), dtype=kind).expand(old.shape), requires_grad=False)
+        for owner, attribute in places:
+            setattr(owner, attribute, new)
+
+
+def fill_buffers(
+    model: nn.Module, stored: Mapping[str, Tensor], replaced: Mapping[str, Tensor]
+) -> None:
+    """Persistent buffers that the checkpoint holds take its values."""
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, _ in list(model.named_buffers()):
+        kind = replaced if name in replaced else stored
+        if name in persistent and name in kind:
+            path, _, attribute = name.rpartition(".")
+            value = kind[name]
+            value = value.float() if value.is_floating_point() else value
+            setattr(model.get_submodule(path), attribute, value)
+
+
+@contextmanager
+def hidden(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the initializers that `values` names are inputs; afterwards they are initializers
+    again, with lazily read values. One that nothing uses any more is gone."""
+    graph = model.graph
+    inputs = [v for v in graph.initializers.values() if v.name in values]
+    for value in inputs:
+        value.const_value = None
+        del graph.initializers[str(value.name)]
+        graph.inputs.append(value)
+    yield
+    for value in inputs:
+        graph.inputs.remove(value)
+        if value.uses() or value.is_graph_output():
+            value.const_value = lazy(values, value)
+            graph.register_initializer(value)
+
+
+def lazy(values: Mapping[str, Tensor], value: ir.Value) -> ir.LazyTensor:
+    """The parameter of the value's name, in the value's type, read when it is asked for."""
+    name, dtype = str(value.name), value.dtype
+    assert dtype is not None
+    assert value.shape is not None
+
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(values[name].detach().numpy().astype(dtype.numpy()), name=name)
+
+    return ir.LazyTensor(read, dtype=dtype, shape=value.shape, name=name)
