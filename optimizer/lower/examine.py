@@ -1,4 +1,4 @@
-"""Look at a decoder's graph: by its edges, and by running a part of it on examples.
+"""A decoder's graph by its edges, and what a part of it computes on examples.
 
 What a subgraph computes is found with onnx's reference evaluator rather than by its form, which
 changes with every version of the exporter.
@@ -35,6 +35,13 @@ def constant(value: ir.Value | None) -> list[Any] | None:
         return None
     elements: list[Any] = value.const_value.numpy().reshape(-1).tolist()
     return elements
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """`new` gets the name, the type and every use of `old`."""
+    name, new.type, new.shape = old.name, old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name, new.name = None, name
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.clean import MODULE, module_of
-from optimizer.lower.examine import Inputs, constant, evaluate, maker, only_user
+from optimizer.lower.examine import Inputs, constant, evaluate, maker, only_user, take_over
 
 DOMAIN = "com.microsoft"
+SHARED = ("kv_cache", "shared")  # metadata: past and present may be one buffer
 HIDDEN = -1e30  # a mask's value where a column must not be seen is below this
 STEP_TOLERANCE = 2e-2  # radians: float32 angles at position 131,072 are off by 8e-3
 
@@ -73,7 +75,7 @@ class _Layer:
     scale: float
     mask: ir.Value
     rotary: tuple[ir.Value, ir.Value] | None
-    output: ir.Value
+    output: ir.Node
 
 
 def fuse(model: ir.Model, context: int) -> Fused:
@@ -89,7 +91,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
         except _OtherForm as e:
             left[f"layer {index}"] = str(e)
         index += 1
-    fusion.finish()
+    fusion.finish(bool(done), bool(left))
     return Fused(tuple(done), left)
 
 
@@ -114,7 +116,8 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
     if weighted.inputs[1] is not values or again != repeats:
         raise _OtherForm("its weights multiply something other than the cached values")
     merged = _user(weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
-    output = _user(merged.outputs[0], "Reshape").outputs[0]
+    output = _user(merged.outputs[0], "Reshape")
+    _check_merged(output)
     assert query is not None
     assert mask is not None
     query, rotary = _unrotated(query)
@@ -160,11 +163,10 @@ def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
     if constant(node.inputs[1]) != [2]:
         raise _OtherForm(f"{cached.name} is repeated along another axis than its heads")
     expand = _user(node.outputs[0], "Expand")
-    sizes = maker(expand.inputs[1], "Concat")
-    found = constant(sizes.inputs[2]) if sizes is not None and len(sizes.inputs) == 5 else None
-    if not found:
+    sizes = constant(expand.inputs[1])
+    if sizes is None or len(sizes) != 5 or sizes[3:] != [1, 1] or sizes[:2] != [1, 1]:
         raise _OtherForm(f"how often {cached.name} is repeated cannot be read")
-    return int(found[0]), _user(expand.outputs[0], "Reshape").outputs[0]
+    return int(sizes[2]), _user(expand.outputs[0], "Reshape").outputs[0]
 
 
 def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
@@ -226,6 +228,13 @@ def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
     if source is not None and (maker(source, "MatMul") or maker(source, "Add")):
         return source, False
     return turned.inputs[0], True
+
+
+def _check_merged(reshape: ir.Node) -> None:
+    """The heads side by side: [batch, sequence, width], or rows of all tokens, [-1, width]."""
+    target = constant(reshape.inputs[1])
+    if target is None or not (len(target) == 3 or (len(target) == 2 and target[0] == -1)):
+        raise _OtherForm(f"{reshape.name} lays heads out in another way than side by side")
 
 
 @dataclass
@@ -300,8 +309,7 @@ class _Fusion:
     def rewrite(self, layer: _Layer) -> None:
         """Put the operator in the layer's place, under the names of what it replaces."""
         kv_heads = self._kv_heads(layer.index)
-        before = layer.output.producer()
-        assert before is not None
+        before = layer.output
         pasts = [self.inputs[f"past_key_values.{layer.index}.{n}"] for n in ("key", "value")]
         parts = zip("qkv", (layer.q, layer.k, layer.v), strict=True)
         heads = [self._laid_flat(before, f"{layer.module}/{n}", *part) for n, part in parts]
@@ -323,9 +331,13 @@ class _Fusion:
             metadata_props={MODULE: layer.module},
         )
         self.model.graph.insert_before(before, node)
-        self._take_over(layer.output, node.outputs[0])
+        shape = constant(before.inputs[1])
+        if shape is not None and len(shape) == 3:
+            take_over(before.outputs[0], node.outputs[0])
+        else:
+            before.replace_input_with(0, node.outputs[0])
         for name, made in zip(("key", "value"), node.outputs[1:], strict=True):
-            self._take_over(self.outputs[f"present.{layer.index}.{name}"], made)
+            take_over(self.outputs[f"present.{layer.index}.{name}"], made)
 
     def _kv_heads(self, index: int) -> int:
         shape = self.inputs[f"past_key_values.{index}.key"].shape
@@ -379,17 +391,11 @@ class _Fusion:
         self._shared["bias"] = add("Expand", [wide, shape], "bias")
         return lengths, total, self._shared["bias"]
 
-    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """`new` gets the name, the type and every use of `old`."""
-        name, new.type, new.shape = old.name, old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        old.name, new.name = None, name
-
-    def finish(self) -> None:
+    def finish(self, done: bool, left: bool) -> None:
         """Remove what nothing uses any more; put nodes in order."""
-        from onnx_ir.passes.common import RemoveUnusedNodesPass
-
-        if self._shared:
+        if done:
             self.model.opset_imports[DOMAIN] = 1
+        if done and not left:
+            self.model.metadata_props.update([SHARED])
         RemoveUnusedNodesPass()(self.model)
         self.model.graph.sort()
