@@ -13,8 +13,9 @@ aligned to its element size.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -44,8 +45,12 @@ class _Spooled:
     size: int
 
 
-def write(entries: Iterable[tuple[str, Tensor]], path: Path) -> None:
+def write(
+    entries: Iterable[tuple[str, Tensor]], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write `entries` to `path`. Raises ValueError for a repeated name or a dtype of no name here.
+
+    metadata: the header's "__metadata__", which some readers look for ({"format": "pt"}).
 
     Disk needed while it runs: twice the size of the tensors. Memory: one tensor. Nothing is left
     behind when it fails.
@@ -55,7 +60,7 @@ def write(entries: Iterable[tuple[str, Tensor]], path: Path) -> None:
         placed = _spool(entries, spool)
         order = sorted(placed, key=lambda name: (-RANK[placed[name].dtype], name))
         with path.open("wb") as out, spool.open("rb") as f:
-            out.write(_header(placed, order))
+            out.write(_header(placed, order, metadata))
             for name in order:
                 f.seek(placed[name].begin)
                 left = placed[name].size
@@ -70,6 +75,42 @@ def write(entries: Iterable[tuple[str, Tensor]], path: Path) -> None:
         spool.unlink(missing_ok=True)
 
 
+def write_known(
+    specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    read: Callable[[str], Tensor],
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """As `write`, to the same bytes, where name, dtype and shape are known before any tensor is:
+    `read(name)` is asked for each once, in the file's order, and nothing is spooled.
+
+    Disk needed: the size of the tensors. Raises ValueError when a tensor is not as its spec says.
+    """
+    unwritable = [f"{n!r} {d}" for n, (d, _) in specs.items() if d not in DTYPE_NAMES]
+    if unwritable:
+        raise ValueError(f"tensor {unwritable[0]} is of a dtype that is not written")
+    placed = {
+        name: _Spooled(DTYPE_NAMES[dtype], list(shape), 0, prod(shape) * dtype.itemsize)
+        for name, (dtype, shape) in specs.items()
+    }
+    order = sorted(placed, key=lambda name: (-RANK[placed[name].dtype], name))
+    try:
+        with path.open("wb") as out:
+            out.write(_header(placed, order, metadata))
+            for name in order:
+                tensor = read(name)
+                if (tensor.dtype, tuple(tensor.shape)) != specs[name]:
+                    raise ValueError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}")
+                out.write(_raw(tensor))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def _spool(entries: Iterable[tuple[str, Tensor]], spool: Path) -> dict[str, _Spooled]:
     placed: dict[str, _Spooled] = {}
     with spool.open("wb") as f:
@@ -79,15 +120,16 @@ def _spool(entries: Iterable[tuple[str, Tensor]], spool: Path) -> dict[str, _Spo
             if tensor.dtype not in DTYPE_NAMES:
                 raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which is not written")
             begin = f.tell()
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            f.write(raw.data)
+            f.write(_raw(tensor))
             dtype = DTYPE_NAMES[tensor.dtype]
             placed[name] = _Spooled(dtype, list(tensor.shape), begin, f.tell() - begin)
     return placed
 
 
-def _header(placed: dict[str, _Spooled], order: list[str]) -> bytes:
-    header: dict[str, dict[str, object]] = {}
+def _header(
+    placed: dict[str, _Spooled], order: list[str], metadata: Mapping[str, str] | None
+) -> bytes:
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     offset = 0
     for name in order:
         entry = placed[name]

@@ -73,3 +73,19 @@ def test_a_failed_write_leaves_nothing_behind(
     with pytest.raises(ValueError, match=message):
         safetensors_stream.write(entries, tmp_path / "t.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_known_beforehand_is_written_to_the_same_bytes(tmp_path: Path) -> None:
+    known = {
+        "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+        "a": torch.ones(5, dtype=torch.bfloat16),
+        "none": torch.empty((0, 4), dtype=torch.int8),
+    }
+    safetensors_stream.write(known.items(), tmp_path / "one")
+    specs = {n: (t.dtype, tuple(t.shape)) for n, t in known.items()}
+    safetensors_stream.write_known(specs, known.__getitem__, tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    wrong = {**specs, "b": (torch.float32, (3, 2))}
+    with pytest.raises(ValueError, match="'b' is"):
+        safetensors_stream.write_known(wrong, known.__getitem__, tmp_path / "two")
+    assert not (tmp_path / "two").exists()

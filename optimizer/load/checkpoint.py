@@ -9,7 +9,7 @@ map, so that a tensor costs its own bytes and nothing stays mapped after it was 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from optimizer.errors import CheckpointError
+from optimizer.load.families import FAMILIES
 
 DTYPES = {
     "F64": torch.float64,
@@ -114,13 +115,18 @@ def read_entry(entry: Entry) -> Tensor:
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by parameter name, read from disk on every access; floats come as float32."""
+    """Tensors by parameter name, read from disk on every access; floats come as float32.
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    transposed: names of weights that the files hold as (in, out), as GPT-2's are; they come as
+    (out, in), like those of every other linear layer.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], transposed: Iterable[str] = ()) -> None:
         self._entries = dict(entries)
+        self._transposed = frozenset(transposed)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = read_entry(self._entries[name])
+        tensor = self.as_stored(name, read_entry(self._entries[name])).contiguous()
         return tensor.float() if tensor.is_floating_point() else tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -132,7 +138,48 @@ class Tensors(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of `self[name]`, from the header alone."""
+        shape = self._entries[name].shape
+        return shape[::-1] if name in self._transposed else shape
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """`self[name][ids]` of a matrix, reading those rows alone: what an embedding costs.
+
+        ids: integers of any shape; the result has the shape (*ids.shape, columns). Raises
+        IndexError for an id that is no row, ValueError for what has no rows in the file.
+        """
+        entry = self._entries[name]
+        if len(entry.shape) != 2 or name in self._transposed:
+            raise ValueError(f"{name} is not a matrix stored by rows: {entry.shape}")
+        wanted, places = torch.unique(ids.reshape(-1), return_inverse=True)
+        if wanted.numel() and not 0 <= int(wanted[0]) <= int(wanted[-1]) < entry.shape[0]:
+            raise IndexError(
+                f"{name} has {entry.shape[0]} rows, asked {int(wanted[0])}..{int(wanted[-1])}"
+            )
+        size = entry.shape[1] * entry.dtype.itemsize
+        raw = bytearray(len(wanted) * size)
+        view = memoryview(raw)
+        with entry.file.open("rb") as f:
+            for i, row in enumerate(wanted.tolist()):
+                f.seek(entry.begin + row * size)
+                f.readinto(view[i * size : (i + 1) * size])
+        if not raw:
+            return torch.empty((*ids.shape, entry.shape[1]))
+        table = torch.frombuffer(raw, dtype=entry.dtype).reshape(len(wanted), entry.shape[1])
+        return table.float()[places].reshape(*ids.shape, entry.shape[1])
+
+    def stored(self, name: str) -> Tensor:
+        """The tensor with the dtype and the layout it has in its file."""
+        return read_entry(self._entries[name])
+
+    def as_stored(self, name: str, tensor: Tensor) -> Tensor:
+        """`tensor`, laid out like self[name], in the layout of the file, and the other way round:
+        a transposed view where the file holds (in, out). For comparing with other readers."""
+        return tensor.t() if name in self._transposed else tensor
+
     def entry(self, name: str) -> Entry:
+        """Where it lies; the shape there is the stored one."""
         return self._entries[name]
 
 
@@ -147,7 +194,7 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the header alone."""
-        return self.tensors.entry(name).shape
+        return self.tensors.shape(name)
 
 
 def open_checkpoint(load_folder: Path) -> Checkpoint:
@@ -161,7 +208,9 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
         raise CheckpointError(
             "no *.safetensors file", where=str(folder), fix="Run the load stage again."
         )
-    return Checkpoint(folder, config, Tensors(entries))
+    family = FAMILIES.get(str(config.get("model_type")))
+    transposed = [n for n in entries if family is not None and family.is_transposed(n)]
+    return Checkpoint(folder, config, Tensors(entries, transposed))
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from optimizer.errors import CheckpointError
-from optimizer.load import families
+from optimizer.load import families, gguf
 from optimizer.load.checkpoint import read_json
 from optimizer.load.contract import read_modules
 from optimizer.recipe import Model
@@ -35,6 +35,8 @@ def read_config(folder: Path, section: Model) -> Any:
     """The transformers config. Raises CheckpointError for what we do not load."""
     from transformers import AutoConfig
 
+    if section.gguf_file is not None:
+        return gguf.config(folder, section)
     file = folder / "config.json"
     raw = read_json(file)
     if raw.get("auto_map") and not section.trust_remote_code:
@@ -77,26 +79,42 @@ def read_config(folder: Path, section: Model) -> Any:
     return config
 
 
-def check_covered(config: Any, model: nn.Module, folder: Path) -> None:
-    """Refuse what is no text encoder: its contract could not say what goes in and out."""
-    from transformers.models.auto import modeling_auto as auto
-
-    kind = config.model_type
-    causal = (
-        kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    )
-    what = ""
+def check_task(config: Any, section: Model, folder: Path) -> None:
+    """Refuse an architecture that is not of the task's kind: its contract could not say what goes
+    in and out. Raises CheckpointError naming what it is."""
+    generates, causal = section.task == "text-generation", families.is_causal(config)
+    what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         what = "an encoder-decoder"
-    elif causal or getattr(config, "is_decoder", False):
-        what = "a decoder: each position sees only those before it"
-    elif next(iter(inspect.signature(model.forward).parameters)) != "input_ids":
-        what = "no text model: its first input is not input_ids"
-    if what:
-        raise CheckpointError(
-            f"architecture {kind!r} is not covered: it is {what}",
-            where=f"{folder / 'config.json'}: model_type",
-            accepted=f"text encoders: {', '.join(sorted(families.FAMILIES))}, and others that are "
-            "one list of equal blocks",
+    elif causal and not generates:
+        what, fix = (
+            "a decoder: each position sees only those before it",
+            "Set model.task: text-generation for a causal language model.",
         )
+    elif generates and not causal:
+        what, fix = (
+            "an encoder, or no causal language model that transformers has",
+            "Set model.task to what it was trained for, e.g. sentence-embedding.",
+        )
+    if what:
+        raise _not_covered(config, section, folder, what, fix)
+
+
+def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -> None:
+    """Refuse what is no text model."""
+    if next(iter(inspect.signature(model.forward).parameters)) != "input_ids":
+        what = "no text model: its first input is not input_ids"
+        raise _not_covered(config, section, folder, what)
+
+
+def _not_covered(
+    config: Any, section: Model, folder: Path, what: str, fix: str = ""
+) -> CheckpointError:
+    kind = "decoder" if section.task == "text-generation" else "encoder"
+    rows = sorted(n for n, f in families.FAMILIES.items() if f.kind == kind)
+    return CheckpointError(
+        f"architecture {config.model_type!r} is not covered for task {section.task}: it is {what}",
+        where=f"{folder / 'config.json'}: model_type",
+        accepted=f"text {kind}s: {', '.join(rows)}, and others that are one list of equal blocks",
+        fix=fix,
+    )

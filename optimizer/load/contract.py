@@ -11,11 +11,17 @@ from torch import nn
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.checkpoint import read_json
 from optimizer.load.families import Family
+from optimizer.load.generation import advice, context, eos_ids, generation
 from optimizer.load.tokenizer import TEXTS, max_length
 from optimizer.progress import say
 from optimizer.recipe import Model
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+DECODER_INPUTS = {  # name: axes
+    "input_ids": ("batch", "sequence"),
+    "attention_mask": ("batch", "total"),
+    "position_ids": ("batch", "sequence"),
+}
 PROMPTS = "config_sentence_transformers.json"
 POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
@@ -34,6 +40,8 @@ def contract(
     folder: the model's files; root: where modules.json of a sentence-transformers model is (the
     same, or the folder above). Raises CheckpointError for what a contract cannot say.
     """
+    if section.task == "text-generation":
+        return _decoder(section, config, family, tokenizer, folder, root)
     embedding = section.task in ("sentence-embedding", "feature-extraction")
     width = int(config.hidden_size)
     labels = None if embedding else _labels(config)
@@ -59,6 +67,35 @@ def contract(
         "pooling": pooling,
         "normalize": normalize,
         "labels": labels,
+        "generation": None,
+    }
+
+
+def _decoder(
+    section: Model, config: Any, family: Family, tokenizer: Any, folder: Path, root: Path
+) -> dict[str, Any]:
+    made = generation(config, tokenizer, folder)
+    about = _tokenizer(section, config, family, tokenizer, folder, root)
+    return {
+        "version": 1,
+        "task": section.task,
+        "inputs": [
+            {"name": name, "dtype": "int64", "axes": list(axes)}
+            for name, axes in DECODER_INPUTS.items()
+            if name != "position_ids" or family.position_ids
+        ],
+        "outputs": [
+            {
+                "name": "logits",
+                "dtype": "float32",
+                "axes": ["batch", "sequence", made["vocabulary"]],
+            }
+        ],
+        "tokenizer": about,
+        "pooling": None,
+        "normalize": None,
+        "labels": None,
+        "generation": {**made, "context": about["max_length"]},
     }
 
 
@@ -103,7 +140,11 @@ def _labels(config: Any) -> list[str]:
 def _tokenizer(
     section: Model, config: Any, family: Family, tokenizer: Any, folder: Path, root: Path
 ) -> dict[str, Any]:
-    pad = tokenizer.pad_token
+    pad, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
+    generates = section.task == "text-generation"
+    if pad is None and generates:  # any token will do: the mask hides it
+        pad_id = eos_ids(config, advice(folder), tokenizer.eos_token_id)[0]
+        pad = tokenizer.convert_ids_to_tokens(pad_id)
     if pad is None:
         raise CheckpointError(
             "the tokenizer has no padding token, so texts cannot be batched",
@@ -117,10 +158,11 @@ def _tokenizer(
             where="config.json: pad_token_id",
             fix="Use the tokenizer the model was trained with.",
         )
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = context(config) if generates else getattr(config, "max_position_embeddings", None)
     if positions is not None and family.positions_after_padding:
         positions -= int(config.pad_token_id) + 1
-    longest = max_length(folder, root, positions)
+    # a decoder's tokenizer often says less than it was trained for, or a default
+    longest = positions if generates and positions else max_length(folder, root, positions)
     if section.max_length is not None:
         if positions is not None and section.max_length > positions:
             raise RecipeError(
@@ -138,7 +180,7 @@ def _tokenizer(
     return {
         "file": "tokenizer.json",
         "max_length": longest,
-        "pad_id": int(tokenizer.pad_token_id),
+        "pad_id": int(pad_id),
         "pad_token": str(pad),
         "pad_type_id": int(getattr(tokenizer, "pad_token_type_id", 0)),
     }

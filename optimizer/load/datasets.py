@@ -1,7 +1,7 @@
 """From a data spec to samples: exactly the same rows on every machine.
 
-Everything is read through the `datasets` library. Its cache is a folder of this process that
-goes away with it (for files) or the user's Hugging Face cache (for hub ids).
+samples  the rows of a spec             batches  rows padded side by side, for the encoder tasks
+windows  rows joined end to end and cut into pieces of one length, for text-generation
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import DataError, MachineError, closest
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, encode
 from optimizer.load.labels import ids_in_model, label_id, names_of, normal
+from optimizer.load.tables import FILE_FORMATS, local_files, open_table, where_of
 from optimizer.progress import say
 from optimizer.recipe import DataSpec
 
-FILE_FORMATS = ("csv", "json", "parquet", "text")
+Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "label", "score", "tags")
 
 
@@ -51,8 +52,8 @@ def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -
     Raises DataError: no such file, no such column, no rows, labels that are not ids or names.
     """
     rows = list(_read(spec).rows)
-    rows = _draw(rows, spec.samples, spec.seed, _where(spec))
-    return _draw(rows, limit, spec.seed if seed is None else seed, _where(spec))
+    rows = _draw(rows, spec.samples, spec.seed, where_of(spec))
+    return _draw(rows, limit, spec.seed if seed is None else seed, where_of(spec))
 
 
 def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[Sample]:
@@ -88,7 +89,7 @@ def labelled_as(
     """
     if labels is None or all(r.label is None and r.tags is None for r in rows):
         return list(rows)
-    where = _where(spec)
+    where = where_of(spec)
     ids = ids_in_model(_read(spec).names, labels, where)
 
     def of_model(i: int) -> int:
@@ -146,39 +147,46 @@ def batches(
         yield tokens
 
 
-def _where(spec: DataSpec) -> str:
-    return f"data {spec.source}{': ' + ', '.join(spec.files) if spec.files else ''}"
+def windows(
+    rows: Sequence[Sample], tokenizer: Any, contract: Contract, length: int
+) -> list[Window]:
+    """Windows of exactly `length` tokens, int64, of the texts of `rows` in order.
 
-
-def _files(spec: DataSpec) -> list[Path]:
-    """The spec's files, globs expanded, relative to the spec's folder; each once."""
-    base = Path(spec.base or ".")
-    found: list[Path] = []
-    for pattern in spec.files:
-        path = Path(pattern)
-        here = (
-            sorted(path.parent.glob(path.name))
-            if path.is_absolute()
-            else sorted(base.glob(pattern))
+    The texts are tokenized without special tokens, joined by the token that ends a text (the
+    first of the contract's eos_ids), and cut; the rest, shorter than a window, is dropped.
+    tokenizer: as contract.load_tokenizer opens it. Raises DataError when there is less than one
+    window, or a window is longer than the model's context.
+    """
+    about = contract.generation
+    if about is None:
+        raise ValueError(f"windows are of text-generation, the task is {contract.task}")
+    if not 2 <= length <= about.context:
+        raise DataError(
+            f"windows of {length} tokens, and the model takes {about.context}",
+            where="sequence_length",
+            accepted=f"2..{about.context}",
         )
-        if not here:
-            near = closest(path.name, [p.name for p in (base / path).parent.glob("*")])
-            raise DataError(
-                f"no file {pattern!r} in {base}{near}",
-                where=_where(spec),
-                fix="Give names or globs relative to the spec's folder.",
-            )
-        found += here
-    once: dict[Path, Path] = {}
-    for path in found:
-        once.setdefault(path.resolve(), path)
-    return list(once.values())
+    texts = tokenizer.encode_batch([s.text for s in rows], add_special_tokens=False)
+    ids: list[int] = []
+    for i, text in enumerate(texts):
+        ids += ([about.eos_ids[0]] if i else []) + text.ids
+    if len(ids) < length:
+        characters = sum(len(s.text) for s in rows)
+        needed = math.ceil(characters * length / max(len(ids), 1))
+        raise DataError(
+            f"{len(rows)} texts make {len(ids)} tokens, and one window takes {length}",
+            where="text-generation data",
+            accepted=f"about {needed} characters or more for each window (there are {characters})",
+            fix="Give more text, or a smaller sequence_length.",
+        )
+    whole = np.array(ids[: len(ids) // length * length], dtype=np.int64)
+    return list(whole.reshape(-1, length))
 
 
 def _fingerprint(spec: DataSpec) -> str:
     """Changes when a local file does, so that the memory of rows read is never stale."""
     folder = Path(spec.base or ".") / spec.source
-    paths = _files(spec)
+    paths = local_files(spec)
     if not paths and spec.source not in FILE_FORMATS and folder.is_dir():
         paths = sorted(p for p in folder.rglob("*") if p.is_file())
     return json.dumps([[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths])
@@ -200,9 +208,9 @@ def _read(spec: DataSpec) -> _Rows:
 def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     """Remembered, because a key and a run both read it."""
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
-    table = _table(spec)
+    table = open_table(spec)
     columns = _columns(spec, table)
-    names = names_of(spec, table.features, columns, _where(spec))
+    names = names_of(spec, table.features, columns, where_of(spec))
     made: list[Sample] = []
     dropped = 0
     for row in table:
@@ -212,14 +220,14 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
             continue
         made.append(_sample(values, names, spec, len(made) + dropped))
     if dropped:
-        say(f"{_where(spec)}: {dropped} of {len(table)} rows dropped: a column is null or empty")
+        say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a column is null or empty")
     if not made:
         raise DataError(
             f"no usable row (read {len(table)})",
-            where=_where(spec),
+            where=where_of(spec),
             fix="Check split and columns; a row needs a non-empty text.",
         )
-    return _Rows(tuple(_unique(made, _where(spec))), names)
+    return _Rows(tuple(_unique(made, where_of(spec))), names)
 
 
 def _unique(rows: list[Sample], where: str) -> list[Sample]:
@@ -241,20 +249,20 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     if unknown:
         raise DataError(
             f"{unknown[0]!r} is no field of ours{closest(unknown[0], list(FIELDS))}",
-            where=f"{_where(spec)}: columns",
+            where=f"{where_of(spec)}: columns",
             accepted=", ".join(FIELDS),
         )
     if "text" not in spec.columns:
         raise DataError(
             "no column is given for text",
-            where=f"{_where(spec)}: columns",
+            where=f"{where_of(spec)}: columns",
             accepted=f"text: one of {', '.join(table.column_names)}",
         )
     for field, column in spec.columns.items():
         if column not in table.column_names:
             raise DataError(
                 f"no column {column!r} (for {field}){closest(column, table.column_names)}",
-                where=f"{_where(spec)}: columns.{field}",
+                where=f"{where_of(spec)}: columns.{field}",
                 accepted=", ".join(table.column_names),
             )
     return dict(spec.columns)
@@ -264,7 +272,7 @@ def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
     """One row. index: its position in the data set, for messages."""
-    row = f"{_where(spec)}: row {index}"
+    row = f"{where_of(spec)}: row {index}"
     text, pair, tags = values["text"], values.get("text_pair"), values.get("tags")
     words = None
     if isinstance(text, list):
@@ -313,85 +321,3 @@ def _usable(values: Mapping[str, Any]) -> bool:
     text = values["text"]
     empty = not text.strip() if isinstance(text, str) else text == []
     return not empty and all(v is not None for v in values.values())
-
-
-def _table(spec: DataSpec) -> Any:
-    """The `datasets` table of the spec's split."""
-    import datasets
-    from datasets.exceptions import DatasetNotFoundError
-
-    folder = Path(spec.base or ".") / spec.source
-    where = _where(spec)
-    try:
-        with _quiet(), tempfile.TemporaryDirectory(prefix="optimize-data-") as cache:
-            if spec.source in FILE_FORMATS:
-                if not spec.files:
-                    raise DataError("files is missing", where=where, fix="Give files: [...].")
-                files = [str(f) for f in _files(spec)]
-                _check_not_empty(files)
-                return datasets.load_dataset(
-                    spec.source,
-                    data_files={spec.split: files},
-                    split=spec.split,
-                    cache_dir=cache,
-                    keep_in_memory=True,
-                )
-            if folder.is_dir():
-                return datasets.load_dataset(
-                    str(folder), split=spec.split, cache_dir=cache, keep_in_memory=True
-                )
-            revision = _commit(spec.source, spec.revision)
-            return datasets.load_dataset(
-                spec.source, spec.name, split=spec.split, revision=revision
-            )
-    except (ConnectionError, DatasetNotFoundError) as e:
-        raise MachineError(
-            f"the data set could not be fetched ({str(e).splitlines()[0][:200]})",
-            where=where,
-            accepted=f"a hub id, a folder, or one of {', '.join(FILE_FORMATS)} with files",
-            fix="Check the name and the network; with HF_HUB_OFFLINE set it must be in the cache.",
-        ) from e
-    except (DataError, OSError, MemoryError):
-        raise
-    except Exception as e:  # the library raises many kinds for one thing: data it cannot read
-        cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
-        if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
-            raise DataError("the data is empty", where=where, fix="Give rows.") from e
-        raise DataError(f"it cannot be read ({cause[0][:200]})", where=where) from e
-
-
-def _check_not_empty(files: Sequence[str]) -> None:
-    for file in files:
-        if Path(file).stat().st_size == 0:
-            raise DataError("the file is empty", where=file, fix="Give rows, or leave it out.")
-
-
-@lru_cache(maxsize=16)
-def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of a hub data set, asked once per process: key and run then read the same rows,
-    whatever is pushed in between. `revision` itself when it is a commit, or nobody answers."""
-    from huggingface_hub import HfApi
-
-    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
-        return revision
-    try:
-        commit: str | None = HfApi().dataset_info(name, revision=revision).sha
-    except Exception as e:  # of the HTTP library underneath, which differs; opening it says more
-        said = (str(e).splitlines() or [type(e).__name__])[0][:120]
-        say(f"data {name}: its commit could not be asked for ({said}): a cached copy will do")
-        return revision
-    return commit
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of `datasets` while inside; whatever was set before comes back."""
-    import datasets
-
-    was_on = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if was_on:
-            datasets.enable_progress_bars()

@@ -19,13 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import nn
-
-from optimizer.errors import CheckpointError
 from optimizer.recipe import Task
-
-OUTSIDE = 3  # linear layers an encoder may have outside its blocks: projections of the embedding
-GENERIC_FIX = "Add a row for this model_type to optimizer/load/families.py."
 
 
 @dataclass(frozen=True)
@@ -50,6 +44,12 @@ class Family:
     base: the attribute that holds the base model in a model with a head. linears: those that
     every block has (options of a config can add some, such as DeBERTa's own position projections
     when share_att_key is off).
+
+    Of a decoder, all but `head` relative to the base model or to a block: head, its output
+    projection, a name in the whole model. final_norm: between the last block and the head, "" when
+    it is not known. writes: the linears of a block whose output is added to the residual. value,
+    output: the attention projections that a smooth pair joins. position_ids: whether the model
+    takes them. transposed: linears whose weight a checkpoint holds as (in, out).
     """
 
     model_type: str
@@ -69,6 +69,10 @@ class Family:
     output: str = ""
     position_ids: bool = True
     transposed: tuple[str, ...] = ()
+
+    def is_transposed(self, parameter: str) -> bool:
+        """Whether a checkpoint holds this parameter as (in, out)."""
+        return any(f".{parameter}".endswith(f".{name}.weight") for name in self.transposed)
 
     @property
     def base_prefix(self) -> str:
@@ -247,82 +251,45 @@ def family(config: Any) -> Family:
     """The facts of a config (a transformers config, or the dict of config.json).
 
     An architecture without a row is understood when its base model has one list of equal blocks
-    that holds all but a few of its linear layers; it then has no smooth pairs. Raises
+    that holds all but a few of its linear layers; it then has no smooth pairs. A decoder also
+    needs an embedding and a head, and no weights in its blocks outside linear layers. Raises
     CheckpointError saying what is missing otherwise.
     """
     fields = config if isinstance(config, Mapping) else config.to_dict()
     model_type = str(fields.get("model_type") or "")
     if model_type in FAMILIES:
-        return FAMILIES[model_type]
-    return _recognised(model_type, config)
+        return _as_configured(FAMILIES[model_type], fields)
+    from optimizer.load.recognise import recognised  # it needs this module's types
+
+    return recognised(model_type, config)
 
 
-def _recognised(model_type: str, config: Any) -> Family:
-    """A family read off the skeleton of the base model."""
-    from optimizer.load.model import skeleton_from_config
+def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:
+    """Drop the smooth pairs that an option of the config makes untrue.
 
-    if isinstance(config, Mapping):
-        from transformers import AutoConfig
-
-        fields = {k: v for k, v in config.items() if k != "model_type"}
-        try:
-            config = AutoConfig.for_model(model_type, **fields)
-        except ValueError as e:
-            raise CheckpointError(
-                f"transformers knows no architecture {model_type!r}",
-                where="config.json: model_type",
-                accepted=f"one of {', '.join(sorted(FAMILIES))}, or another encoder of "
-                "transformers with one list of equal blocks",
-            ) from e
-    model: Any = skeleton_from_config(config, "feature-extraction")
-    blocks = block_list(model, model_type)
-    embeddings = next(
-        (
-            path.split(".")[0]
-            for path, module in model.named_modules()
-            if isinstance(module, nn.Embedding)
-        ),
-        "",
-    )
-    first = model.get_submodule(blocks)[0]
-    return Family(
-        model_type=model_type,
-        base=str(model.base_model_prefix),
-        blocks=blocks,
-        embeddings=embeddings,
-        linears=linear_names(first),
-        smooth=(),
-        positions_after_padding=any(
-            isinstance(m, nn.Embedding) and "position" in path and m.padding_idx is not None
-            for path, m in model.named_modules()
-        ),
-    )
-
-
-def linear_names(block: nn.Module) -> tuple[str, ...]:
-    """The linear layers of a block, relative to it, in the order they were made."""
-    return tuple(path for path, m in block.named_modules() if isinstance(m, nn.Linear))
-
-
-def block_list(model: nn.Module, model_type: str) -> str:
-    """The name of the outermost ModuleList whose equal blocks hold all but a few linear layers.
-
-    Raises CheckpointError when there is none.
+    OPT's smallest-but-one model normalizes after its sublayers, so that the residual reads what
+    the norm gives; models of its architecture with another activation than ReLU exist.
     """
-    total = len(linear_names(model))
-    lists: list[str] = []
-    for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or not len(module):
-            continue
-        outside = total - len(linear_names(module))
-        if len({type(m) for m in module}) == 1 and 0 <= outside <= OUTSIDE < total:
-            lists.append(path)
-    if not lists:
-        raise CheckpointError(
-            f"architecture {model_type!r} is not covered: it has no list of equal blocks that "
-            f"holds all but {OUTSIDE} of its linear layers",
-            where="config.json: model_type",
-            accepted=", ".join(sorted(FAMILIES)),
-            fix=GENERIC_FIX,
-        )
-    return lists[0]  # the outermost: named_modules walks from the root
+    if row.model_type != "opt":
+        return row
+    norms = ("self_attn_layer_norm", "final_layer_norm")
+    before = bool(fields.get("do_layer_norm_before", True))
+    relu = fields.get("activation_function", "relu") == "relu"
+    smooth = tuple(
+        pair
+        for pair in row.smooth
+        if (before or pair.producer not in norms) and (relu or pair.producer != "fc1")
+    )
+    return replace(row, smooth=smooth, pre_norm=before, final_norm=row.final_norm if before else "")
+
+
+def is_causal(config: Any) -> bool:
+    """Whether transformers has this architecture as a decoder: each position sees only those
+    before it."""
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = config.model_type
+    return bool(getattr(config, "is_decoder", False)) or (
+        kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )

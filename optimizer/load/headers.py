@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimizer.load import source
-from optimizer.load.config import model_folder, read_config
+from optimizer.load.config import check_task, model_folder, read_config
 from optimizer.load.model import parameter_shapes, skeleton_from_config
 from optimizer.recipe import Model
 from optimizer.store import Shapes
@@ -17,5 +17,6 @@ def shapes(section: Model) -> Shapes:
     """
     folder = model_folder(source.peek(section).folder)
     config = read_config(folder, section)
+    check_task(config, section, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
     return parameter_shapes(model)

@@ -3,13 +3,17 @@
 A skeleton has its parameters on the meta device and its non-persistent buffers (position ids,
 rotary frequencies) computed by its own constructor, on the CPU: only the parameters cost memory
 that grows with the model, and only they can be filled from a checkpoint.
+
+transformers' Conv1D (GPT-2: a linear layer that holds its weight as (in, out)) is an nn.Linear in
+a skeleton, so that every later stage meets one kind of linear layer; `Checkpoint.tensors` yields
+those weights as (out, in).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +23,7 @@ from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Checkpoint
 from optimizer.recipe import Task
 
+STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that stands for a Conv1D
 HEADLESS: tuple[Task, ...] = ("sentence-embedding", "feature-extraction")
 
 
@@ -64,8 +69,9 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
             f"transformers builds no {task} model of type {config.model_type!r} "
             f"({str(e).splitlines()[0][:200]})",
             where="config.json: model_type",
-            fix="Use a checkpoint of an encoder that transformers has for this task.",
+            fix="Use a checkpoint of a model that transformers has for this task.",
         ) from e
+    _linear_for_conv1d(model)
     if task in HEADLESS and getattr(model, "pooler", None) is not None:
         model.pooler = None
     return cast(nn.Module, model.eval().requires_grad_(False))
@@ -87,22 +93,50 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def _homes(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """{first name of a parameter: every (owner, attribute) that holds it}; ties share a list."""
-    by_id: dict[int, list[tuple[nn.Module, str]]] = {}
-    names: dict[str, list[tuple[nn.Module, str]]] = {}
+def _linear_for_conv1d(model: nn.Module) -> None:
+    """Put an nn.Linear on the meta device in the place of each Conv1D."""
+    from transformers.pytorch_utils import Conv1D
+
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            inputs, outputs = module.weight.shape
+            linear: Any = nn.Linear(inputs, outputs, device="meta")
+            setattr(linear, STORED_TRANSPOSED, True)
+            parent, _, attribute = path.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, linear)
+
+
+class _Home(NamedTuple):
+    """One of the places that hold a parameter."""
+
+    name: str
+    owner: nn.Module
+    attribute: str
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return cast(nn.Parameter, getattr(self.owner, self.attribute))
+
+
+def _homes(module: nn.Module) -> list[list[_Home]]:
+    """For each parameter, in order, its places; more than one when it is tied."""
+    by_id: dict[int, list[_Home]] = {}
     for path, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
-            if id(parameter) not in by_id:
-                by_id[id(parameter)] = names[f"{path}.{attribute}".lstrip(".")] = []
-            by_id[id(parameter)].append((owner, attribute))
-    return names
+            name = f"{path}.{attribute}".lstrip(".")
+            by_id.setdefault(id(parameter), []).append(_Home(name, owner, attribute))
+    return list(by_id.values())
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """{second name of a tied parameter: its first}, e.g. a head's weight: the embedding's."""
+    return {h.name: homes[0].name for homes in _homes(module) for h in homes[1:]}
 
 
 def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """{name: shape} of all that a checkpoint must hold: each parameter once (tied ones under
     their first name) and the persistent buffers."""
-    shapes = {name: tuple(getattr(*homes[0]).shape) for name, homes in _homes(module).items()}
+    shapes = {homes[0].name: tuple(homes[0].parameter.shape) for homes in _homes(module)}
     persistent = module.state_dict(keep_vars=True).keys()
     buffers = {n: tuple(b.shape) for n, b in module.named_buffers() if n in persistent}
     return {**shapes, **buffers}
@@ -120,12 +154,16 @@ def materialize(
 ) -> None:
     """Fill every parameter and persistent buffer of `module` whose name lies below `prefix`.
 
-    module: the whole skeleton, so that names are the checkpoint's and tied parameters stay tied;
-    prefix: "encoder.layer.3", or "" for all of it. overrides: values that stand in for the
-    checkpoint's. Values are float32 on the CPU. Raises KeyError naming a parameter that
-    neither holds, ValueError when a shape does not match.
+    module: the whole skeleton, so that names are the checkpoint's; prefix: "encoder.layer.3", or
+    "" for all of it. overrides: values that stand in for the checkpoint's. Values are float32 on
+    the CPU.
+    Tied parameters stay tied, have the value of their first name, and are filled when any of
+    their names lies below `prefix`. But a second name with a value of its own, in overrides or
+    tensors, is untied: it becomes a parameter of its own, now and for later calls.
+    Raises KeyError naming a parameter that neither holds, ValueError when a shape does not match.
     """
     overrides = overrides or {}
+    given = {*overrides, *tensors}  # `in` of a mapping may read the tensor; its names cost nothing
 
     def value(name: str, like: Tensor) -> Tensor:
         found = overrides[name] if name in overrides else tensors[name]
@@ -133,29 +171,32 @@ def materialize(
             raise ValueError(f"{name}: {tuple(found.shape)} for {tuple(like.shape)}")
         return found.float() if found.is_floating_point() else found
 
-    for name, homes in _homes(module).items():
-        if not _below(name, prefix):
-            continue
-        owner, attribute = homes[0]
-        old = getattr(owner, attribute)
-        new = nn.Parameter(value(name, old), requires_grad=False)
-        for owner, attribute in homes:
-            setattr(owner, attribute, new)
+    for homes in _homes(module):
+        own = [h for h in homes[1:] if h.name in given]
+        for home in own:  # untied: no longer the parameter of the others, whatever that holds
+            _place([home], nn.Parameter(home.parameter.to("meta"), requires_grad=False))
+        for group in ([h for h in homes if h not in own], *([h] for h in own)):
+            if any(_below(h.name, prefix) for h in group):
+                filled = value(group[0].name, group[0].parameter)
+                _place(group, nn.Parameter(filled, requires_grad=False))
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
-        if name in persistent and _below(name, prefix) and (name in overrides or name in tensors):
+        if name in persistent and _below(name, prefix) and name in given:
             owner_path, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner_path), attribute, value(name, buffer))
 
 
+def _place(homes: list[_Home], parameter: nn.Parameter) -> None:
+    for home in homes:
+        setattr(home.owner, home.attribute, parameter)
+
+
 def release(module: nn.Module, prefix: str = "") -> None:
-    """Send the parameters below `prefix` back to the meta device, freeing their memory."""
-    for name, homes in _homes(module).items():
-        if _below(name, prefix):
-            owner, attribute = homes[0]
-            meta = nn.Parameter(getattr(owner, attribute).to("meta"), requires_grad=False)
-            for owner, attribute in homes:
-                setattr(owner, attribute, meta)
+    """Send the parameters with a name below `prefix` back to the meta device, freeing their
+    memory."""
+    for homes in _homes(module):
+        if any(_below(h.name, prefix) for h in homes):
+            _place(homes, nn.Parameter(homes[0].parameter.to("meta"), requires_grad=False))
 
 
 def torch_model(

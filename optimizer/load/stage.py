@@ -1,7 +1,8 @@
 """load: find the model, check all of it, and write it the way every later stage reads it.
 
 out/checkpoint/     config.json, model.safetensors with the model's own parameter names,
-                    tokenizer.json without truncation or padding, tokenizer_config.json
+                    tokenizer.json without truncation or padding, tokenizer_config.json; of a
+                    decoder also generation_config.json and chat_template.jinja, where it has them
 out/source.json     where it came from, and the digest of every file it was made of
 out/contract.json   what goes in and what comes out
 """
@@ -11,25 +12,31 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from optimizer import safetensors_stream
-from optimizer.load import faithful, families, source, tokenizer, weights
+from optimizer.load import faithful, families, gguf, source, tokenizer, weights
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.config import check_covered, model_folder, read_config
+from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
 from optimizer.load.model import parameter_shapes, skeleton_from_config
 from optimizer.progress import say
 from optimizer.recipe import Model
 from optimizer.store import Estimate, Shapes, Stage, digest_file
 
-VERSION = 2
+VERSION = 3
 IMPORTS = 450_000_000  # resident after importing torch and transformers; measured
 BYTES_PER_SECOND = 60_000_000  # hashed twice, checked and written twice; measured on one core
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
 
 
 def run(section: Model, out: Path) -> None:
@@ -38,28 +45,43 @@ def run(section: Model, out: Path) -> None:
     read = source.files(found)
     folder = model_folder(found.folder)
     config = read_config(folder, section)
+    check_task(config, section, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
-    check_covered(config, model, folder)
+    check_covered(config, section, model, folder)
     family = families.family(config)
-    chosen = weights.match(weights.find(folder, section), model, section)
+    _say_incomplete(section)
 
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
-    rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-    fast = tokenizer.convert(folder, checkpoint, rows, section.trust_remote_code)
-    copied = [folder / n for n in ("config.json", *SETTINGS) if (folder / n).is_file()]
-    copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
-    for file in copied:
-        shutil.copyfile(file, checkpoint / file.name)
+    with tempfile.TemporaryDirectory(prefix="optimize-gguf-") as scratch:
+        files, licence = folder, _licence(folder, found.folder)  # all but the weights
+        if section.gguf_file is None:
+            stored = weights.find(folder, section)
+        else:
+            files = Path(scratch)
+            tensors, named = gguf.unpack(folder, section, config, files)
+            stored, licence = {**tensors}, licence or named
+            del tensors
+        chosen = weights.match(stored, model, section)
+        rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        generates = section.task == "text-generation"
+        fast = tokenizer.convert(files, checkpoint, rows, section.trust_remote_code, generates)
+        copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]
+        copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
+        for file in copied:
+            shutil.copyfile(file, checkpoint / file.name)
+        document = contract(section, config, model, family, fast, files, found.folder)
     for pattern in source.LICENCES:
         for file in sorted(folder.glob(pattern)):
             shutil.copyfile(file, checkpoint / file.name)
-    document = contract(section, config, model, family, fast, folder, found.folder)
     if chosen.unused:
         some = ", ".join(chosen.unused[:4]) + (", …" if len(chosen.unused) > 4 else "")
         say(f"load: {len(chosen.unused)} tensors have no use for {section.task}: {some}")
-    safetensors_stream.write(chosen.entries(), checkpoint / "model.safetensors")
-    faithful.check(folder, section, open_checkpoint(out).tensors)
+    safetensors_stream.write_known(chosen.specs(), chosen.read, checkpoint / "model.safetensors")
+    if section.gguf_file is not None:
+        stored.clear()  # the check de-quantizes the file a second time, and needs the memory
+    judged = chosen if section.gguf_file is None else None
+    faithful.check(folder, section, open_checkpoint(out).tensors, judged)
     _write(out / "contract.json", document)
     made_of = {
         str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}
@@ -71,7 +93,7 @@ def run(section: Model, out: Path) -> None:
             "source": section.source,
             "revision": found.revision,
             "files": made_of,
-            "licence": _licence(folder, found.folder),
+            "licence": licence,
             "model_type": config.model_type,
             "architecture": type(model).__name__,
             "task": section.task,
@@ -79,6 +101,16 @@ def run(section: Model, out: Path) -> None:
             "unused": list(chosen.unused),
         },
     )
+
+
+def _say_incomplete(section: Model) -> None:
+    if section.source.startswith(source.PACKAGE):
+        name = section.source.removeprefix(source.PACKAGE)
+        if absent := source.not_installed(name):
+            say(
+                f"load: {name} is installed without {', '.join(absent)} (as with pip install "
+                "--no-deps): only its files are read, so nothing is missing here"
+            )
 
 
 def _write(file: Path, document: Mapping[str, Any]) -> None:
@@ -98,15 +130,20 @@ def _licence(folder: Path, root: Path) -> str:
 
 
 def estimate(section: Model, shapes: Shapes) -> Estimate:
-    """Tensors pass through one by one: memory is that of the imports and of the largest tensor
-    (as stored, as checked, as written); disk is that of float32 weights, an upper bound."""
-    del section
+    """Disk is that of float32 weights, an upper bound.
+
+    Memory is that of the imports and of what the check holds: up to faithful.WHOLE the model in
+    float32 and its largest tensor again; beyond it the ends (embedding, head) and two blocks as
+    transformers loads them. A GGUF file is de-quantized whole, into a second copy.
+    """
     sizes = [4 * prod(shape) for shape in shapes.values()]
-    return Estimate(
-        memory=IMPORTS + 3 * max(sizes, default=0),
-        disk=sum(sizes),
-        seconds=5 + sum(sizes) / BYTES_PER_SECOND,
-    )
+    total, largest = sum(sizes), max(sizes, default=0)
+    held, seconds = total + largest, 5 + 2 * total / BYTES_PER_SECOND
+    if section.gguf_file is not None:
+        held, seconds = 2 * total + largest, 30 + 2 * total / BYTES_PER_SECOND
+    elif total > faithful.WHOLE:
+        held = sum(4 * prod(s) for n, s in shapes.items() if faithful.kept(n)) + largest
+    return Estimate(memory=IMPORTS + held, disk=total, seconds=seconds)
 
 
 STAGE = Stage(

@@ -37,9 +37,14 @@ TEXTS = (
 PAIRS = (("a question?", "An answer."), ("", "only the second"))
 
 
-def convert(source: Path, out: Path, embedding_rows: int, trust_remote_code: bool) -> Any:
+def convert(
+    source: Path, out: Path, embedding_rows: int, trust_remote_code: bool, generates: bool = False
+) -> Any:
     """Write out/tokenizer.json, without truncation or padding, and return transformers' own.
 
+    generates: the tokens are also turned back into text, which is then compared too; and the
+    source's own tokenizer.json may differ in the tokens put around a text (add_bos_token in
+    tokenizer_config.json decides about them, and transformers writes them into the new file).
     Raises CheckpointError: no tokenizer, one that has no fast form, one with ids beyond the
     embedding, or one whose two readers disagree on a text.
     """
@@ -58,6 +63,11 @@ def convert(source: Path, out: Path, embedding_rows: int, trust_remote_code: boo
     backend.save(str(out / "tokenizer.json"))
     _fits(backend, embedding_rows, source)
     _agrees(theirs, source, out / "tokenizer.json")
+    own = source / "tokenizer.json"
+    if generates:
+        _decodes(theirs, source, out / "tokenizer.json")
+    elif own.is_file():
+        _agrees(theirs, source, own)
     return theirs
 
 
@@ -103,28 +113,47 @@ def _fits(backend: Any, embedding_rows: int, source: Path) -> None:
 
 
 def _agrees(theirs: Any, source: Path, file: Path) -> None:
-    """The source's own tokenizer.json (or the written one) answers as transformers does."""
+    """A tokenizer.json (the source's own, or the written one) answers as transformers does."""
+    ours = _plain(file)
+    for text, pair in [*((t, None) for t in TEXTS), *PAIRS]:
+        encoded = theirs(text, pair, add_special_tokens=True)
+        encoding = ours.encode(text, pair, add_special_tokens=True)
+        expected, found = encoded["input_ids"], encoding.ids
+        if "token_type_ids" in encoded and encoding.type_ids != encoded["token_type_ids"]:
+            expected, found = encoded["token_type_ids"], encoding.type_ids
+        if found != expected:
+            raise CheckpointError(
+                f"{file.name} gives {found[:8]} and transformers gives {expected[:8]} for "
+                f"{text[:40]!r}",
+                where=str(source),
+                fix="tokenizer.json and tokenizer_config.json are of different tokenizers: "
+                "save both again with transformers.",
+            )
+
+
+def _decodes(theirs: Any, source: Path, file: Path) -> None:
+    """The written tokenizer.json makes the text of tokens that transformers makes of them."""
+    ours = _plain(file)
+    for text in TEXTS:
+        ids = theirs(text)["input_ids"]
+        expected = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        found = ours.decode(ids, skip_special_tokens=True)
+        if found != expected:
+            raise CheckpointError(
+                f"{file.name} decodes {ids[:8]} to {found[:40]!r} and transformers to "
+                f"{expected[:40]!r}",
+                where=str(source),
+                fix="Save the tokenizer again with transformers.",
+            )
+
+
+def _plain(file: Path) -> Any:
     from tokenizers import Tokenizer
 
-    own = source / "tokenizer.json"
-    for path in [file, *([own] if own.is_file() else [])]:
-        ours = Tokenizer.from_file(str(path))
-        ours.no_truncation()
-        ours.no_padding()
-        for text, pair in [*((t, None) for t in TEXTS), *PAIRS]:
-            encoded = theirs(text, pair, add_special_tokens=True)
-            encoding = ours.encode(text, pair, add_special_tokens=True)
-            expected, found = encoded["input_ids"], encoding.ids
-            if "token_type_ids" in encoded and encoding.type_ids != encoded["token_type_ids"]:
-                expected, found = encoded["token_type_ids"], encoding.type_ids
-            if found != expected:
-                raise CheckpointError(
-                    f"{path.name} gives {found[:8]} and transformers gives {expected[:8]} for "
-                    f"{text[:40]!r}",
-                    where=str(source),
-                    fix="tokenizer.json and tokenizer_config.json are of different tokenizers: "
-                    "save both again with transformers.",
-                )
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def max_length(source: Path, root: Path, positions: int | None) -> int | None:

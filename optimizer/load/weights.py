@@ -7,7 +7,7 @@ What the model needs and the files lack is an error, never an initialization.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError, closest
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
-from optimizer.load.model import HEADLESS, parameter_shapes
+from optimizer.load.model import HEADLESS, STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.source import shard_files
 from optimizer.recipe import Model
 
+PIECE = 1 << 22  # values looked at together
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -33,27 +34,37 @@ class Weights:
     chosen: Mapping[str, str]
     unused: tuple[str, ...]
 
-    def entries(self) -> Iterator[tuple[str, Tensor]]:
-        """(parameter, tensor) one at a time. Raises CheckpointError for NaN or infinity."""
-        for parameter, name in self.chosen.items():
-            found = self.stored[name]
-            tensor = read_entry(found) if isinstance(found, Entry) else found
-            where = str(found.file) if isinstance(found, Entry) else "pytorch_model.bin"
-            yield parameter, _finite(name, tensor, where)
+    def read(self, parameter: str) -> Tensor:
+        """The tensor to be written. Raises CheckpointError for NaN or infinity."""
+        name = self.chosen[parameter]
+        found = self.stored[name]
+        tensor = read_entry(found) if isinstance(found, Entry) else found
+        where = str(found.file) if isinstance(found, Entry) else "checkpoint"
+        return _finite(name, tensor, where)
+
+    def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """{parameter: dtype and shape of `read(parameter)`}, without reading any."""
+        found = {p: self.stored[n] for p, n in self.chosen.items()}
+        return {p: (_written(x.dtype), tuple(x.shape)) for p, x in found.items()}
+
+
+def _written(dtype: torch.dtype) -> torch.dtype:
+    """As stored; but float64 has no place in any target, and transformers loads it as float32."""
+    return torch.float32 if dtype == torch.float64 else dtype
 
 
 def _finite(name: str, tensor: Tensor, where: str) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
-    bad = int((~torch.isfinite(tensor)).sum())
+    pieces = tensor.reshape(-1).split(PIECE)  # a mask of all of an embedding would be large
+    bad = sum(piece.numel() - int(torch.isfinite(piece).sum()) for piece in pieces)
     if bad:
         raise CheckpointError(
             f"{bad} of {tensor.numel()} values of {name!r} are NaN or infinite",
             where=where,
             fix="The training diverged or the file was damaged: use another checkpoint.",
         )
-    # float64 has no place in any target; transformers loads it as float32 too
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+    return tensor.to(_written(tensor.dtype))
 
 
 def find(folder: Path, section: Model) -> dict[str, Entry | Tensor]:
@@ -117,26 +128,60 @@ def _pickled(files: list[Path]) -> dict[str, Tensor]:
 def match(stored: Mapping[str, Entry | Tensor], model: nn.Module, section: Model) -> Weights:
     """Pair every parameter of the skeleton with a stored tensor, by name and shape.
 
-    Raises CheckpointError naming the parameters that are missing or of another shape.
+    Of a tied parameter the files may hold either name, or both with equal values.
+    Raises CheckpointError naming the parameters that are missing, of another shape, or tied by
+    the config and different in the files.
     """
-    wanted = parameter_shapes(model)
+    wanted, tied = parameter_shapes(model), tied_names(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    chosen: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name in stored:
         renamed = name
         for old, new in LEGACY:
             renamed = renamed.removesuffix(old) + new if renamed.endswith(old) else renamed
         for candidate in (name, renamed, renamed.removeprefix(prefix), prefix + renamed):
-            if candidate in wanted and candidate not in chosen:
-                chosen[candidate] = name
+            if (candidate in wanted or candidate in tied) and candidate not in found:
+                found[candidate] = name
                 break
+    used = set(found.values())
+    chosen = {p: n for p, n in found.items() if p in wanted}
+    for second, first in tied.items():
+        if second not in found:
+            continue
+        if first in found and not _same(stored[found[first]], stored[found[second]]):
+            raise CheckpointError(
+                f"config.json ties {second!r} to {first!r}, and the files hold two that differ",
+                where="config.json: tie_word_embeddings",
+                fix="Set it to false if the model was trained so; else get the weights again.",
+            )
+        chosen.setdefault(first, found[second])
     _complete(stored, chosen, wanted, model, section)
+    _check_kinds(stored, chosen, wanted, model)
+    return Weights(
+        stored, {p: chosen[p] for p in wanted}, tuple(sorted(n for n in stored if n not in used))
+    )
+
+
+def _same(one: Entry | Tensor, other: Entry | Tensor) -> bool:
+    a, b = (read_entry(x) if isinstance(x, Entry) else x for x in (one, other))
+    return torch.equal(a, b)
+
+
+def _check_kinds(
+    stored: Mapping[str, Entry | Tensor],
+    chosen: Mapping[str, str],
+    wanted: Mapping[str, tuple[int, ...]],
+    model: nn.Module,
+) -> None:
+    """Raise CheckpointError for a tensor of another shape or of integers."""
     floats = {name for name, _ in model.named_parameters()}
+    turned = {f"{n}.weight" for n, m in model.named_modules() if hasattr(m, STORED_TRANSPOSED)}
     for parameter, name in chosen.items():
         shape = tuple(stored[name].shape)
-        if shape != wanted[parameter]:
+        asked = wanted[parameter][::-1] if parameter in turned else wanted[parameter]
+        if shape != asked:
             raise CheckpointError(
-                f"{name!r} is {shape}, and config.json makes it {wanted[parameter]}",
+                f"{name!r} is {shape}, and config.json makes it {asked}",
                 where="checkpoint",
                 fix="config.json and the weights are of different models: get both again.",
             )
@@ -146,10 +191,6 @@ def match(stored: Mapping[str, Entry | Tensor], model: nn.Module, section: Model
                 where="checkpoint",
                 fix="Use the float checkpoint it was made from.",
             )
-    used = set(chosen.values())
-    return Weights(
-        stored, {p: chosen[p] for p in wanted}, tuple(sorted(n for n in stored if n not in used))
-    )
 
 
 def _complete(

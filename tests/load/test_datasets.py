@@ -15,6 +15,7 @@ import pytest
 from optimizer.errors import DataError, MachineError
 from optimizer.harness.contract import load_tokenizer, read
 from optimizer.load import datasets as ours
+from optimizer.load import tables
 from optimizer.load.datasets import Sample, batches, check_disjoint, digest, samples
 from optimizer.recipe import DataSpec
 from tests.load.conftest import Load
@@ -232,7 +233,7 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
         (tmp_path / f"{name}.text").write_text(f"{name}\n")
     files = ("b.text", "*.text", "./b.text")
     asked = DataSpec(source="text", files=files, base=str(tmp_path))
-    assert [Path(f).name for f in ours._files(asked)] == ["b.text", "a.text"]
+    assert [Path(f).name for f in tables.local_files(asked)] == ["b.text", "a.text"]
 
 
 def test_repeated_rows_are_dropped_and_counted(
@@ -272,7 +273,7 @@ def test_a_hub_set_is_read_at_the_commit_its_revision_means(
     for revision in ("v1", None, "a" * 40):
         samples(DataSpec(source="me/set", revision=revision))
     assert read == ["c" * 40, "d" * 40, "a" * 40]
-    ours._commit.cache_clear()
+    tables._commit.cache_clear()
     ours._load.cache_clear()
 
 

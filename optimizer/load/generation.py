@@ -1,0 +1,128 @@
+"""What a decoder's contract says beyond its inputs: the cache, where a text ends, the template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimizer.errors import CheckpointError
+from optimizer.harness.contract import SAMPLING
+from optimizer.load.checkpoint import read_json
+from optimizer.load.model import auto_class
+from optimizer.progress import say
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+def advice(folder: Path) -> dict[str, Any]:
+    """generation_config.json; empty when there is none."""
+    file = folder / GENERATION_CONFIG
+    return read_json(file) if file.is_file() else {}
+
+
+def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """The `generation` document of contract.json, but for the context.
+
+    Raises CheckpointError when nothing says which token
+    ends a text, an id lies outside the vocabulary, or the model keeps no cache of keys and values.
+    """
+    advised = advice(folder)
+    layers, kv_heads, head_dim, vocabulary = _cache(config)
+    eos = eos_ids(config, advised, tokenizer.eos_token_id)
+    bos = tokenizer.bos_token_id
+    outside = [i for i in (*eos, *([] if bos is None else [bos])) if not 0 <= i < vocabulary]
+    if outside:
+        raise CheckpointError(
+            f"token id {outside[0]} begins or ends a text, and the model has {vocabulary} tokens",
+            where=f"{folder}: eos_token_id, bos_token_id",
+            fix="Use the generation_config.json and the tokenizer that the model was trained with.",
+        )
+    return {
+        "layers": layers,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocabulary": vocabulary,
+        "eos_ids": eos,
+        "bos_id": bos,
+        "chat_template": _template(tokenizer),
+        "defaults": {k: advised[k] for k in SAMPLING if _number(advised.get(k), k)},
+    }
+
+
+def _number(value: Any, key: str) -> bool:
+    fits = isinstance(value, int | float) and isinstance(value, bool) == (key == "do_sample")
+    return fits and value >= 0
+
+
+def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) -> list[int]:
+    """The ids that end a text: generation_config.json's, as transformers has it, else the
+    config's; the tokenizer's own first where it is one of them, for templates name that one."""
+    said = advised.get("eos_token_id")
+    if said is None:
+        said = getattr(config, "eos_token_id", None)
+    ids = [] if said is None else [int(i) for i in (said if isinstance(said, list) else [said])]
+    if not ids:
+        raise CheckpointError(
+            "no token is said to end a text, so generation would never stop",
+            where=f"eos_token_id in {GENERATION_CONFIG} and config.json",
+            accepted="an id, or a list of ids",
+            fix="Set eos_token_id in one of them to the tokenizer's"
+            + (f": {tokenizers_own}." if tokenizers_own is not None else "."),
+        )
+    return sorted(dict.fromkeys(ids), key=lambda i: i != tokenizers_own)
+
+
+def context(config: Any) -> int | None:
+    """The longest sequence the model is a plain causal one for; None when nothing says.
+
+    Layers that see a window of the last tokens alone are as good as others up to that window,
+    and beyond it differ from what is exported here.
+    """
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    kinds = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    if window is None or not (kinds is None or "sliding_attention" in kinds):
+        return positions
+    if positions is None or window < positions:
+        say(f"load: layers see a window of {window} tokens: that is the longest text here")
+        return window
+    return positions
+
+
+def _cache(config: Any) -> tuple[int, int, int, int]:
+    """(layers, key/value heads, size of a head, width of the logits), measured: the model is run
+    on the meta device, which has shapes and no numbers, and its cache is looked at. Names in
+    configs differ by architecture; shapes do not."""
+    trouble = ""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = auto_class("text-generation").from_config(config, attn_implementation="eager")
+            ids = torch.zeros((1, 3), dtype=torch.int64)
+            made = model.eval()(input_ids=ids, attention_mask=ids + 1, use_cache=True)
+        shapes = {(tuple(x.keys.shape), tuple(x.values.shape)) for x in made.past_key_values.layers}
+        layers = len(made.past_key_values.layers)
+    except Exception as e:  # each architecture has its own way to fail on a config that is off
+        shapes, layers, trouble = set(), 0, f" ({(str(e).splitlines() or [repr(e)])[0][:160]})"
+    keys, values = next(iter(shapes), ((), ()))
+    if len(shapes) != 1 or len(keys) != 4 or keys != values:
+        raise CheckpointError(
+            f"architecture {config.model_type!r} is not covered: it keeps no cache of one key and "
+            f"one value [batch, heads, tokens, size] per layer, the same in all{trouble}",
+            where="config.json",
+            fix="Check the numbers in config.json: heads must divide the hidden size.",
+        )
+    return layers, keys[1], keys[3], int(made.logits.shape[-1])
+
+
+def _template(tokenizer: Any) -> str | None:
+    """The chat template in chat_template.jinja or tokenizer_config.json, as transformers reads it;
+    of several, the one called default."""
+    found = tokenizer.chat_template
+    if isinstance(found, dict):
+        others = sorted(set(found) - {"default"})
+        if others:
+            say(f"load: chat templates {', '.join(others)} are left out; the default one is kept")
+        found = found.get("default")
+    return None if found is None else str(found)

@@ -1,0 +1,132 @@
+"""Where the rows of a data spec lie, and reading them through the `datasets` library.
+
+Its cache is a folder of this process that goes away with it (for files) or the user's Hugging Face
+cache (for hub ids).
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import DataError, MachineError, closest
+from optimizer.progress import say
+from optimizer.recipe import DataSpec
+
+FILE_FORMATS = ("csv", "json", "parquet", "text")
+
+
+def where_of(spec: DataSpec) -> str:
+    return f"data {spec.source}{': ' + ', '.join(spec.files) if spec.files else ''}"
+
+
+def local_files(spec: DataSpec) -> list[Path]:
+    """The spec's files, globs expanded, relative to the spec's folder; each once."""
+    base = Path(spec.base or ".")
+    found: list[Path] = []
+    for pattern in spec.files:
+        path = Path(pattern)
+        here = (
+            sorted(path.parent.glob(path.name))
+            if path.is_absolute()
+            else sorted(base.glob(pattern))
+        )
+        if not here:
+            near = closest(path.name, [p.name for p in (base / path).parent.glob("*")])
+            raise DataError(
+                f"no file {pattern!r} in {base}{near}",
+                where=where_of(spec),
+                fix="Give names or globs relative to the spec's folder.",
+            )
+        found += here
+    once: dict[Path, Path] = {}
+    for path in found:
+        once.setdefault(path.resolve(), path)
+    return list(once.values())
+
+
+def open_table(spec: DataSpec) -> Any:
+    """The `datasets` table of the spec's split."""
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    folder = Path(spec.base or ".") / spec.source
+    place = where_of(spec)
+    try:
+        with _quiet(), tempfile.TemporaryDirectory(prefix="optimize-data-") as cache:
+            if spec.source in FILE_FORMATS:
+                if not spec.files:
+                    raise DataError("files is missing", where=place, fix="Give files: [...].")
+                files = [str(f) for f in local_files(spec)]
+                _check_not_empty(files)
+                return datasets.load_dataset(
+                    spec.source,
+                    data_files={spec.split: files},
+                    split=spec.split,
+                    cache_dir=cache,
+                    keep_in_memory=True,
+                )
+            if folder.is_dir():
+                return datasets.load_dataset(
+                    str(folder), split=spec.split, cache_dir=cache, keep_in_memory=True
+                )
+            revision = _commit(spec.source, spec.revision)
+            return datasets.load_dataset(
+                spec.source, spec.name, split=spec.split, revision=revision
+            )
+    except (ConnectionError, DatasetNotFoundError) as e:
+        raise MachineError(
+            f"the data set could not be fetched ({str(e).splitlines()[0][:200]})",
+            where=place,
+            accepted=f"a hub id, a folder, or one of {', '.join(FILE_FORMATS)} with files",
+            fix="Check the name and the network; with HF_HUB_OFFLINE set it must be in the cache.",
+        ) from e
+    except (DataError, OSError, MemoryError):
+        raise
+    except Exception as e:  # the library raises many kinds for one thing: data it cannot read
+        cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
+        if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
+            raise DataError("the data is empty", where=place, fix="Give rows.") from e
+        raise DataError(f"it cannot be read ({cause[0][:200]})", where=place) from e
+
+
+def _check_not_empty(files: Sequence[str]) -> None:
+    for file in files:
+        if Path(file).stat().st_size == 0:
+            raise DataError("the file is empty", where=file, fix="Give rows, or leave it out.")
+
+
+@lru_cache(maxsize=16)
+def _commit(name: str, revision: str | None) -> str | None:
+    """The commit of a hub data set, asked once per process: key and run then read the same rows,
+    whatever is pushed in between. `revision` itself when it is a commit, or nobody answers."""
+    from huggingface_hub import HfApi
+
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    try:
+        commit: str | None = HfApi().dataset_info(name, revision=revision).sha
+    except Exception as e:  # of the HTTP library underneath, which differs; opening it says more
+        said = (str(e).splitlines() or [type(e).__name__])[0][:120]
+        say(f"data {name}: its commit could not be asked for ({said}): a cached copy will do")
+        return revision
+    return commit
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of `datasets` while inside; whatever was set before comes back."""
+    import datasets
+
+    was_on = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if was_on:
+            datasets.enable_progress_bars()

