@@ -1,8 +1,10 @@
 """python -m harness predict|bench|check, in the folder of a bundle.
 
-predict   answer texts: as arguments, or one per line on standard input
+predict   answer texts: as arguments, or one per line on standard input; a model that continues
+          texts does so with the options asked for, token by token with --stream
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
-          others, beside the ratio to float that was measured when it was built
+          others, beside the ratio to float that was measured when it was built; for a model that
+          continues texts, the first token and the next ones
 check     verify every digest, and say which engine runs here and why
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard
@@ -18,9 +20,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import generation_commands as generation
 from .errors import HarnessError, InputError
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
 
 RECORDED = "default: the recipe's, from the manifest"
 SHOWN = 4  # numbers of an embedding that are printed without --json
@@ -47,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return e.exit_code
     except BrokenPipeError:
         return 0
-    print(json.dumps(document) if args.json else text)
+    if args.json or text:
+        print(json.dumps(document) if args.json else text)
     return int(document.get("exit_code", 0))
 
 
@@ -65,50 +72,71 @@ def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
             where="--pair",
             accepted="one per text, in the order of the texts, or none",
         )
-    with Bundle(folder, runtime=args.runtime, threads=args.threads, say=_say) as bundle:
+    with Bundle(
+        folder, runtime=args.runtime, threads=args.threads, say=_say, genai=args.genai
+    ) as bundle:
+        about = {"engine": bundle.engine["target"], "decision": bundle.decision.reason}
+        if bundle.contract.generation is not None:
+            said = generation.predict(bundle, args, texts)
+            text = "" if said.pop("printed") else "\n".join(a["text"] for a in said["answers"])
+            return {**about, **said}, text
+        generation.refuse_others(args, bundle.contract.task)
         made = bundle.predict(texts, args.pair or None, batch_size=args.batch_size)
-        document = {
-            "engine": bundle.engine["target"],
-            "decision": bundle.decision.reason,
-            "answers": made,
-        }
-    return document, "\n".join(map(_line, made))
+    return {**about, "answers": made}, "\n".join(map(_line, made))
 
 
 def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from .bench import measure, peak_memory
+    from .bench import peak_memory
     from .bench_text import bench_text
     from .bundle import Bundle
-    from .recorded import asked, recorded_speed
+    from .recorded import recorded_speed
 
     texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
-    with Bundle(folder, runtime=args.runtime, threads=args.threads, say=_say) as bundle:
-        grid = asked(bundle.manifest, args.batch, args.sequence, args.iterations)
-        too_long = [s for s in grid.sequence if s > bundle.max_length]
-        if too_long:
-            raise InputError(
-                f"{too_long[0]} tokens were asked for",
-                where="--sequence",
-                accepted=f"up to {bundle.max_length}",
-            )
-        document = measure(
-            {"candidate": bundle.system()},
-            [(b, s) for b in grid.batch for s in grid.sequence],
-            [t for t in texts if t.strip()],
-            iterations=grid.iterations,
-            threads=bundle.threads,
-        )
+    texts = [t for t in texts if t.strip()]
+    with Bundle(
+        folder, runtime=args.runtime, threads=args.threads, say=_say, genai=args.genai
+    ) as bundle:
+        generates = bundle.contract.generation is not None
+        if generates:
+            document = generation.bench(bundle, args, texts)
+        else:
+            generation.refuse_others(args, bundle.contract.task)
+            document = _bench_batches(bundle, args, texts)
         document["engine"] = bundle.engine["target"]
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
+    job = generation.largest(document) if generates else f"predict([{' '.join(TEXTS)!r}])"
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
+        f"from {__package__}.generate import Options\n"
         f"Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
-        f"threads={args.threads!r}).predict([{' '.join(TEXTS)!r}])"
+        f"threads={args.threads!r}, genai={args.genai!r}).{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
-    return document, bench_text(document)
+    return document, (generation.bench_text if generates else bench_text)(document)
+
+
+def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
+    """Time a model that answers a batch in one run."""
+    from .bench import measure
+    from .recorded import asked
+
+    grid = asked(bundle.manifest, args.batch, args.sequence, args.iterations)
+    too_long = [s for s in grid.sequence if s > bundle.max_length]
+    if too_long:
+        raise InputError(
+            f"{too_long[0]} tokens were asked for",
+            where="--sequence",
+            accepted=f"up to {bundle.max_length}",
+        )
+    return measure(
+        {"candidate": bundle.system()},
+        [(b, s) for b in grid.batch for s in grid.sequence],
+        texts,
+        iterations=grid.iterations,
+        threads=bundle.threads,
+    )
 
 
 def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -175,11 +203,13 @@ def _parser() -> argparse.ArgumentParser:
                 help="second text of a pair; repeatable, one per text",
             )
             command.add_argument("--batch-size", type=_positive, default=8)
+            generation.add_predict(command)
         if run is bench:
             command.add_argument("--batch", type=_positive, nargs="+", help=RECORDED)
             command.add_argument("--sequence", type=_positive, nargs="+", help=RECORDED)
             command.add_argument("--iterations", type=_positive, help=RECORDED)
             command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
+            generation.add_bench(command)
     return parser
 
 

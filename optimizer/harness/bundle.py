@@ -74,6 +74,10 @@ class Bundle:
         self.threads = self.engine["threads"] if threads is None else threads
         model = self.folder / self.engine["model"]
         check_inside(model, self.folder, set(self.manifest["files"]))
+        if genai and self.contract.generation is None:
+            raise InputError(
+                f"the model does {self.contract.task}", where="genai", accepted="text-generation"
+            )
         self._genai = GenaiRunner(model.parent) if genai else None
         self._ort = None if genai else _open(model, self.engine, self.decision, self.threads)
 
@@ -132,7 +136,7 @@ class Bundle:
     def _runner(self) -> OrtRunner:
         if self._ort is None:
             raise InputError(
-                "onnxruntime-genai only continues texts", where="genai", accepted="text-generation"
+                "onnxruntime-genai gives texts only", where="genai", fix="Open it without genai."
             )
         return self._ort
 

@@ -44,10 +44,23 @@ def asked(
     return Grid(**merged)
 
 
+def asked_new_tokens(manifest: dict[str, Any], given: int | None) -> int:
+    """Tokens to generate after each prompt: as given, else as the manifest's recipe says.
+
+    Raises InputError when neither says.
+    """
+    latency = (manifest.get("recipe", {}).get("validate") or {}).get("latency") or {}
+    number = given or latency.get("new_tokens")
+    if not number:
+        raise InputError("not given, and the manifest records none", where="--new-tokens")
+    return int(number)
+
+
 def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[str, Any]:
     """The candidate's times and its ratio to float, as report.json has them for the target.
 
     {"machine", "threads", "cells": [{"batch", "sequence", "p50", "ratio"}]}, or {"missing": why}.
+    text-generation: cells are {"batch", "prompt", "ratio"}.
     """
     entry = manifest["files"].get(REPORT)
     if entry is None or not intact(folder, REPORT, entry):
@@ -61,13 +74,16 @@ def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[
     return {
         "machine": speed["machine"],
         "threads": speed["threads"],
-        "cells": [
-            {
-                "batch": cell["batch"],
-                "sequence": cell["sequence"],
-                "p50": cell["systems"]["candidate"]["end_to_end"]["p50"],
-                "ratio": cell.get("ratio"),
-            }
-            for cell in speed["cells"]
-        ],
+        "cells": [_cell(cell) for cell in speed["cells"]],
+    }
+
+
+def _cell(cell: dict[str, Any]) -> dict[str, Any]:
+    if "prompt" in cell:
+        return {k: cell.get(k) for k in ("batch", "prompt", "ratio")}
+    return {
+        "batch": cell["batch"],
+        "sequence": cell["sequence"],
+        "p50": cell["systems"]["candidate"]["end_to_end"]["p50"],
+        "ratio": cell.get("ratio"),
     }
