@@ -2,7 +2,8 @@
 
 A QTensor has codes (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N]
 with K = in, N = out. Laws (tested): from_kn(to_kn(a)) == a; unpack4(pack4(a)) == a;
-unpack4_unsigned(pack4_unsigned(a)) == a; to_signed(to_unsigned(a)) == a.
+unpack4_unsigned(pack4_unsigned(a)) == a; to_signed(to_unsigned(a)) == a;
+unpack32(pack32(a, bits), bits, columns) == a.
 """
 
 from __future__ import annotations
@@ -67,6 +68,48 @@ def to_unsigned(codes: Array, bits: int) -> NDArray[np.uint8]:
 def to_signed(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
     """The inverse of to_unsigned."""
     return (codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+
+
+def pack32(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Codes in 0..2**bits - 1, (rows, columns) -> (rows, ceil(columns * bits / 32)).
+
+    Each row is one stream of bits, lowest first, cut into 32-bit words: code i takes the bits
+    from i * bits on, so that a code of 3 bits may lie in two words. Missing codes are 0. The
+    layout of compressed-tensors (pack_quantized) and, on the transposed matrix, of GPTQ.
+    """
+    if codes.size and int(codes.max()) >> bits:
+        raise ValueError(f"code {codes.max()} does not fit {bits} unsigned bits")
+    rows, columns = codes.shape
+    groups = -(-columns // 32)
+    padded = np.zeros((rows, groups * 32), np.uint8)
+    padded[:, :columns] = codes
+    lanes = padded.reshape(rows, groups, 32)
+    words = np.zeros((rows, groups, bits), np.uint32)
+    for lane in range(32):
+        word, shift = divmod(lane * bits, 32)
+        value = lanes[:, :, lane].astype(np.uint32)
+        words[:, :, word] |= value << np.uint32(shift)
+        if shift + bits > 32:
+            words[:, :, word + 1] |= value >> np.uint32(32 - shift)
+    used = -(-columns * bits // 32)
+    return np.ascontiguousarray(words.reshape(rows, groups * bits)[:, :used]).view(np.int32)
+
+
+def unpack32(packed: NDArray[np.int32], bits: int, columns: int) -> NDArray[np.uint8]:
+    """The inverse of pack32 for `columns` codes a row."""
+    rows, used = packed.shape
+    groups = -(-columns // 32)
+    padded = np.zeros((rows, groups * bits), np.uint32)
+    padded[:, :used] = np.ascontiguousarray(packed).view(np.uint32)
+    words = padded.reshape(rows, groups, bits)
+    lanes = np.empty((rows, groups, 32), np.uint8)
+    for lane in range(32):
+        word, shift = divmod(lane * bits, 32)
+        value = words[:, :, word] >> np.uint32(shift)
+        if shift + bits > 32:
+            value |= words[:, :, word + 1] << np.uint32(32 - shift)
+        lanes[:, :, lane] = value & np.uint32((1 << bits) - 1)
+    return np.ascontiguousarray(lanes.reshape(rows, groups * 32)[:, :columns])
 
 
 def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:

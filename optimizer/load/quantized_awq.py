@@ -1,0 +1,101 @@
+"""AWQ checkpoints in the GEMM layout of AutoAWQ.
+
+A linear `m` (out, in) of 4 bits and g groups along its inputs:
+
+    m.qweight  int32 (in, out/8)     codes 0..15 of 8 outputs, the nibble i (lowest first) being
+                                     output 8*j + ORDER[i] of word j
+    m.qzeros   int32 (g, out/8)      zero points, packed alike; may be absent without zero_point
+    m.scales   float16 (g, out)      value = (code - zero point) * scale
+
+Source: AutoAWQ awq/modules/linear/gemm.py (from_linear) and awq/utils/packing_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from optimizer.errors import CheckpointError
+from optimizer.load.checkpoint import Entry
+from optimizer.load.quantized import Coded, Quantized
+from optimizer.load.quantized_module import (
+    SCALES,
+    Module,
+    centred,
+    grouping,
+    modules,
+    number,
+    rest,
+)
+from optimizer.qtensor import Granularity, QTensor, Scheme
+
+PARTS = ("qweight", "qzeros", "scales")
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
+    """Raises CheckpointError as optimizer/load/quantized.py lists."""
+    where = f"{folder / 'config.json'}: quantization_config"
+    version = str(config.get("version") or config.get("format") or "gemm").lower()
+    if version != "gemm":
+        raise CheckpointError(
+            f"an AWQ checkpoint in the layout {version!r}",
+            where=f"{where}.version",
+            accepted="gemm",
+            fix="Save it with version: GEMM.",
+        )
+    bits = number(config, "bits", "w_bit", default=4)
+    if bits != 4:
+        raise CheckpointError(
+            f"AWQ weights of {bits} bits",
+            where=f"{where}.bits",
+            accepted="4",
+            fix="Use gptq for 8.",
+        )
+    asked = number(config, "group_size", "q_group_size", default=128)
+    symmetric = not bool(config.get("zero_point", True))
+    found = modules(entries, "qweight", PARTS)
+    coded = {
+        f"{name}.weight": Coded(
+            module.entry("qweight").file, *_shape_and_reader(module, asked, symmetric)
+        )
+        for name, module in found.items()
+    }
+    return Quantized(folder, "awq", coded, rest(entries, found))
+
+
+def _shape_and_reader(module: Module, asked: int, symmetric: bool) -> tuple[tuple[int, int], Any]:
+    inputs, words = module.entry("qweight", torch.int32).shape
+    groups = module.entry("scales", *SCALES).shape[0]
+    module.expect("scales", (groups, 8 * words))
+    if not symmetric or "qzeros" in module.tensors:
+        module.entry("qzeros", torch.int32)
+        module.expect("qzeros", (groups, words))
+    granularity, size = grouping(module, inputs, groups, asked)
+    scheme = Scheme(4, symmetric, cast(Granularity, granularity), size)
+    return (8 * words, inputs), partial(_read, module, scheme)
+
+
+def _read(module: Module, scheme: Scheme) -> QTensor:
+    codes = _unpack(module.tensor("qweight"))
+    zero = _unpack(module.tensor("qzeros")) if "qzeros" in module.tensors else None
+    if scheme.symmetric and zero is not None and zero.any():
+        raise module.wrong(
+            "zero_point: false, and a zero point is not the middle code",
+            fix="Correct zero_point in quantization_config.",
+        )
+    scale = module.tensor("scales").t()
+    return module.qtensor(codes, scale, None if scheme.symmetric else zero, scheme)
+
+
+def _unpack(words: Tensor) -> Tensor:
+    """int32 (rows, n) -> int8 (8 * n, rows), signed."""
+    nibbles = (words[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 0x0F
+    ordered = torch.empty_like(nibbles)
+    ordered[..., list(ORDER)] = nibbles
+    return centred(ordered.reshape(len(words), -1).t(), 4).contiguous()

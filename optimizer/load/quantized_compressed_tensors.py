@@ -1,0 +1,273 @@
+"""compressed-tensors checkpoints, as llm-compressor writes them and vLLM serves them.
+
+A linear `m` (out, in), by the format of its config group (bytes: lower/compressed_tensors.py):
+
+    pack-quantized    m.weight_packed, m.weight_shape, m.weight_scale, m.weight_zero_point (packed
+                      along the outputs; older writers left it int8, one a scale)
+    int-quantized     m.weight int8, m.weight_scale, m.weight_zero_point int8
+    naive-quantized   the same
+
+and m.input_scale, m.input_zero_point where inputs are coded by static ranges. A group's targets
+are names of modules, patterns ("re:...") or classes ("Linear"); the first kind that matches
+decides, as in compressed_tensors.utils.match. Of several classes, the one whose weights are what
+the tensors are.
+
+Source: compressed_tensors 0.20, compressors/pack_quantized, compressors/naive_quantized,
+quantization/quant_args.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.errors import CheckpointError
+from optimizer.load.checkpoint import Entry
+from optimizer.load.quantized import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
+from optimizer.load.quantized_module import SCALES, Module, centred, grouping, modules, rest
+from optimizer.lower.packing import unpack32
+from optimizer.qtensor import Granularity, QTensor, Scheme
+from optimizer.state import Activations, Range
+
+INPUT = ("input_scale", "input_zero_point")
+PACKED = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+INTEGER = ("weight", "weight_scale", "weight_zero_point")
+FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+Group = Mapping[str, Any]
+
+
+def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
+    """Raises CheckpointError as optimizer/load/quantized.py lists."""
+    where = f"{folder / 'config.json'}: quantization_config"
+    groups = _checked(config, where)
+    found = modules(entries, "weight_packed", (*PACKED, *INPUT))
+    scaled = modules(entries, "weight_scale", (*INTEGER, *INPUT))
+    whole = {n: m for n, m in scaled.items() if n not in found}
+    found |= {n: m for n, m in whole.items() if m.entry("weight").dtype == torch.int8}
+    coded: dict[str, Coded] = {}
+    inputs: dict[str, Activations] = {}
+    ranges: dict[str, Range] = {}
+    for name, module in found.items():
+        group = _group_of(module, groups)
+        scheme, shape = _scheme(module, group)
+        file = module.tensors["weight_scale"].file
+        coded[f"{name}.weight"] = Coded(file, shape, partial(_read, module, scheme, shape))
+        inputs[name] = _activations(module, group)
+        if inputs[name] == "tensor":
+            ranges[name] = _range(module, group["input_activations"])
+    kinds = {kind for kind in inputs.values() if kind is not None}
+    if len(kinds) > 1:
+        raise CheckpointError(
+            "some inputs are coded by static ranges and some at run time",
+            where=where,
+            accepted="one of the two",
+            fix=FLOAT_INSTEAD,
+        )
+    return Quantized(
+        folder,
+        "compressed-tensors",
+        coded,
+        rest(entries, found),
+        activations=next(iter(kinds), None),
+        ranges=ranges,
+        weight_only=tuple(n for n, kind in inputs.items() if kind is None) if kinds else (),
+    )
+
+
+def _checked(config: Mapping[str, Any], where: str) -> list[Group]:
+    """The config groups. Raises CheckpointError for a format or an extra that is not read."""
+    groups = list((config.get("config_groups") or {}).values())
+    formats = [config.get("format"), *(g.get("format") for g in groups if isinstance(g, Mapping))]
+    for form in formats:
+        if form is not None and form not in FORMATS:
+            raise CheckpointError(
+                f"compressed-tensors format {form!r}",
+                where=f"{where}.format",
+                accepted=ACCEPTED,
+                fix=FLOAT_INSTEAD,
+            )
+    if not groups or not all(isinstance(g, Mapping) and g.get("weights") for g in groups):
+        raise CheckpointError(
+            "config_groups has a group that does not say how weights are coded",
+            where=f"{where}.config_groups",
+            fix=FLOAT_INSTEAD,
+        )
+    status = config.get("quantization_status", "compressed")
+    if status != "compressed":
+        raise CheckpointError(
+            f"quantization_status is {status!r}: the weights are not stored as codes",
+            where=f"{where}.quantization_status",
+            accepted="compressed",
+            fix="Save it compressed (save_pretrained(..., save_compressed=True)).",
+        )
+    sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
+    extras = {
+        "transform_config": bool(config.get("transform_config")),
+        "kv_cache_scheme": bool(config.get("kv_cache_scheme")),
+        "sparsity_config": sparsity != "dense",
+        "output_activations": any(g.get("output_activations") for g in groups),
+    }
+    for name, there in extras.items():
+        if there:
+            raise CheckpointError(
+                "the model computes with it at run time, and no target here does",
+                where=f"{where}.{name}",
+                fix=FLOAT_INSTEAD,
+            )
+    return groups
+
+
+def _group_of(module: Module, groups: list[Group]) -> Group:
+    """The group that targets the module: by name, by pattern, or by class and shape."""
+    name = module.name
+    for group in groups:
+        if name in group.get("targets", ()):
+            return group
+    for group in groups:
+        if any(t[:3] == "re:" and re.match(t[3:], name) for t in group.get("targets", ())):
+            return group
+    classes = [g for g in groups if any(t.isidentifier() for t in g.get("targets", ()))]
+    fitting = [g for g in classes if _fits(module, g)]
+    if len(fitting) == 1 or (fitting and all(g == fitting[0] for g in fitting)):
+        return fitting[0]
+    if len(classes) == 1:
+        return classes[0]  # what does not fit is said by whoever reads it
+    raise module.wrong(
+        f"{len(fitting)} config groups fit it",
+        accepted="one",
+        fix="Name it in one group's targets.",
+    )
+
+
+def _fits(module: Module, group: Group) -> bool:
+    try:
+        _scheme(module, group)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
+    """How the weight is coded and its shape; raises CheckpointError when headers disagree."""
+    weights = group["weights"]
+    bits, strategy = int(weights.get("num_bits", 8)), weights.get("strategy")
+    symmetric = bool(weights.get("symmetric", True))
+    size = weights.get("group_size")
+    strategy = strategy or ("tensor" if size is None else "channel" if size == -1 else "group")
+    if weights.get("type", "int") != "int" or bits not in (3, 4, 8):
+        raise module.wrong(f"weights of type {weights.get('type')}{bits}", accepted="int 3, 4, 8")
+    if strategy not in ("tensor", "channel", "group"):
+        raise module.wrong(f"strategy {strategy!r}", accepted="tensor, channel, group")
+    out, inputs = shape = _shape(module, bits)
+    rows = module.entry("weight_scale", *SCALES).shape
+    if strategy == "tensor":
+        if rows not in ((), (1,), (1, 1)):
+            raise module.wrong(f"weight_scale is {rows}", accepted="one value")
+        scheme = Scheme(bits, symmetric, "tensor")
+    else:
+        groups = rows[1] if len(rows) == 2 else 1
+        module.expect("weight_scale", (out, groups) if len(rows) == 2 else (out,))
+        kind, per = grouping(module, inputs, groups, -1 if strategy == "channel" else size)
+        granularity: Granularity = "group" if kind == "group" and strategy == "group" else "channel"
+        scheme = Scheme(bits, symmetric, granularity, per if granularity == "group" else None)
+    if not symmetric:
+        module.entry("weight_zero_point", torch.int8, torch.int32)
+    return scheme, shape
+
+
+def _shape(module: Module, bits: int) -> tuple[int, int]:
+    if "weight_packed" not in module.tensors:
+        if bits != 8:
+            raise module.wrong(f"int8 weights, and the config says {bits} bits", accepted="8")
+        out, inputs = module.entry("weight", torch.int8).shape
+        return out, inputs
+    module.entry("weight_packed", torch.int32)
+    module.entry("weight_shape", torch.int64, torch.int32)
+    module.expect("weight_shape", (2,))
+    out, inputs = module.tensor("weight_shape").tolist()
+    module.expect("weight_packed", (out, -(-inputs * bits // 32)))
+    return out, inputs
+
+
+def _activations(module: Module, group: Group) -> Activations:
+    """Raises CheckpointError for what a state does not say."""
+    inputs = group.get("input_activations")
+    if inputs is None:
+        return None
+    dynamic, strategy = inputs.get("dynamic", False), inputs.get("strategy")
+    whole = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
+    if whole and dynamic is True and strategy == "token" and inputs.get("symmetric", True):
+        return "token"
+    if whole and dynamic is False and strategy in ("tensor", None):
+        return "tensor"
+    raise module.wrong(
+        f"inputs coded with {inputs.get('num_bits')} bits, strategy {strategy}, dynamic {dynamic}, "
+        f"symmetric {inputs.get('symmetric', True)}",
+        accepted="8 bits: per token, dynamic and symmetric; or per tensor, static",
+    )
+
+
+def _range(module: Module, inputs: Group) -> Range:
+    """The interval of a static range: code = round(x / scale) + zero point, -128..127."""
+    module.entry("input_scale", *SCALES)
+    scale, zero = float(module.tensor("input_scale").reshape(-1)[0]), 0
+    if not inputs.get("symmetric", True):
+        module.entry("input_zero_point", torch.int8, torch.int32)
+        zero = int(module.tensor("input_zero_point").reshape(-1)[0])
+    try:
+        found = Range(-(zero + 128) * scale, (127 - zero) * scale)
+    except ValueError as e:
+        raise module.wrong(str(e)) from None
+    if found.scale != scale or found.zero_point != zero + 128:
+        raise module.wrong(
+            f"input_scale {scale} is no bfloat16 value inside float16's normal range",
+            fix="Quantize again from the float checkpoint, or use a weight-only one.",
+        )
+    return found
+
+
+def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
+    bits, (out, inputs) = scheme.bits, shape
+    if "weight_g_idx" in module.tensors:
+        order, groups = module.tensor("weight_g_idx").long(), scheme.groups(inputs)
+        if not torch.equal(order, torch.arange(inputs) // (inputs // groups)):
+            raise module.wrong(
+                "its inputs are in groups by an order of their own (actorder: group)",
+                fix="Use a checkpoint made with actorder: weight, or the float one.",
+            )
+    if "weight_packed" in module.tensors:
+        packed = module.tensor("weight_packed").numpy()
+        codes = centred(torch.from_numpy(unpack32(packed, bits, inputs)), bits)
+    else:
+        codes = module.tensor("weight")
+    scale = module.tensor("weight_scale")
+    scale = scale.reshape(1, 1) if scheme.granularity == "tensor" else scale.reshape(out, -1)
+    return module.qtensor(codes, scale, _zero_point(module, scheme, scale), scheme)
+
+
+def _zero_point(module: Module, scheme: Scheme, scale: Tensor) -> Tensor | None:
+    if "weight_zero_point" not in module.tensors:
+        return None
+    zero = module.tensor("weight_zero_point")
+    if scheme.symmetric:
+        if zero.any():
+            raise module.wrong(
+                "symmetric: true, and weight_zero_point is not 0",
+                fix="Correct symmetric in config_groups.",
+            )
+        return None
+    if zero.dtype == torch.int32:
+        rows = len(scale)
+        module.expect("weight_zero_point", (-(-rows * scheme.bits // 32), scale.shape[1]))
+        words = zero.t().contiguous().numpy()
+        unsigned = torch.from_numpy(unpack32(words, scheme.bits, rows)).t()
+        return centred(unsigned, scheme.bits).contiguous()
+    if zero.numel() != scale.numel():
+        module.expect("weight_zero_point", tuple(scale.shape))
+    return zero.reshape(scale.shape)

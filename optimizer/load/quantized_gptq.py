@@ -1,0 +1,132 @@
+"""GPTQ checkpoints, as gptqmodel, AutoGPTQ, optimum and auto-round (auto_gptq) write them.
+
+A linear `m` (out, in) of b bits and g groups along its inputs:
+
+    m.qweight  int32 (in*b/32, out)      codes 0..2**b-1, b bits each along the inputs, lowest first
+    m.qzeros   int32 (g, out*b/32)       zero points, packed along the outputs; checkpoint_format
+                                         "gptq" (v1) holds them less one, "gptq_v2" as they are
+    m.scales   float (g, out)            value = (code - zero point) * scale
+    m.g_idx    int32 (in,)               the group of each input; absent, or i // group_size, or
+                                         an order of its own (desc_act)
+
+Sources: AutoGPTQ auto_gptq/nn_modules/qlinear/qlinear_cuda.py (pack, forward); gptqmodel
+nn_modules/qlinear/__init__.py (pack_original) and utils/model.py (convert_gptq_v1_to_v2_format).
+3 bits are refused: those tools have two layouts for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from optimizer.errors import CheckpointError
+from optimizer.load.checkpoint import Entry
+from optimizer.load.quantized import Coded, Quantized
+from optimizer.load.quantized_module import (
+    SCALES,
+    Module,
+    centred,
+    grouping,
+    modules,
+    number,
+    rest,
+)
+from optimizer.lower.packing import unpack32
+from optimizer.qtensor import Granularity, QTensor, Scheme
+
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
+OFFSET = {"gptq": 1, "gptq_v2": 0}
+
+
+def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
+    """Raises CheckpointError as optimizer/load/quantized.py lists."""
+    form = str(config.get("checkpoint_format") or config.get("format") or "gptq")
+    if form not in OFFSET:
+        raise CheckpointError(
+            f"a GPTQ checkpoint in the layout {form!r}",
+            where=f"{folder / 'config.json'}: quantization_config.checkpoint_format",
+            accepted=", ".join(OFFSET),
+            fix="Save it in one of these with the tool that wrote it.",
+        )
+    found = modules(entries, "qweight", PARTS)
+    coded = {
+        f"{name}.weight": Coded(
+            module.entry("qweight").file, *_shape_and_reader(module, config, OFFSET[form])
+        )
+        for name, module in found.items()
+    }
+    return Quantized(folder, "gptq", coded, rest(entries, found))
+
+
+def _shape_and_reader(
+    module: Module, config: Mapping[str, Any], offset: int
+) -> tuple[tuple[int, int], Any]:
+    """The weight's shape, checked against the headers, and what reads it."""
+    bits = _bits(module, number(config, "bits", default=4))
+    words, out = module.entry("qweight", torch.int32).shape
+    inputs = words * 32 // bits
+    groups = module.entry("scales", *SCALES).shape[0]
+    module.expect("scales", (groups, out))
+    module.entry("qzeros", torch.int32)
+    module.expect("qzeros", (groups, -(-out * bits // 32)))
+    if "g_idx" in module.tensors:
+        module.entry("g_idx", torch.int32, torch.int64)
+        module.expect("g_idx", (inputs,))
+    by_module = bool(config.get("dynamic"))
+    asked = None if by_module else number(config, "group_size", default=128)
+    granularity, size = grouping(module, inputs, groups, asked)
+    symmetric = bool(config.get("sym", True))
+    scheme = Scheme(bits, symmetric, cast(Granularity, granularity), size)
+    return (out, inputs), partial(_read, module, scheme, inputs, offset, by_module)
+
+
+def _bits(module: Module, asked: int) -> int:
+    """The config's bits, or what the shapes say where it gives modules bits of their own."""
+    words, out = module.entry("qweight").shape
+    zeros = module.entry("qzeros").shape[-1]
+    inputs = module.tensors["g_idx"].shape[0] if "g_idx" in module.tensors else None
+    for bits in (asked, 4, 8):
+        fits = zeros == -(-out * bits // 32) and inputs in (None, words * 32 // bits)
+        if bits in (4, 8) and fits:
+            return bits
+    raise module.wrong(f"weights of {asked} bits, or qzeros of another shape", accepted="4, 8 bits")
+
+
+def _read(module: Module, scheme: Scheme, inputs: int, offset: int, by_module: bool) -> QTensor:
+    bits = scheme.bits
+    if "g_idx" in module.tensors:
+        groups = module.tensors["scales"].shape[0]
+        order = module.tensor("g_idx").long()
+        if not torch.equal(order, torch.arange(inputs) // (inputs // groups)):
+            raise module.wrong(
+                "its inputs are in groups by an order of their own (desc_act), which a runtime "
+                "would have to look up",
+                fix="Use a checkpoint made with desc_act: false or static_groups: true, or one "
+                "scale per channel (group_size: -1), or the float checkpoint.",
+            )
+    words = module.tensor("qweight").t().contiguous().numpy()
+    codes = centred(torch.from_numpy(unpack32(words, bits, inputs)), bits)
+    scale = module.tensor("scales").t()
+    packed = unpack32(module.tensor("qzeros").numpy(), bits, len(codes))
+    zero = torch.from_numpy(packed).t().to(torch.int16) + offset
+    if int(zero.max()) >= 1 << bits:
+        raise module.wrong(
+            f"a zero point is {int(zero.max())}, no code of {bits} bits: 0 less one was stored, "
+            "and readers disagree on what that means",
+            fix="Save it with checkpoint_format: gptq_v2.",
+        )
+    zero_point = centred(zero, bits).contiguous()
+    if scheme.symmetric and zero_point.any():
+        if not by_module:
+            raise module.wrong(
+                f"sym: true, and a zero point is {int(zero[zero_point != 0][0])} instead of "
+                f"{1 << (bits - 1)}",
+                fix="Correct checkpoint_format (gptq holds zero points less one, gptq_v2 as they "
+                "are), or sym.",
+            )
+        scheme = Scheme(bits, False, scheme.granularity, scheme.group_size)
+    return module.qtensor(codes, scale, None if scheme.symmetric else zero_point, scheme)

@@ -1,0 +1,114 @@
+"""One module of a quantized checkpoint: its tensors, checked against each other, as a QTensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.errors import CheckpointError
+from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry
+from optimizer.load.quantized import FLOAT_INSTEAD
+from optimizer.qtensor import QTensor, Scheme, on_scale_grid
+
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Module:
+    """The tensors of one quantized module, by what follows its name."""
+
+    name: str
+    tensors: Mapping[str, Entry]
+
+    @property
+    def where(self) -> str:
+        return f"{next(iter(self.tensors.values())).file}: {self.name}"
+
+    def wrong(self, found: str, *, accepted: str = "", fix: str = FLOAT_INSTEAD) -> CheckpointError:
+        return CheckpointError(found, where=self.where, accepted=accepted, fix=fix)
+
+    def entry(self, name: str, *dtypes: torch.dtype) -> Entry:
+        """Raises CheckpointError when there is none, or of another dtype."""
+        if name not in self.tensors:
+            have = ", ".join(sorted(self.tensors))
+            raise self.wrong(f"no {name} (there is {have})", fix=GET_AGAIN)
+        entry = self.tensors[name]
+        if dtypes and entry.dtype not in dtypes:
+            raise self.wrong(f"{name} is {entry.dtype}", accepted=", ".join(str(d) for d in dtypes))
+        return entry
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError when a tensor has another shape."""
+        found = self.tensors[name].shape
+        if found != shape:
+            raise self.wrong(f"{name} is {found}; its neighbours make it {shape}", fix=GET_AGAIN)
+
+    def tensor(self, name: str) -> Tensor:
+        return read_entry(self.tensors[name])
+
+    def qtensor(
+        self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme
+    ) -> QTensor:
+        """Raises CheckpointError for a scale that cannot be kept."""
+        scale = scale.float().contiguous()
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise self.wrong("a scale is zero, negative, NaN or infinite")
+        if not on_scale_grid(scale):
+            raise self.wrong(
+                "scales in float32 have more digits than 16-bit targets hold",
+                accepted="scales that are float16 values, or bfloat16 values",
+                fix="Quantize again from the float checkpoint.",
+            )
+        try:
+            return QTensor(codes.contiguous(), scale, zero_point, scheme)
+        except ValueError as e:
+            raise self.wrong(str(e)) from None
+
+
+def modules(entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]) -> dict[str, Module]:
+    """The modules that have a tensor `<module>.<mark>`, each with those of `parts` it has."""
+    names = sorted(n.removesuffix(f".{mark}") for n in entries if n.endswith(f".{mark}"))
+    return {
+        name: Module(name, {p: entries[f"{name}.{p}"] for p in parts if f"{name}.{p}" in entries})
+        for name in names
+    }
+
+
+def rest(entries: Mapping[str, Entry], taken: Mapping[str, Module]) -> dict[str, Entry]:
+    """The entries that belong to no module of `taken`."""
+    used = {f"{m.name}.{part}" for m in taken.values() for part in m.tensors}
+    return {name: entry for name, entry in entries.items() if name not in used}
+
+
+def grouping(module: Module, inputs: int, groups: int, asked: int | None) -> tuple[str, int | None]:
+    """Granularity and group size of `groups` scales a row. asked: the config's group size; -1 is
+    the whole row, None is not said. Raises CheckpointError when they disagree."""
+    if groups < 1 or inputs % groups:
+        raise module.wrong(
+            f"{groups} groups do not divide {inputs} inputs evenly",
+            accepted="groups of one size",
+        )
+    size = inputs // groups
+    if asked is not None and size != (inputs if asked == -1 else asked):
+        raise module.wrong(
+            f"the config says group_size {asked}, and the scales are of groups of {size}",
+            fix="config.json and the weights are of different models: get both again.",
+        )
+    return ("group", size) if groups > 1 or asked == size else ("channel", None)
+
+
+def centred(unsigned: Tensor, bits: int) -> Tensor:
+    """Codes counted from the lowest -> signed, int8. Values must be 0..2**bits - 1."""
+    return (unsigned.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+
+
+def number(config: Mapping[str, Any], *names: str, default: int) -> int:
+    """The first of `names` that the config has, as an integer."""
+    for name in names:
+        if config.get(name) is not None:
+            return int(config[name])
+    return default
