@@ -75,3 +75,14 @@ def typical(pairs: Iterable[tuple[Array, Array]], share: float = 0.75) -> Distan
     each = [distance([row]).worst for row in rows]
     far = sorted(each)[min(int(share * len(each)), len(each) - 1)] if each else 0.0
     return replace(whole, worst=far) if whole is not FAR else whole
+
+
+def merged(found: Iterable[Distance]) -> Distance:
+    """The furthest of several, in each of its numbers."""
+    each = list(found)
+    return Distance(
+        max(d.relative_l2 for d in each),
+        max(d.max_abs for d in each),
+        min(d.cosine for d in each),
+        max(d.worst for d in each),
+    )

@@ -20,10 +20,10 @@ from optimizer.harness import tasks
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
-from optimizer.validate import bisect, contract_laws, pieces, state_laws, trace
+from optimizer.validate import bisect, contract_laws, pieces, rounding_laws, state_laws, trace
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
-from optimizer.validate.tolerances import TABLE, Tolerance
+from optimizer.validate.tolerances import ROUNDING, TABLE, Tolerance
 from optimizer.validate.trace import Trace
 
 
@@ -90,7 +90,7 @@ def fold(m: Materials) -> Entry:
     """What was folded into parameters must not change the float function; corrected biases do, and
     are held to their own law at the next hop."""
     tolerance = TABLE["fold"]
-    problems = state_laws.replaced(m.state, m.checkpoint.tensors)
+    problems = state_laws.replaced(m.state, m.parameters)
     others = {name: _uncorrected(m, name) for name in m.state.replaced}
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
@@ -106,14 +106,14 @@ def _uncorrected(m: Materials, name: str) -> Tensor:
     module = name.removesuffix(".bias")
     corrected = module != name and f"{module}.weight" in m.state.weights
     if m.section.quantize.bias_correction and corrected:
-        return state_laws.folded_bias(m.state, m.checkpoint.tensors, module)
+        return state_laws.folded_bias(m.state, m.parameters, module)
     return m.state.replaced[name]
 
 
 def compress(m: Materials) -> Entry:
     """The state de-quantized in torch against the source: the recipe's budget, and the laws."""
     activations = m.section.quantize.activations
-    problems = state_laws.weights(m.state, m.checkpoint.tensors)
+    problems = _rounding(m)
     if m.state.activations != (
         None
         if activations is None
@@ -124,7 +124,7 @@ def compress(m: Materials) -> Entry:
         problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
     if activations is not None and m.state.activations == "tensor":
         problems += state_laws.ranges(m.state, activations, m.simulated_model, m.calibration())
-    problems += state_laws.biases(m.state, m.checkpoint.tensors, m.simulated_traces)
+    problems += state_laws.biases(m.state, m.parameters, m.simulated_traces)
     measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
     m.quantization_error = measured.relative_l2
     budget = m.section.validate_.quantization_budget
@@ -136,6 +136,20 @@ def compress(m: Materials) -> Entry:
         )
     why = "validate.quantization_budget of the recipe"
     return Entry("compress", "source torch", budget, measured, not problems, why, tuple(problems))
+
+
+def _rounding(m: Materials) -> list[str]:
+    """What the codes of each weight must keep, by the method that chose them."""
+    quantize = m.section.quantize
+    method = quantize.rounders[-1]
+    rounding = ROUNDING[method]
+    problems = state_laws.weights(m.state, m.parameters, rounding, m.outside_blocks)
+    if rounding.nearest:
+        return problems
+    wanted = {**m.parameters, **m.state.replaced}
+    compares = method == "autoround" or quantize.gptq.asymmetric
+    exact = m.folded_traces if compares else m.simulated_traces
+    return problems + rounding_laws.outputs(m.state, wanted, rounding, m.simulated_traces, exact)
 
 
 def export(m: Materials) -> Entry:

@@ -6,6 +6,7 @@ declared beforehand (tolerances.py).
     compress   the state de-quantized in torch     against the source model; laws of the state
     export     the float ONNX graph                against float torch with what was replaced
     lower      the lowered graph, run as written   against the state de-quantized in torch
+    cache      a decoder continued from its cache  against itself given the text in one piece
     engine     the built engine, kernels fused     against the lowered graph; what was inspected
     harness    texts to answers                    against transformers' tokenizer and torch
 
@@ -21,11 +22,12 @@ from collections.abc import Callable, Sequence
 from optimizer.errors import LedgerError, OptimizeError
 from optimizer.harness.errors import HarnessError
 from optimizer.progress import bar
-from optimizer.validate import hops
+from optimizer.validate import cache_laws, generation_laws, hops
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
 
-HOPS: tuple[Callable[[Materials], Entry], ...] = (
+Hop = Callable[[Materials], Entry]
+HOPS: tuple[Hop, ...] = (
     hops.load,
     hops.fold,
     hops.compress,
@@ -34,15 +36,26 @@ HOPS: tuple[Callable[[Materials], Entry], ...] = (
     hops.engine,
     hops.harness,
 )
+DECODER_HOPS: tuple[Hop, ...] = (
+    hops.load,
+    hops.fold,
+    hops.compress,
+    hops.export,
+    hops.lower,
+    cache_laws.cache,
+    hops.engine,
+    generation_laws.harness,
+)
 
 
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
     a hop that cannot be carried out is a hop that failed."""
-    return [run_hop(hop, materials) for hop in bar(HOPS, "ledger")]
+    chosen = DECODER_HOPS if materials.task == "text-generation" else HOPS
+    return [run_hop(hop, materials) for hop in bar(chosen, "ledger")]
 
 
-def run_hop(hop: Callable[[Materials], Entry], materials: Materials) -> Entry:
+def run_hop(hop: Hop, materials: Materials) -> Entry:
     """One hop's entry."""
     try:
         return hop(materials)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer import state as compressed_state
 from optimizer.compress.simulate import simulated
@@ -20,6 +20,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.batch import Batch
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.datasets import batches, samples
+from optimizer.load.families import family
 from optimizer.load.model import torch_model
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
@@ -79,6 +80,19 @@ class Materials:
     @cached_property
     def float_model(self) -> nn.Module:
         return torch_model(self.checkpoint, self.task)
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """Of the float model, by every name: those of a tied one as well."""
+        named = self.float_model.named_parameters(remove_duplicate=False)
+        return {name: p.detach() for name, p in named}
+
+    @cached_property
+    def outside_blocks(self) -> set[str]:
+        """A decoder's embedding and head: rounded by themselves whatever the method."""
+        known = family(self.checkpoint.config)
+        names = (f"{known.prefix(self.task)}{known.embeddings}", known.head)
+        return {f"{name}.weight" for name in names if known.kind == "decoder"}
 
     @cached_property
     def folded_model(self) -> nn.Module:

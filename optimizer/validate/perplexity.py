@@ -23,11 +23,12 @@ import numpy.typing as npt
 
 from optimizer.recipe import Validate
 from optimizer.validate import significance
+from optimizer.validate.distance import Array
 from optimizer.validate.gates import Gate
 from optimizer.validate.significance import Decision, Floats
 
 Ids = npt.NDArray[np.int64]
-Predict = Callable[[Ids], npt.NDArray[np.float32]]
+Predict = Callable[[Ids], Array]
 """Token ids (tokens,) -> logits (tokens, vocabulary) of what follows each."""
 
 POSITIONS = 64  # compared at a time: 64 x 150,000 float64 logits are 77 MB
@@ -59,9 +60,7 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
     return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], tokens)
 
 
-def _window(
-    a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], ids: Ids
-) -> tuple[float, float, float, float]:
+def _window(a: Array, b: Array, ids: Ids) -> tuple[float, float, float, float]:
     """(baseline nll, candidate nll, kl, top1) of one window; a, b (tokens, vocabulary)."""
     totals, predicted = np.zeros(4), len(ids) - 1
     for start in range(0, predicted, POSITIONS):
@@ -78,7 +77,7 @@ def _window(
     return first, second, max(kl, 0.0), top1
 
 
-def _log_softmax(logits: npt.NDArray[np.float32]) -> Floats:
+def _log_softmax(logits: Array) -> Floats:
     x = logits.astype(np.float64)
     x -= x.max(1, keepdims=True)
     x -= np.log(np.exp(x).sum(1, keepdims=True))

@@ -10,7 +10,7 @@ the harness's own code (harness.bench). Gates:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +132,12 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
     """The recipe's speed gates on a measured section."""
     made = []
     if latency.must_beat_float:
-        made.append(_beats_float(section["cells"], inspected))
+        cells = section["cells"]
+        ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
+        made.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected)))
     if latency.p99_ms is not None:
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
-        made.append(_within(section.get("p99", first), latency.p99_ms))
+        made.append(within(section.get("p99", first), latency.p99_ms, "p99 end to end"))
     return made
 
 
@@ -147,22 +149,25 @@ def unmeasured(latency: Latency, why: str) -> list[Gate]:
     return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
 
 
-def _beats_float(cells: Sequence[Mapping[str, Any]], inspected: Mapping[str, Any]) -> Gate:
-    """The worst cell decides: the one whose interval reaches highest."""
-    worst = max(cells, key=lambda c: _upper(c["ratio"]["interval"]))
-    low, high = worst["ratio"]["interval"]
-    verdict = "pass" if _upper((low, high)) < 1 else "inconclusive"
-    if any(c["ratio"]["interval"][0] is not None and c["ratio"]["interval"][0] >= 1 for c in cells):
+def beats_float(
+    cells: Sequence[tuple[str, Mapping[str, Any]]], why: Callable[[int], str], what: str = "time"
+) -> Gate:
+    """The worst cell decides: the one whose interval reaches highest. cells: where, and the ratio
+    to float with its interval; why: of the i-th cell, when it is slower."""
+    intervals = [ratio["interval"] for _, ratio in cells]
+    worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
+    verdict = "pass" if _upper(intervals[worst]) < 1 else "inconclusive"
+    if any(low is not None and low >= 1 for low, _ in intervals):
         verdict = "fail"
-        worst = max(cells, key=lambda c: c["ratio"]["interval"][0] or 0.0)
-        low, high = worst["ratio"]["interval"]
-    where = f"batch {worst['batch']}, sequence {worst['sequence']}"
-    ratio = worst["ratio"]["median"]
-    message = f"{ratio:.2f} times the time of {BASELINE} at {where}"
+        worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
+    where, found = cells[worst]
+    ratio = found["median"]
+    message = f"{ratio:.2f} times the {what} of {BASELINE} at {where}"
     if verdict == "inconclusive":
         message += "; more latency.iterations would decide"
     if verdict == "fail":
-        message += f"; {why_slow(worst, inspected)}"
+        message += f"; {why(worst)}"
+    low, high = intervals[worst]
     return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
 
 
@@ -173,12 +178,8 @@ def _upper(interval: Sequence[float | None]) -> float:
 
 def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
     """What the engine's inspection and the stages say about a candidate slower than float."""
-    wider = inspected.get("wider") or []
-    if wider:
-        return (
-            f"{len(wider)} of {inspected.get('eligible')} quantized modules run wider than asked "
-            f"({', '.join(wider[:3])}{' ...' if len(wider) > 3 else ''})"
-        )
+    if inspected.get("wider"):
+        return run_wider(inspected)
     stages = cell["systems"][CANDIDATE]["stages"]
     total = sum(s["p50"] for s in stages.values())
     forward = stages["forward"]["p50"] / total if total else 0.0
@@ -193,14 +194,24 @@ def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
     )
 
 
-def _within(found: Mapping[str, Any], limit: float) -> Gate:
+def run_wider(inspected: Mapping[str, Any]) -> str:
+    """Which modules the engine runs wider than asked."""
+    wider = inspected["wider"]
+    return (
+        f"{len(wider)} of {inspected.get('eligible')} quantized modules run wider than asked "
+        f"({', '.join(wider[:3])}{' ...' if len(wider) > 3 else ''})"
+    )
+
+
+def within(found: Mapping[str, Any], limit: float, what: str) -> Gate:
+    """The 99th percentile of `found` against a limit in ms."""
     low, high = found["p99_interval"]
     verdict = "inconclusive"
     if high is not None and high <= limit:
         verdict = "pass"
     elif low is not None and low > limit:
         verdict = "fail"
-    message = f"p99 end to end is {found['p99']:.2f} ms"
+    message = f"{what} is {found['p99']:.2f} ms"
     if verdict == "inconclusive":
         message += f"; its interval spans {limit} ms, or more latency.iterations are needed"
     return Gate("speed.p99_ms", verdict, found["p99"], limit, (low, high), message)

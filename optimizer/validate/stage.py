@@ -5,8 +5,9 @@ Writes report.json:
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
     ledger        [{hop, from, tolerance, measured, ok, why, problems}]; ok null: not run here, why
-    quality       see quality.py; with a note when another runtime answered for the engine
-    speed         see speed.py; null when this machine cannot run the engine
+    quality       see quality.py, for text-generation perplexity.py; with a note when another
+                  runtime answered for the engine
+    speed         see speed.py and generation_speed.py; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is not built here
     modules       the compress stage's row per module
@@ -37,7 +38,15 @@ from optimizer.progress import bar, say
 from optimizer.recipe import DataSpec, Validation
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.validate import gates as gating
-from optimizer.validate import ledger, quality, significance, speed, trace
+from optimizer.validate import (
+    generation_quality,
+    generation_speed,
+    ledger,
+    quality,
+    significance,
+    speed,
+    trace,
+)
 from optimizer.validate.gates import Gate
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
@@ -90,11 +99,11 @@ def run(
             "same function in its own kernels"
         )
     else:
-        timing = data.get("validate.latency.data")
-        texts = [r.text for r in timing] if timing else list(speed.NEUTRAL)
-        report["speed"] = speed.measure(materials, texts)
+        texts = [r.text for r in data.get("validate.latency.data", ())] or list(speed.NEUTRAL)
+        timing = generation_speed if materials.task == "text-generation" else speed
+        report["speed"] = timing.measure(materials, texts)
         inspected = materials.inspected.get("inspected") or {}
-        gates += speed.gates(report["speed"], section.validate_.latency, inspected)
+        gates += timing.gates(report["speed"], section.validate_.latency, inspected)
     report["verdict"] = gating.overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
     text = json.dumps(_finite(report), indent=1, ensure_ascii=False, allow_nan=False)
@@ -188,6 +197,8 @@ def _quality(
     m: Materials, rows: Sequence[Sample], train: Sequence[Sample] | None, device: str
 ) -> tuple[list[Gate], dict[str, Any]]:
     """The quality gates and section: the source model and the candidate on the same rows."""
+    if m.task == "text-generation":
+        return generation_quality.quality(m, rows, device)
     wanted = m.section.validate_
     baseline = answer(m, _TorchRunner(m), rows, "validate: baseline")
     threads = getattr(m.section.target, "threads", 0)

@@ -2,8 +2,9 @@
 what the recipe's budget allows, so a fault smaller than the budget would hide behind it; these
 do not depend on the budget.
 
- 1. weights   no weight inside the codes' range lies further than half a step from its code, and
-              no scale is wider than its group needs, or narrower than the method may choose
+ 1. weights   no weight inside the codes' range lies further than half a step from its code,
+              where the method rounds to nearest (the others: rounding_laws.py); and no scale is
+              wider than its group needs, or narrower, beyond what the method may choose
  2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
               same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
@@ -12,7 +13,7 @@ do not depend on the budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +29,25 @@ from optimizer.validate.distance import Array
 from optimizer.validate.tolerances import (
     NARROWEST_SCALE,
     RANGE_DRIFT,
+    ROUNDING,
     SCALE_SLACK,
     WEIGHT_STEPS,
     ZERO_POINT_DRIFT,
+    Rounding,
 )
 from optimizer.validate.trace import Trace
 
 HAIR = 1e-4  # of a step: float32 rounding of weight / scale
 
 
-def weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Law 1. What is broken, one sentence per parameter."""
+def weights(
+    state: CompressedState,
+    source: Mapping[str, Tensor],
+    rounding: Rounding = ROUNDING["rtn"],
+    nearest: Collection[str] = (),
+) -> list[str]:
+    """Law 1. What is broken, one sentence per parameter. nearest: parameters that are rounded to
+    nearest though `rounding` does not."""
     broken = []
     for name, q in state.weights.items():
         if name not in source:
@@ -48,13 +57,13 @@ def weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
         factor = state.factors.get(f"{name.removesuffix('.weight')}:input")
         if factor is not None:
             value = value / factor[None]
-        found = _weight(q, value)
+        found = _weight(q, value, ROUNDING["rtn"] if name in nearest else rounding)
         if found:
             broken.append(f"{name}: {found}")
     return broken
 
 
-def _weight(q: QTensor, value: Tensor) -> str:
+def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
     if q.codes.shape != value.shape:
         return f"codes {tuple(q.codes.shape)} for {tuple(value.shape)}"
     rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (*q.scale.shape, -1)
@@ -63,7 +72,7 @@ def _weight(q: QTensor, value: Tensor) -> str:
     grouped = value.reshape(rows)
     inside = grouped.clamp(lowest[..., None], highest[..., None])
     error = (q.dequantize().reshape(rows) - inside).abs().amax(-1) / q.scale
-    if float(error.max()) > WEIGHT_STEPS + HAIR:
+    if rounding.nearest and float(error.max()) > WEIGHT_STEPS + HAIR:
         row, group = divmod(int(error.argmax()), error.shape[1])
         return f"row {row} group {group} is {float(error.max()):.2f} steps away, not {WEIGHT_STEPS}"
     if q.zero_point is None:
@@ -72,9 +81,10 @@ def _weight(q: QTensor, value: Tensor) -> str:
         spread = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
         needed = spread / (q.scheme.high - q.scheme.low)
     wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
-    for bound, worst in ((NARROWEST_SCALE[q.scheme.bits], wide.argmin()), (1.0, wide.argmax())):
+    narrowest, widest = rounding.scale or (NARROWEST_SCALE[q.scheme.bits], 1.0)
+    for worst in (wide.argmin(), wide.argmax()):
         found = float(wide.flatten()[worst])
-        if not bound / SCALE_SLACK <= found <= SCALE_SLACK:
+        if not narrowest / SCALE_SLACK <= found <= widest * SCALE_SLACK:
             row, group = divmod(int(worst), wide.shape[1])
             return f"row {row} group {group} has a scale {found:.2f} times what it needs"
     return ""

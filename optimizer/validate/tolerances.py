@@ -63,11 +63,26 @@ TABLE: dict[str, Tolerance] = {
         "for 4- and 8-bit weights alone MatMulNBits codes its float inputs to int8 in blocks: "
         "absmax/rms of a block (at most sqrt(128)) / (127 sqrt(12)) = 2.6e-2 per module",
     ),
+    "cache float": Tolerance(
+        1e-4,
+        "the same sums over the same numbers in another order, through every block: as the float "
+        "graph from torch, a position at a time",
+    ),
+    "cache blocks": Tolerance(
+        1e-4,
+        "as float; MatMulNBits codes each token's inputs by itself, and rounding flips a code here "
+        "and there",
+        share=0.5,
+    ),
+    "cache int8": Tolerance(1e-4, FLIPS, share=1.0),
     "answers": Tolerance(
         2e-6, "pooling and normalization in float32, once in numpy and once in torch"
     ),
     "harness": Tolerance(0.0, "the same code on the same file must give the same bits"),
 }
+
+TIE = 0.05
+"""Deviations of the logits between two tokens that rounding, or a code it flips, may exchange."""
 
 WEIGHT_STEPS = 0.5
 """Round to nearest: no weight lies further than half a step from its code (and a hair)."""
@@ -78,6 +93,29 @@ SCALE_SLACK = 1 + 2.0**-7
 NARROWEST_SCALE = {8: 1.0, 4: 0.6, 3: 0.6}
 """By bits, the share of absmax / highest code that a scale may be shrunk to (compress/rtn.py);
 an eight-bit scale just covers its group."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a rounder must keep. nearest: no code lies beside the nearest one. scale: (narrowest,
+    widest) scale as a share of what its group of the float weight needs; None where
+    NARROWEST_SCALE and SCALE_SLACK say it. aim, alone: (module, row) of rounding_laws.py."""
+
+    nearest: bool
+    scale: tuple[float, float] | None = None
+    aim: tuple[float, float] = (1.0, 1.0)
+    alone: tuple[float, float] = (1.0, 1.0)
+
+
+ROUNDING = {
+    "rtn": Rounding(nearest=True),
+    # Scales fit the weight that makes up for earlier errors, which lies beside the float one. The
+    # outputs are better than rounding's on the texts it saw, and hardly worse on others; against
+    # the module by itself they pay for what they make up for.
+    "gptq": Rounding(nearest=False, scale=(0.4, 3.0), aim=(1.25, 2.0), alone=(3.0, 6.0)),
+    # Also trades one module's outputs for its block's.
+    "autoround": Rounding(nearest=False, scale=(0.4, 3.0), aim=(1.5, 3.0), alone=(3.0, 6.0)),
+}
 
 RANGE_DRIFT = 1.5
 """A range is what its method gives on the calibration texts; that the finished model's own
