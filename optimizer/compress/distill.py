@@ -87,19 +87,20 @@ def distill(
             s.place()
         before = best = see.loss(held_out, judge)
         kept = _kept(scales, gains)
-        adam = _adam(scales.values(), gains.values(), rates)
-        schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda t: 1 - t / max(steps, 1))
+        adam = [_Adam(s.log, rates.scales) for s in scales.values()]
+        adam += [_Adam(g, rates.gains * float(g.detach().abs().mean())) for g in gains.values()]
+        step = 0
         for _ in range(epochs):
             for pick in torch.randperm(len(batches), generator=generator).split(together):
                 for i in pick.tolist():
                     see.gradients(batches[i], teacher[i], 1 / len(pick))
                 for s in scales.values():
                     s.take_gradient()
-                adam.step()
-                adam.zero_grad()
-                schedule.step()
+                for moments in adam:
+                    moments.step(1 - step / steps)
                 for s in scales.values():
                     s.place()
+                step += 1
             if (now := see.loss(held_out, judge)) < best:
                 best, kept = now, _kept(scales, gains)
     return Distilled(*kept, before, best)
@@ -191,10 +192,28 @@ class _KL(torch.autograd.Function):
         return ctx.saved_tensors[0] * above[0], None, None
 
 
-def _adam(scales: Any, gains: Any, rates: Rates) -> torch.optim.Adam:
-    groups: list[dict[str, Any]] = [{"params": [s.log for s in scales], "lr": rates.scales}]
-    groups += [{"params": [g], "lr": rates.gains * float(g.detach().abs().mean())} for g in gains]
-    return torch.optim.Adam(groups, betas=(0.9, 0.95), eps=1e-15)
+class _Adam:
+    """Adam for one parameter. (torch.optim's costs seconds to import its compiler.)"""
+
+    FIRST, SECOND, TINY = 0.9, 0.95, 1e-15
+
+    def __init__(self, parameter: nn.Parameter, rate: float) -> None:
+        self._parameter, self._rate, self._steps = parameter, rate, 0
+        self._mean, self._square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+    def step(self, share: float) -> None:
+        """Move by share of the rate, and forget the gradient. Without one nothing happens."""
+        gradient = self._parameter.grad
+        if gradient is None:
+            return
+        self._parameter.grad = None
+        self._steps += 1
+        with torch.no_grad():
+            self._mean.lerp_(gradient, 1 - self.FIRST)
+            self._square.lerp_(gradient.square(), 1 - self.SECOND)
+            size = (self._square / (1 - self.SECOND**self._steps)).sqrt_().add_(self.TINY)
+            mean = self._mean / (1 - self.FIRST**self._steps)
+            self._parameter.addcdiv_(mean, size, value=-share * self._rate)
 
 
 def _kept(
