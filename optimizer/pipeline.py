@@ -46,6 +46,7 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
+    from optimizer.lower.compressed_tensors_stage import STAGE as format_
     from optimizer.lower.stage import STAGE as lower
     from optimizer.package.stage import STAGE as package
     from optimizer.validate.stage import STAGE as validate
@@ -78,5 +79,6 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
         made += [model, engine, report]
     if last < STAGES.index("package") or verdict(reports) != "pass":
         return Outcome(tuple(reports), None)
-    bundle = store.step(package, recipe.packaging, source, state, *made)
+    formats = [store.step(format_, section, source, state) for section in recipe.formatting]
+    bundle = store.step(package, recipe.packaging, source, state, *made, *formats)
     return Outcome(tuple(reports), bundle)

@@ -222,6 +222,13 @@ class Validation(Section):
     target: Target
 
 
+class Formatting(Section):
+    """What the format stage reads: one folder in another project's format."""
+
+    form: Literal["compressed-tensors"]
+    float: Literal["fp32", "fp16", "bf16"]
+
+
 class Packaging(Section):
     """What the package stage reads: the recipe as resolved goes into the manifest."""
 
@@ -289,6 +296,10 @@ class Recipe(Section):
         return Validation(
             validate=self.validate_, quantize=self.quantize, calibrate=self.calibrate, target=target
         )
+
+    @property
+    def formatting(self) -> tuple[Formatting, ...]:
+        return tuple(Formatting(form=f, float=self.package.float) for f in self.package.formats)
 
     @property
     def packaging(self) -> Packaging:

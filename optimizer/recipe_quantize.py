@@ -96,9 +96,7 @@ class Rotate(Section):
 class Autoround(Section):
     """optimizer/compress/autoround.py"""
 
-    steps: int = Field(200, ge=1, description="sign-gradient steps per block")
-    batch: int = Field(2, ge=1, description="calibration sequences per step")
-    learning_rate: float | None = Field(None, gt=0, description="1 / steps when absent")
+    steps: int = Field(200, ge=1, description="sign-gradient steps per block, a batch each")
     seed: int = 0
 
 
@@ -176,6 +174,8 @@ class Quantize(Section):
                 "method smoothquant moves difficulty from activations to weights; it needs an "
                 "activations block, or use method: rtn"
             )
+        if "autoround" in self._asked and self.activations is not None:
+            raise ValueError("method autoround learns for float inputs; use gptq with activations")
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
         for name in ("gptq", "awq", "rotate", "autoround"):

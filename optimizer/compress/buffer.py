@@ -6,8 +6,9 @@ to a file comes back bit for bit, so what is computed does not depend on the bud
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Budget:
         return True
 
 
-class Buffer:
+class Buffer(Sequence[Tensor]):
     """A list of float32 tensors. folder: where tensors beyond the budget go, made when needed."""
 
     def __init__(self, budget: Budget, folder: Path) -> None:
@@ -41,7 +42,7 @@ class Buffer:
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, i: int) -> Tensor:
+    def __getitem__(self, i: Any) -> Any:
         held = self._held[i]
         if held is not None:
             return held

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import walk
+from optimizer.compress.autoround import Learned
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.gptq import gptq
 from optimizer.compress.rtn import rtn
+from optimizer.compress.scale_search import output_searched
 from optimizer.compress.simulate import QuantLinear
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
-from optimizer.recipe_quantize import Gptq, Quantize
+from optimizer.recipe_quantize import Quantize
 from optimizer.state import Activations, Range
 
 
@@ -53,6 +55,14 @@ class Rounded:
     weights: dict[str, QTensor] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
 
+    def take(self, learned: Learned) -> None:
+        """Codes that were learned from these."""
+        self.weights |= learned.weights
+        share = learned.after / learned.before if learned.before else 1.0
+        words = f"learned: the block's error is {share:.3f} of what it was"
+        for name in learned.weights:
+            self.said[name] = "; ".join(filter(None, (self.said.get(name), words)))
+
 
 def choose(
     model: nn.Module,
@@ -68,7 +78,9 @@ def choose(
     Moves stream.exact on where the method compares with it. Raises CheckpointError naming a
     weight or input that holds NaN, or a module whose statistic cannot be inverted.
     """
-    if "gptq" not in quantize.rounders:
+    if stream.exact is not None and "gptq" not in quantize.rounders:
+        walk.run(model, stream, segment, _look_away, (), advance=True, exact=True)
+    if not _by_statistic(quantize):
         return nearest(model, schemes, inputs)
     order = walk.sharing(model, stream, segment, tuple(schemes))
     unused = [n for n in schemes if n not in order]
@@ -79,7 +91,7 @@ def choose(
             fix="Add it to keep_float.",
         )
     targets: dict[str, Buffer] = {}
-    if stream.exact is not None:
+    if stream.exact is not None and "gptq" in quantize.rounders:
         targets = _float_inputs(model, set(order.values()), stream, segment, scratch)
     made = Rounded()
     with ExitStack() as swaps:
@@ -89,7 +101,7 @@ def choose(
             for name in group:
                 linear = cast(nn.Linear, model.get_submodule(name))
                 weight = inputs.weight(name, linear)
-                q, said = _gptq(name, weight, hessian, cross, schemes[name], quantize.gptq)
+                q, said = _coded(name, weight, hessian, cross, schemes[name], quantize)
                 made.weights[name], made.said[name] = q, said
                 swaps.enter_context(walk.swapped(model, {name: inputs.quantized(name, linear, q)}))
     return made
@@ -121,10 +133,29 @@ def _damaged(name: str, error: ValueError) -> CheckpointError:
     )
 
 
-def _gptq(
-    name: str, weight: Tensor, hessian: Tensor, cross: Tensor | None, scheme: Scheme, asked: Gptq
+def _by_statistic(quantize: Quantize) -> bool:
+    """Whether codes are chosen with the inputs' second moments."""
+    clips = "awq" in quantize.transforms and quantize.awq.clip
+    return "gptq" in quantize.rounders or clips
+
+
+def _look_away(_name: str, _rows: Tensor) -> None:
+    return None
+
+
+def _coded(
+    name: str,
+    weight: Tensor,
+    hessian: Tensor,
+    cross: Tensor | None,
+    scheme: Scheme,
+    quantize: Quantize,
 ) -> tuple[QTensor, str]:
+    """The codes of one weight, and what the report says of them."""
+    asked = quantize.gptq
     try:
+        if "gptq" not in quantize.rounders:
+            return output_searched(weight, hessian, scheme), "ranges by output error"
         made = gptq(
             weight,
             hessian,

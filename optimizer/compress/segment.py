@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from optimizer.compress import rounding, walk
 from optimizer.compress.bias_correction import Shift, corrected
+from optimizer.compress.learning import learn
 from optimizer.compress.rtn import relative_error
-from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.scaling import scale
+from optimizer.compress.simulate import QuantLinear, set_parameter
 from optimizer.compress.smoothing import Smoothing, bad_input, range_chooser, smooth
 from optimizer.compress.statistics import Histogram
 from optimizer.errors import CheckpointError
@@ -76,10 +78,19 @@ def compress(
     if schemes:
         if "smoothquant" in quantize.transforms:
             smoothing = smooth(model, schemes, quantize, family, stream, segment, blocks)
+        if "awq" in quantize.transforms:
+            smoothing.add(scale(model, schemes, family, stream, segment, blocks))
         if activations is not None and mode == "tensor":
             ranges = _ranges(model, schemes, activations, stream, segment, smoothing.factors)
     inputs = rounding.Inputs(mode, ranges, smoothing.factors)
     chosen = rounding.choose(model, schemes, quantize, inputs, stream, segment, scratch)
+    replaced, notes = smoothing.replaced, smoothing.notes
+    if "autoround" in quantize.rounders and schemes:
+        learned = learn(model, chosen.weights, quantize.autoround, family, stream, segment, blocks)
+        chosen.take(learned)
+        for name, value in learned.gains.items():
+            set_parameter(model, name, value)
+        replaced = {**replaced, **learned.gains}
     weights = {f"{name}.weight": q for name, q in chosen.weights.items()}
     quantized: dict[str, QuantLinear] = {}
     rows: dict[str, Row] = {}
@@ -94,7 +105,6 @@ def compress(
             range=[covered.low, covered.high] if covered else None,
             note="; ".join(filter(None, (smoothing.said.get(name), chosen.said.get(name)))),
         )
-    replaced, notes = smoothing.replaced, smoothing.notes
     if quantize.bias_correction:
         biases, why = _correct(model, quantized, stream, segment)
         replaced, notes = {**replaced, **biases}, [*notes, *why]

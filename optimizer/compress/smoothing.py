@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import smoothquant, walk
+from optimizer.compress.awq import Shared
 from optimizer.compress.rtn import rtn
 from optimizer.compress.simulate import code_per_token, code_static, set_parameter
 from optimizer.compress.statistics import Channels, Histogram, chooser
@@ -38,6 +39,14 @@ class Smoothing:
     said: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
+    def add(self, later: Smoothing) -> None:
+        """What was done after this, to the same modules."""
+        self.replaced |= later.replaced
+        self.factors |= later.factors
+        for name, words in later.said.items():
+            self.said[name] = "; ".join(filter(None, (self.said.get(name), words)))
+        self.notes += later.notes
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -58,7 +67,7 @@ def smooth(
 ) -> Smoothing:
     """Fold into the model's weights (float32, in memory) what folds; return all that was done."""
     made = Smoothing()
-    pairs = _pairs(model, schemes, family, blocks, made)
+    pairs = pairs_of(model, schemes, family, blocks, made)
     leader = walk.sharing(model, stream, segment, tuple(schemes))
     if not quantize.fold_only:
         folded = {c for pair in pairs for c in pair.consumers}
@@ -72,7 +81,7 @@ def smooth(
     return made
 
 
-def _pairs(
+def pairs_of(
     model: nn.Module,
     schemes: Mapping[str, Scheme],
     family: Family,
@@ -162,13 +171,33 @@ def _apply(
     producer = dict(model.get_submodule(pair.producer).named_parameters())
     size = len(producer["weight"]) // parts
     rows = slice(part * size, (part + 1) * size)
+    narrow = s
+    if pair.grouped and (heads := shared_heads(model, size, len(s))):
+        # one factor per value channel: the geometric mean over the query heads that read it
+        narrow = heads.of_producer(s.log()).exp()
+        s = heads.of_consumer(narrow)
     folded = {
-        f"{pair.producer}.{n}": smoothquant.fold_producer(t, s, rows) for n, t in producer.items()
+        f"{pair.producer}.{n}": smoothquant.fold_producer(t, narrow, rows)
+        for n, t in producer.items()
     }
     folded |= {f"{n}.weight": smoothquant.fold_consumer(w, s) for n, w in weights.items()}
     for name, value in folded.items():
         set_parameter(model, name, value)
         made.replaced[name] = value
+
+
+def shared_heads(model: nn.Module, values: int, inputs: int) -> Shared | None:
+    """How value heads are shared by query heads; None when each query head has its own."""
+    if values == inputs:
+        return None
+    heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
+    if inputs % values or inputs % heads:
+        raise CheckpointError(
+            f"{values} value channels do not serve {inputs} attention outputs evenly",
+            where="config.json",
+            fix="Report the architecture; until then use methods that fold nothing: rtn, gptq.",
+        )
+    return Shared(inputs // values, inputs // heads)
 
 
 def _choose(

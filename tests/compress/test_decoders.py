@@ -1,0 +1,169 @@
+"""Compressing causal language models: every method on every kind, and what must hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from optimizer import state as states
+from optimizer.compress import stage
+from optimizer.compress.simulate import simulated
+from optimizer.errors import RecipeError
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import torch_model
+from optimizer.recipe import Calibrate, Compress, Compression, DataSpec, Quantize
+from tests.compress.checkpoints import contents, load
+from tests.conftest import sentences, write_rows
+from tests.decoders import write_tiny_decoder
+
+GROUPS = {"bits": 4, "granularity": "group", "group_size": 32}
+TASK = "text-generation"
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    return loaded(tiny_llama, tmp_path_factory.mktemp("llama") / "load")
+
+
+def loaded(model: Path, out: Path) -> Path:
+    """The load stage's folder, with enough calibration text beside it to fill 40 windows."""
+    source = load(model, out, TASK)
+    write_rows(out.with_suffix(".jsonl"), 120, seed=1)
+    return source
+
+
+@pytest.fixture(scope="module")
+def rounding(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The error of round to nearest, which calibrated methods must be below."""
+    out = tmp_path_factory.mktemp("rtn") / "out"
+    return error(llama, compress(llama, out, methods=["rtn"]))
+
+
+def section(source: Path, memory_gb: float = 4.0, **quantize: Any) -> Compression:
+    rows = DataSpec(source="json", files=(str(source.with_suffix(".jsonl")),))
+    return Compression(
+        calibrate=Calibrate(data=rows, samples=120, sequence_length=LENGTH, batch_size=4),
+        quantize=Quantize.model_validate_json(json.dumps({"weights": GROUPS, **quantize})),
+        task=TASK,
+        compress=Compress(memory_gb=memory_gb),
+    )
+
+
+def compress(source: Path, out: Path, **quantize: Any) -> states.CompressedState:
+    out.mkdir()
+    stage.run(section(source, **quantize), source, out=out)
+    return states.read(out)
+
+
+def logits(source: Path, state: states.CompressedState | None) -> torch.Tensor:
+    model = torch_model(open_checkpoint(source), TASK)
+    if state is not None:
+        model = simulated(model, state)
+    tokenizer = Tokenizer.from_file(str(source / "checkpoint" / "tokenizer.json"))
+    tokens = tokenizer.encode(" ".join(sentences(40, seed=9))).ids
+    ids = torch.tensor(tokens[: 8 * LENGTH]).reshape(8, LENGTH)
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def error(source: Path, state: states.CompressedState) -> float:
+    exact = logits(source, None)
+    return float((logits(source, state) - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "gpt2", "opt"])
+def test_on_every_kind_gptq_after_awq_is_better_than_rounding(kind: str, tmp_path: Path) -> None:
+    source = loaded(write_tiny_decoder(tmp_path / kind, kind), tmp_path / "load")
+    state = compress(source, tmp_path / "out", methods=["awq", "gptq"])
+    assert len(state.weights) == 2 * {"gpt2": 4, "opt": 6}.get(kind, 7)
+    rounded = compress(source, tmp_path / "rtn", methods=["rtn"])
+    assert 0 < error(source, state) < error(source, rounded)
+
+
+@pytest.mark.parametrize(
+    "methods", [["gptq"], ["awq"], ["rotate"], ["awq", "gptq"], ["rotate", "gptq"]]
+)
+def test_every_method_is_better_than_rounding(
+    llama: Path, rounding: float, tmp_path: Path, methods: list[str]
+) -> None:
+    state = compress(llama, tmp_path / "out", methods=methods)
+    assert 0 < error(llama, state) < rounding
+
+
+def test_a_rotated_model_is_the_model(llama: Path, tmp_path: Path) -> None:
+    state = compress(llama, tmp_path / "out", methods=["rotate"])
+    assert error(llama, states.CompressedState({}, state.replaced)) < 1e-4
+    assert torch.equal(
+        state.replaced["model.norm.weight"], torch.ones_like(state.replaced["model.norm.weight"])
+    )
+
+
+def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Path) -> None:
+    start = compress(llama, tmp_path / "a", methods=["gptq"])
+    learned = compress(
+        llama, tmp_path / "b", methods=["gptq", "autoround"], autoround={"steps": 40}
+    )
+    changed = [
+        n
+        for n in start.weights
+        if not torch.equal(start.weights[n].codes, learned.weights[n].codes)
+    ]
+    assert changed
+    rows = json.loads((tmp_path / "b" / "modules.json").read_text())
+    assert any("learned" in row["note"] for row in rows)
+
+
+def test_spilling_activations_changes_no_byte(llama: Path, tmp_path: Path) -> None:
+    compress(llama, tmp_path / "a", methods=["gptq"])
+    (tmp_path / "b").mkdir()
+    stage.run(section(llama, memory_gb=1e-9, methods=["gptq"]), llama, out=tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_tied_head_gets_codes_of_its_own(llama: Path, tmp_path: Path) -> None:
+    head = {"bits": 8, "granularity": "channel"}
+    state = compress(llama, tmp_path / "out", methods=["rtn"], head=head)
+    embedding = open_checkpoint(llama).tensors["model.embed_tokens.weight"]
+    coded = state.weights["lm_head.weight"].dequantize()
+    assert float((coded - embedding).norm() / embedding.norm()) < 0.02
+    assert "model.embed_tokens.weight" not in state.weights
+
+
+def test_a_head_is_weight_only_beside_coded_activations(llama: Path, tmp_path: Path) -> None:
+    channel = {"bits": 8, "granularity": "channel"}
+    state = compress(
+        llama,
+        tmp_path / "out",
+        weights=channel,
+        head=channel,
+        activations={"granularity": "token"},
+    )
+    assert state.activations_of("lm_head") is None
+    assert state.activations_of("model.layers.0.mlp.down_proj") == "token"
+
+
+def test_a_rule_gives_some_modules_other_weights(llama: Path, tmp_path: Path) -> None:
+    rule = {"modules": ["*.down_proj"], "weights": {"bits": 8, "granularity": "channel"}}
+    state = compress(llama, tmp_path / "out", method="rtn", layers=[rule])
+    bits = {n: q.scheme.bits for n, q in state.weights.items()}
+    assert {b for n, b in bits.items() if "down_proj" in n} == {8}
+    assert {b for n, b in bits.items() if "down_proj" not in n} == {4}
+
+
+def test_a_rule_that_matches_nothing_is_an_error(llama: Path, tmp_path: Path) -> None:
+    rule = {"modules": ["*.dwon_proj"], "weights": GROUPS}
+    with pytest.raises(RecipeError, match="matches no module") as e:
+        compress(llama, tmp_path / "out", method="rtn", layers=[rule])
+    assert e.value.where == "quantize.layers.0.modules.0"
+
+
+def test_a_layer_norm_is_not_rotated_through(tmp_path: Path) -> None:
+    source = load(write_tiny_decoder(tmp_path / "opt", "opt"), tmp_path / "load", TASK)
+    with pytest.raises(RecipeError, match="LayerNorm"):
+        compress(source, tmp_path / "out", methods=["rotate"])
