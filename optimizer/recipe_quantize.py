@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from optimizer.recipe_data import Section
 
-Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround"]
+Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround", "keep"]
 TRANSFORMS: tuple[Method, ...] = ("rotate", "smoothquant", "awq")
 """Change the float weights and keep the function; any of them, in this order."""
 ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround")
@@ -102,7 +102,9 @@ class Autoround(Section):
 
 class Quantize(Section):
     method: Method | None = Field(
-        None, description="one module in optimizer/compress/; rtn when neither is given"
+        None,
+        description="one module in optimizer/compress/; rtn when neither is given. keep: the codes "
+        "of a checkpoint that is quantized already",
     )
     methods: tuple[Method, ...] = Field(
         (), description="several of them, composed in order, e.g. [awq, gptq]"
@@ -145,6 +147,11 @@ class Quantize(Section):
         return tuple(m for m in self._asked if m in ROUNDERS) or ("rtn",)
 
     @property
+    def kept(self) -> bool:
+        """Whether the checkpoint's own codes are taken as they are."""
+        return "keep" in self._asked
+
+    @property
     def calibrated(self) -> bool:
         """Whether anything here looks at activations."""
         static = self.activations is not None and self.activations.granularity == "tensor"
@@ -158,7 +165,9 @@ class Quantize(Section):
     def _methods_compose(self) -> Quantize:
         if self.method and self.methods:
             raise ValueError("method and methods are both given; use one of them")
-        order: tuple[Method, ...] = (*TRANSFORMS, *ROUNDERS)
+        if self.kept and (len(self._asked) > 1 or self.model_fields_set - {"method", "methods"}):
+            raise ValueError("keep takes the checkpoint's own codes; nothing else can be asked for")
+        order: tuple[Method, ...] = (*TRANSFORMS, *ROUNDERS, "keep")
         places = [order.index(m) for m in self._asked]
         if places != sorted(set(places)):
             raise ValueError(

@@ -73,7 +73,6 @@ def target(weight: Tensor, quadratic: Quadratic, hessian: Tensor, cross: Tensor 
     if not bool(torch.isfinite(cross).all()):
         raise ValueError("cross: holds NaN or infinity")
     shift = (cross - hessian).double()
-    shift[quadratic.dead] = 0.0
     return weight + torch.cholesky_solve(shift @ weight.double().T, quadratic.lower).T.float()
 
 

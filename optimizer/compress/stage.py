@@ -16,7 +16,7 @@ import ctypes
 import json
 import shutil
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ from optimizer.compress.estimate import estimate
 from optimizer.compress.rotation import RotatedTensors, rotated
 from optimizer.compress.segment import Row
 from optimizer.compress.selection import Selection, select
-from optimizer.errors import DataError
+from optimizer.errors import DataError, RecipeError
 from optimizer.load.checkpoint import Tensors, open_checkpoint
 from optimizer.load.families import Family, family
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.progress import bar, say
 from optimizer.qtensor import QTensor
-from optimizer.recipe import Calibrate, Compression, Quantize, Task
+from optimizer.recipe import Compression, Quantize, Task
 from optimizer.state import CompressedState, Note
 from optimizer.store import Stage, finish
 
@@ -52,40 +52,70 @@ def run(section: Compression, source: Path, out: Path) -> None:
     if (out / ASSEMBLED).exists():  # killed while tidying up after the end
         shutil.rmtree(out / ASSEMBLED)
         return
+    if section.quantize.kept:
+        keep(source, out)
+        return
+    compress(section, source, lambda: _batches(section, source), out)
+
+
+def compress(
+    section: Compression, source: Path, batches: Callable[[], Sequence[Batch]], out: Path
+) -> None:
+    """As `run`, on batches of one's own, made once the recipe is known to fit the model."""
     checkpoint = open_checkpoint(source)
     model = skeleton(checkpoint, section.task)
     facts = family(checkpoint.config)
-    selection = select(model, facts, facts.prefix(section.task), section.quantize)
-    wanted = section.calibrate
-    batches = _batches(wanted, section.task, source) if wanted else []
+    prefix = facts.prefix(section.task)
+    selection = select(model, facts, prefix, section.quantize)
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    prefix = facts.prefix(section.task)
     tensors: Tensors | RotatedTensors = checkpoint.tensors
     if "rotate" in section.quantize.transforms:
         asked = section.quantize.rotate
         tensors = rotated(checkpoint.tensors, model, facts, prefix, selection.blocks, asked)
-    done = _walk(model, tensors, facts, section, selection, batches, progress)
+    done = _walk(model, tensors, facts, section, selection, batches(), progress)
     if selection.outside:
-        embedding = f"{facts.prefix(section.task)}{facts.embeddings}.weight"
-        done.append(_outside(checkpoint.tensors, embedding, section.quantize, selection, progress))
+        embedding = f"{prefix}{facts.embeddings}.weight"
+        done.append(_outside(tensors, embedding, section.quantize, selection, progress))
     _assemble(done, tensors, model, selection, out)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
 
 
-def _batches(calibrate: Calibrate, task: Task, source: Path) -> list[Batch]:
+def keep(source: Path, out: Path) -> None:
+    """The codes the checkpoint came with, as the load stage read them."""
+    given = source / "quantized"
+    if not given.is_dir():
+        raise RecipeError(
+            "the checkpoint is not quantized, so there are no codes to keep",
+            where="quantize.method",
+            accepted="keep, for a folder in GPTQ, AWQ or compressed-tensors format",
+            fix="Use method: rtn, gptq or another that chooses codes.",
+        )
+    state.write(state.read(given), out)
+    kept = state.read(out)
+    rows = [
+        Row(name.removesuffix(".weight"), segments.label(q.scheme, kept.activations), note="kept")
+        for name, q in kept.weights.items()
+    ]
+    _write_rows(rows, out)
+
+
+def _batches(section: Compression, source: Path) -> list[Batch]:
     """Token batches: of a decoder full windows; else texts of like length together, so that
     little is padding."""
     from optimizer.harness import contract as contracts
     from optimizer.load import datasets
 
+    calibrate = section.calibrate
+    if calibrate is None:
+        return []
     contract = contracts.read(source / "contract.json")
     tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
     rows = datasets.samples(calibrate.data, calibrate.samples, calibrate.seed)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
-    if task == "text-generation":
+    if section.task == "text-generation":
         length, size = calibrate.sequence_length, calibrate.batch_size
         windows = datasets.windows(rows, tokenizer, contract, length)
         return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
