@@ -192,7 +192,8 @@ def run(
             workers = {}
             for s in wanted:
                 if s.model is not None and not rows[s.name]["why"]:
-                    workers[s.name] = Worker(s, threads, inputs.contract, inputs.timing)
+                    told = {"contract": str(inputs.contract), "inputs": str(inputs.timing)}
+                    workers[s.name] = Worker(s, threads, **told)
                     stack.callback(workers[s.name].close)
                     attempt(rows, s.name, partial(warm, workers[s.name]))
             if i == 0:

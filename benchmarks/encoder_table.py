@@ -25,9 +25,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         for s in systems.values()
     ]
     width = len(heads)
-    lines = [HEADING.format(**result), _table(heads, [_filled(r, width) for r in ratios])]
+    lines = [HEADING.format(**result), table(heads, [_filled(r, width) for r in ratios])]
     times = [[s["title"], *(_ms(s, c) for c in cells)] for s in systems.values() if not s["why"]]
-    lines += ["\nMilliseconds, median of every call:\n", _table(["system", *cells], times)]
+    lines += ["\nMilliseconds, median of every call:\n", table(["system", *cells], times)]
     return "\n".join([*lines, "", _where(result), ""])
 
 
@@ -36,7 +36,7 @@ def _filled(row: list[str], width: int) -> list[str]:
     return row[:2] + ["–"] * (width - 2) if len(row) != width else row
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> str:
+def table(heads: list[str], rows: list[list[str]]) -> str:
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join("| " + " | ".join(r) + " |" for r in (heads, rule, *rows))
 

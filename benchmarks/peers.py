@@ -148,19 +148,19 @@ class Worker:
     """A system's process. It is stopped (SIGSTOP) whenever it is not answering, so that threads
     which spin or clean up cannot disturb the system that is being timed."""
 
-    def __init__(self, system: System, threads: int, contract: Path, inputs: Path) -> None:
+    def __init__(self, system: System, threads: int, script: Path = WORKER, **more: Any) -> None:
+        """more: what else the script is told, as JSON takes it."""
         config = {
             "kind": system.kind,
             "model": str(system.model),
             "threads": threads,
             "options": dict(system.options),
-            "contract": str(contract),
-            "inputs": str(inputs),
+            **more,
         }
         self.name = system.name
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [system.python, WORKER, json.dumps(config)],
+            [system.python, script, json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

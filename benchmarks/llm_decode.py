@@ -1,0 +1,257 @@
+"""INT4 decoding on a CPU: ours beside every peer, and float, in one run.
+
+    python benchmarks/llm_decode.py --model LOWERED --float GRAPH --checkpoint HF_FOLDER \\
+        --gguf FILE --peers-python PYTHON
+
+Milliseconds per token at batch 1 after a prompt of 128 tokens, and to fill in prompts of 128 and
+512. Systems take turns in rounds, in an order that rotates, each in a process of its own, pinned
+to the same cores and stopped while another is timed; every round has another random prompt.
+Ratios are taken within the round. Peers start from the same checkpoint and keep their own defaults
+for INT4; the bytes of weights that a token reads are in the table, since they differ. What cannot
+be run is a row that says why. Finished thread counts are kept in --work and not measured again;
+--fresh starts over. Writes results/llm_decode.md and .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from encoder_int8 import cpu_flags  # noqa: E402
+from llm_table import markdown  # noqa: E402
+from peers import System, Worker  # noqa: E402
+
+from optimizer.harness.bench import percentile, percentile_interval  # noqa: E402
+from optimizer.harness.machine import this_machine  # noqa: E402
+from optimizer.progress import say  # noqa: E402
+
+SCRIPT = HERE / "llm_worker.py"
+OURS, FLOAT = "ours", "float"
+PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; the first are not kept
+PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino-genai", "llama-cpp-python")
+
+
+def main() -> None:
+    asked = arguments()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    chosen = [s for s in systems(asked) if not asked.only or s.name in asked.only]
+    result: dict[str, Any] = {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
+        "flags": cpu_flags(),
+        "packages": versions(asked.peers_python),
+        "load_average": [round(os.getloadavg()[0], 2)],
+        "rounds": asked.rounds,
+        "clock": asked.clock,
+        "systems": {s.name: described(s) for s in chosen},
+        "cells": {},
+    }
+    for threads in asked.threads:
+        result["cells"][str(threads)] = finished(asked, chosen, threads)
+    result["load_average"].append(round(os.getloadavg()[0], 2))
+    asked.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=1)
+    (asked.out / "llm_decode.json").write_text(text + "\n", encoding="utf-8")
+    table = markdown(result)
+    (asked.out / "llm_decode.md").write_text(table, encoding="utf-8")
+    print(table)
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="folder of our lowered INT4 model")
+    p.add_argument("--float", type=Path, required=True, help="folder of the float ONNX graph")
+    p.add_argument("--checkpoint", type=Path, required=True, help="Hugging Face folder, for peers")
+    p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp and OpenVINO")
+    p.add_argument("--peers-python", type=Path, help="an interpreter that has the peers")
+    p.add_argument("--work", type=Path, default=HERE.parent / "artifacts" / "llm_decode")
+    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    p.add_argument("--rounds", type=int, default=12)
+    p.add_argument("--only", nargs="+", help="names of systems")
+    p.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    p.add_argument("--fresh", action="store_true", help="measure again what --work has")
+    return p.parse_args()
+
+
+def systems(asked: argparse.Namespace) -> list[System]:
+    """Ours, float, and the peers, whose models are made in --work when they are not there."""
+    python = asked.peers_python or Path(sys.executable)
+    genai, genai_why = made(asked, "genai", "build", asked.checkpoint)
+    q4, q4_why = made(asked, "q4_0.gguf", "requantize", asked.gguf)
+    own = asked.model if (asked.model / "genai_config.json").is_file() else None
+    own_why = "the bundle has no genai_config.json" if own is None else genai_why
+    peer = {"python": python}
+    return [
+        System(OURS, "**ours, INT4**", "ort", asked.model / "model.onnx"),
+        System(FLOAT, "ONNX Runtime float", "ort", asked.float / "model.onnx"),
+        System("ours-genai", "ours, run by onnxruntime-genai", "genai", own, why=own_why, **peer),
+        System("genai", "onnxruntime-genai's own INT4", "genai", genai, why=genai_why, **peer),
+        System("openvino", "OpenVINO GenAI, Q4_0", "openvino", q4, why=q4_why, **peer),
+        System("llama.cpp", "llama.cpp, Q4_0", "llama", q4, why=q4_why, **peer),
+    ]
+
+
+def made(asked: argparse.Namespace, name: str, kind: str, source: Path | None) -> tuple[Any, str]:
+    """A peer's model in --work, or None and why there is none."""
+    path = asked.work / name
+    if asked.peers_python is None or source is None:
+        return None, "not run: --peers-python or its source was not given"
+    if path.exists():
+        return path, ""
+    say(f"making {name}")
+    partial = path.with_name("partial-" + name)
+    config = {"kind": kind, "model": str(source), "out": str(partial)}
+    command = [asked.peers_python, SCRIPT, json.dumps(config)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return None, f"failed: {' '.join(done.stderr.split())[-200:]}"
+    partial.rename(path)
+    return path, ""
+
+
+def described(system: System) -> dict[str, Any]:
+    why = system.why if system.model is None else ""
+    size = weight_bytes(system.model) if system.model is not None else None
+    return {"title": system.title, "why": why, "weight_bytes": size}
+
+
+def weight_bytes(model: Path) -> int:
+    """Bytes of weights that one token reads. Tables that are only looked up do not count; a GGUF
+    file with tied embeddings is read whole."""
+    if model.suffix == ".gguf":
+        return model.stat().st_size
+    import onnx_ir as ir
+
+    graph = ir.load(model / "model.onnx" if model.is_dir() else model).graph
+    looked_up = ("Gather", "GatherBlockQuantized", "GroupQueryAttention")
+    total = 0
+    for value in graph.initializers.values():
+        users = {n.op_type for n, _ in value.uses()}
+        if value.const_value is not None and users - set(looked_up):
+            total += value.const_value.nbytes
+    return total
+
+
+def finished(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
+    """One thread count's figures: from --work when these files were measured there before."""
+    stamps = [(s.name, str(s.model), s.model.stat().st_mtime if s.model else 0) for s in chosen]
+    key = json.loads(json.dumps([stamps, asked.rounds, asked.clock]))
+    kept = asked.work / f"threads-{threads}.json"
+    if kept.is_file() and not asked.fresh:
+        found = json.loads(kept.read_text())
+        if found["key"] == key:
+            say(f"threads {threads}: measured before, from {kept}")
+            return dict(found["cells"])
+    cells = measured(asked, chosen, threads)
+    kept.write_text(json.dumps({"key": key, "cells": cells}))
+    return cells
+
+
+def measured(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
+    """{"memory": GB/s, "systems": {name: {"ms": .., "prefill": .., or "why": ..}}}"""
+    failed: dict[str, str] = {}
+    rounds: dict[str, list[dict[str, float]]] = {}
+    with ExitStack() as stack:
+        memory = Worker(System("memory", "", "memory", None), threads, SCRIPT)
+        stack.callback(memory.close)
+        rates = [memory.ask(gigabytes=True)]
+        workers = {}
+        for s in chosen:
+            if s.model is None:
+                continue
+            workers[s.name] = Worker(s, threads, SCRIPT, clock=asked.clock)
+            stack.callback(workers[s.name].close)
+            attempt(workers[s.name], failed, prompt=PROMPTS[0], tokens=WARMUP, seed=0)
+        names = [n for n in workers if n not in failed]
+        for r in range(asked.rounds):
+            say(f"threads {threads}: round {r + 1} of {asked.rounds}")
+            start = r % len(names)
+            for name in names[start:] + names[:start]:
+                found = one_round(workers[name], failed, seed=r + 1)
+                if found is not None:
+                    rounds.setdefault(name, []).append(found)
+        rates.append(memory.ask(gigabytes=True))
+    told = {n: summarized(f, rounds) for n, f in rounds.items() if n not in failed}
+    best = {kind: round(max(r[kind] for r in rates), 1) for kind in ("read", "copy")}
+    return {"memory": best, "systems": told | {n: {"why": w} for n, w in failed.items()}}
+
+
+def one_round(worker: Worker, failed: dict[str, str], seed: int) -> dict[str, float] | None:
+    """{"decode": median ms, "prefill 128": ms, "prefill 512": ms}"""
+    if worker.name in failed:
+        return None
+    short, long = PROMPTS
+    first = attempt(worker, failed, prompt=short, tokens=WARMUP + TOKENS, seed=seed)
+    second = attempt(worker, failed, prompt=long, tokens=0, seed=seed)
+    if first is None or second is None:
+        return None
+    return {
+        "decode": percentile(first["ms"][WARMUP:], 50),
+        f"prefill {short}": first["prefill_ms"],
+        f"prefill {long}": second["prefill_ms"],
+    }
+
+
+def attempt(worker: Worker, failed: dict[str, str], **asked: Any) -> dict[str, Any] | None:
+    """Ask; a peer that ends is told of and left out, ours and float stop the run."""
+    if worker.name in failed:
+        return None
+    try:
+        return worker.ask(**asked)
+    except RuntimeError as e:
+        if worker.name in (OURS, FLOAT):
+            raise
+        failed[worker.name] = f"failed: {' '.join(str(e).split())[-200:]}"
+        say(failed[worker.name])
+        return None
+
+
+def summarized(
+    mine: Sequence[Mapping[str, float]],
+    everyone: Mapping[str, Sequence[Mapping[str, float]]],
+) -> dict[str, Any]:
+    """Medians over rounds with intervals, and ratios within rounds: float / this, ours / this."""
+    told: dict[str, Any] = {}
+    for what in mine[0]:
+        times = [r[what] for r in mine]
+        told[what] = {"median": percentile(times, 50), "interval": interval(times), "all": times}
+        for label, other in (("speedup", FLOAT), ("ours", OURS)):
+            if other in everyone and len(everyone[other]) == len(mine):
+                pairs = zip(everyone[other], mine, strict=True)
+                ratios = [a[what] / b[what] for a, b in pairs]
+                told[what][label] = {"median": percentile(ratios, 50), "interval": interval(ratios)}
+    return told
+
+
+def interval(values: list[float]) -> list[float | None]:
+    return list(percentile_interval(values, 50))
+
+
+def versions(python: Path | None) -> dict[str, str]:
+    """Of the packages that are there: ONNX Runtime's here, the peers' in their environment."""
+    code = (
+        "import json, sys; from importlib.metadata import distributions as d; "
+        "print(json.dumps({x.metadata['Name']: x.version for x in d() "
+        "if x.metadata['Name'].lower().replace('_', '-') in sys.argv[1:]}))"
+    )
+    found: dict[str, str] = {}
+    for each in filter(None, (python, Path(sys.executable))):
+        out = subprocess.run([each, "-c", code, *PACKAGES], capture_output=True, text=True)
+        found |= json.loads(out.stdout or "{}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

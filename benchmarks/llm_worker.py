@@ -1,0 +1,241 @@
+"""One way to run a language model in a process of its own, driven line by line.
+
+    python llm_worker.py '{"kind": ..., "model": ..., "threads": n, "options": {...}, "clock": ...}'
+    {"prompt": n, "tokens": m, "seed": s}   -> {"prefill_ms": time, "ms": [m times]}
+    {"gigabytes": true}                     -> {"read": GB/s, "copy": GB/s}     kind "memory" only
+
+A prompt of n random tokens is filled in, then m tokens follow greedily, one at a time; the time of
+each includes choosing it. The clock is "wall", or "cpu": processor time, for a machine that others
+use as well (one thread only; what OpenVINO reports of itself is wall time always). Two further
+kinds make a peer's model and end: "build" and "requantize".
+Runs in the project's environment or in the peers' own: beyond numpy it imports only the runtime
+it is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from worker import pin
+
+Answer = dict[str, Any]
+Run = Callable[[list[int], int], Answer]
+CLOCK = time.perf_counter
+SIZE = 1 << 28  # bytes of each array that memory is measured with: more than any cache holds
+
+
+def clocked(prefill: Callable[[], Any], step: Callable[[], Any], tokens: int) -> Answer:
+    """Milliseconds of one prefill and of each of `tokens` steps, by CLOCK."""
+    times = []
+    for run in (prefill, *[step] * tokens):
+        start = CLOCK()
+        run()
+        times.append(1000 * (CLOCK() - start))
+    return {"prefill_ms": times[0], "ms": times[1:]}
+
+
+class Ort:
+    """A decoder graph in a plain session, in the settings the harness serves bundles with. Where
+    the graph's metadata says so, past and present are one buffer."""
+
+    def __init__(self, model: str, threads: int, _options: dict[str, Any]) -> None:
+        import onnxruntime
+
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        settings.log_severity_level = 3
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.value = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.session = onnxruntime.InferenceSession(
+            model, settings, providers=["CPUExecutionProvider"]
+        )
+        self.shared = self.session.get_modelmeta().custom_metadata_map.get("kv_cache") == "shared"
+        self.inputs = {i.name: i for i in self.session.get_inputs()}
+        self.pasts = [n for n in self.inputs if n.startswith("past_key_values.")]
+
+    def __call__(self, prompt: list[int], tokens: int) -> Answer:
+        self.ids, self.done = prompt, 0
+        room = len(prompt) + tokens if self.shared else 0
+        self.cache = {n: self.value(self._buffer(n, room)) for n in self.pasts}
+        return clocked(self._step, self._step, tokens)
+
+    def _buffer(self, name: str, room: int) -> Any:
+        _, heads, _, width = self.inputs[name].shape
+        return np.zeros((1, heads, room, width), np.float32)
+
+    def _step(self) -> None:
+        total = self.done + len(self.ids)
+        given = {
+            "input_ids": np.array([self.ids]),
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(self.done, total)[None],
+        }
+        binding = self.session.io_binding()
+        for name in self.inputs.keys() & given.keys():
+            binding.bind_cpu_input(name, given[name])
+        binding.bind_output("logits", "cpu")
+        for name in self.pasts:
+            present = name.replace("past_key_values", "present")
+            binding.bind_ortvalue_input(name, self.cache[name])
+            if self.shared:
+                binding.bind_ortvalue_output(present, self.cache[name])
+            else:
+                binding.bind_output(present, "cpu")
+        self.session.run_with_iobinding(binding)
+        logits, *present = binding.get_outputs()
+        if not self.shared:
+            self.cache = dict(zip(self.pasts, present, strict=True))
+        self.done, self.ids = total, [int(logits.numpy()[0, -1].argmax())]
+
+
+class Genai:
+    """onnxruntime-genai on a folder with genai_config.json."""
+
+    def __init__(self, model: str, threads: int, _options: dict[str, Any]) -> None:
+        import onnxruntime_genai as genai
+
+        self.genai, config = genai, genai.Config(model)
+        session = {"intra_op_num_threads": threads}
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
+        self.model = genai.Model(config)
+
+    def __call__(self, prompt: list[int], tokens: int) -> Answer:
+        settings = self.genai.GeneratorParams(self.model)
+        length = len(prompt) + tokens + 2
+        settings.set_search_options(max_length=length, min_length=length, do_sample=False)
+        generator = self.genai.Generator(self.model, settings)
+
+        def prefill() -> None:
+            generator.append_tokens(np.array(prompt, np.int32))
+            generator.generate_next_token()  # chooses from the prompt's logits
+
+        return clocked(prefill, generator.generate_next_token, tokens)
+
+
+class OpenVino:
+    """OpenVINO GenAI's pipeline, which reads GGUF by itself; times are its own."""
+
+    def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
+        import openvino
+        import openvino_genai
+
+        self.genai, self.tensor = openvino_genai, openvino.Tensor
+        self.pipeline = openvino_genai.LLMPipeline(
+            model, "CPU", INFERENCE_NUM_THREADS=threads, **options
+        )
+
+    def __call__(self, prompt: list[int], tokens: int) -> Answer:
+        settings = self.genai.GenerationConfig()
+        settings.max_new_tokens, settings.ignore_eos, settings.do_sample = tokens + 1, True, False
+        ids = np.array([prompt])
+        given = self.genai.TokenizedInputs(self.tensor(ids), self.tensor(np.ones_like(ids)))
+        metrics = self.pipeline.generate(given, settings).perf_metrics
+        steps = [t / 1000 for t in metrics.raw_metrics.m_durations]
+        return {"prefill_ms": metrics.get_ttft().mean, "ms": steps[-tokens:] if tokens else []}
+
+
+class Llama:
+    """llama.cpp through llama-cpp-python's thin layer over llama_decode."""
+
+    def __init__(self, model: str, threads: int, _options: dict[str, Any]) -> None:
+        import llama_cpp
+
+        self.library = llama_cpp
+        self.model = llama_cpp.Llama(
+            model, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False
+        )
+        self.vocabulary = self.model.n_vocab()
+
+    def __call__(self, prompt: list[int], tokens: int) -> Answer:
+        self.model.reset()
+        self.ids = prompt
+        return clocked(self._step, self._step, tokens)
+
+    def _step(self) -> None:
+        self.model.eval(self.ids)
+        logits = self.library.llama_get_logits_ith(self.model.ctx, -1)
+        found = np.ctypeslib.as_array(logits, shape=(self.vocabulary,))
+        self.ids = [int(found.argmax())]
+
+
+KINDS: dict[str, Callable[[str, int, dict[str, Any]], Run]] = {
+    "ort": Ort,
+    "genai": Genai,
+    "openvino": OpenVino,
+    "llama": Llama,
+}
+
+
+def memory(threads: int) -> dict[str, float]:
+    """Gigabytes a second that `threads` threads read (a dot product) and copy together, the best
+    of several tries; a copy counts the bytes read and those written."""
+    pairs = [[np.ones(SIZE // 4, np.float32) for _ in range(2)] for _ in range(threads)]
+
+    def best(work: Callable[[Any, Any], Any]) -> float:
+        rates = []
+        for _ in range(7):
+            made = [threading.Thread(target=work, args=pair) for pair in pairs]
+            start = time.perf_counter()
+            for t in made:
+                t.start()
+            for t in made:
+                t.join()
+            rates.append(2 * SIZE * threads / (time.perf_counter() - start) / 1e9)
+        return max(rates)
+
+    return {"read": best(np.dot), "copy": best(np.copyto)}
+
+
+def build(checkpoint: str, out: str) -> None:
+    """onnxruntime-genai's own INT4 model for the CPU, by its defaults."""
+    module = "onnxruntime_genai.models.builder"
+    command = [sys.executable, "-m", module, "-m", checkpoint, "-o", out, "-p", "int4", "-e", "cpu"]
+    subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+
+
+def requantize(gguf: str, out: str) -> None:
+    """A GGUF file as llama.cpp's Q4_0, by its defaults."""
+    import llama_cpp
+
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype, settings.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True
+    failed = llama_cpp.llama_model_quantize(gguf.encode(), out.encode(), ctypes.byref(settings))
+    if failed:
+        raise RuntimeError(f"llama_model_quantize answered {failed}")
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a runtime prints goes to the log
+    config = json.loads(sys.argv[1])
+    if config["kind"] in ("build", "requantize"):
+        (build if config["kind"] == "build" else requantize)(config["model"], config["out"])
+        return
+    threads = config["threads"]
+    pin(threads)
+    if config.get("clock") == "cpu":
+        globals()["CLOCK"] = time.process_time
+    if config["kind"] == "memory":
+        for _ in sys.stdin:
+            print(json.dumps(memory(threads)), file=answers)
+        return
+    run = KINDS[config["kind"]](config["model"], threads, config["options"])
+    for line in sys.stdin:
+        asked = json.loads(line)
+        prompt = np.random.default_rng(asked["seed"]).integers(100, 40000, asked["prompt"]).tolist()
+        print(json.dumps(run(prompt, asked["tokens"])), file=answers)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    main()
