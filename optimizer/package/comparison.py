@@ -105,10 +105,16 @@ def baseline(cell: Document, target: str) -> str | None:
 
 def rows(report: Document) -> list[Row]:
     """Quality, latency per batch x sequence, size and memory, each float | quantized | change."""
+    from optimizer.package import generation  # which builds its rows from the parts here
+
+    if generation.generates(report):
+        speed = generation.latency_rows(report) or _latency(report)
+        return [*generation.quality_rows(report), *speed, *_sizes(report)]
     return [*_quality(report), *_latency(report), *_sizes(report)]
 
 
-def _cell(value: Any, write: Writer, bounds: Any = None) -> Cell:
+def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:
+    """A figure over its interval."""
     return Cell(write(value), interval(bounds, write, unit=False))
 
 
@@ -123,9 +129,9 @@ def _quality(report: Document) -> list[Row]:
     made = [
         Row(
             metric.replace("_", " ").capitalize(),
-            _cell(before.get("value"), value, before.get("interval")),
-            _cell(after.get("value"), value, after.get("interval")),
-            _cell(moved.get("value"), differ, moved.get("interval")),
+            with_interval(before.get("value"), value, before.get("interval")),
+            with_interval(after.get("value"), value, after.get("interval")),
+            with_interval(moved.get("value"), differ, moved.get("interval")),
         )
     ]
     cosine = part(quality, "cosine")
@@ -149,17 +155,18 @@ def _latency(report: Document) -> list[Row]:
             for n in (first, "candidate")
         ]
         for p in ("p50", "p99"):
-            before, after = (_cell(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
+            before, after = (with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
             ratio = part(cell, "ratio")
-            moved = Cell(times(_ratio(ends[1].get(p), ends[0].get(p))))
+            moved = Cell(times(ratio_of(ends[1].get(p), ends[0].get(p))))
             if p == "p50" and "median" in ratio:
-                moved = _cell(ratio["median"], times, ratio.get("interval"))
+                moved = with_interval(ratio["median"], times, ratio.get("interval"))
             name = f"{p}, batch {plain(cell.get('batch'))} × {plain(cell.get('sequence'))}"
             made.append(Row(name, before, after, moved))
     return made
 
 
-def _ratio(after: Any, before: Any) -> float | None:
+def ratio_of(after: Any, before: Any) -> float | None:
+    """None when either is no number, or nothing can be divided by it."""
     a, b = finite(after), finite(before)
     return a / b if a is not None and b else None
 
@@ -170,7 +177,7 @@ def _sizes(report: Document) -> list[Row]:
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
         holder = part(speed, key) or part(report, key)
         before, after = _pair(holder, str(report.get("target", "")))
-        moved = Cell(times(_ratio(after, before)))
+        moved = Cell(times(ratio_of(after, before)))
         gap = "" if holder else why_missing(report, key if speed else "speed")
         made.append(Row(name, Cell(size(before), gap), Cell(size(after), gap), moved))
     return made

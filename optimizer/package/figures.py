@@ -88,10 +88,20 @@ def whole(value: Any) -> str:
     return _or_words(value, lambda x: f"{x:,.0f}")
 
 
+def percent(value: Any) -> str:
+    """A share."""
+    return _or_words(value, lambda x: f"{100 * x:.1f} %")
+
+
+def nats(value: Any) -> str:
+    """A change of the log-likelihood of a token."""
+    return _or_words(value, lambda x: f"{x:+.4f} nats/token")
+
+
 def level(metric: str) -> Writer:
     """How a value of this metric is written: shares in percent, the rest with four decimals."""
     if metric in SHARES:
-        return lambda v: _or_words(v, lambda x: f"{100 * x:.1f} %")
+        return percent
     return lambda v: _or_words(v, lambda x: f"{x:.4f}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from optimizer.package import plots
+from optimizer.package import generation, plots
 from optimizer.package.comparison import (
     Cell,
     Document,
@@ -28,6 +28,7 @@ from optimizer.package.figures import (
     interval,
     level,
     ms,
+    nats,
     plain,
     whole,
 )
@@ -81,8 +82,11 @@ def comparison(report: Document, recipe: Any) -> Html:
     examples = part(report, "quality").get("examples")
     level_of = finite(part(report, "quality").get("confidence"))
     hint = "Times are end to end: text in, answer out."
+    kind = "examples that both models answered"
+    if generation.generates(report):
+        hint, kind = "Speed by batch × tokens of prompt.", "windows of held-out text"
     if examples is not None:
-        hint += f" Quality on {whole(examples)} examples that both models answered"
+        hint += f" Quality on {whole(examples)} {kind}"
         hint += f", intervals at {100 * level_of:.4g} % confidence." if level_of else "."
     heads = ["", "Float", name[0].upper() + name[1:], "Change"]
     return card(
@@ -99,13 +103,13 @@ def quality(report: Document, recipe: Any) -> Html:
     if not section.get("metric"):
         return card(title, "", missing("Quality", report, "quality"))
     metric = str(section["metric"])
-    moved, write = part(section, "difference"), change(metric)
+    what, moved, write = metric, part(section, "difference"), change(metric)
+    if generation.generates(report):
+        what, write = "the log-likelihood of held-out text", nats
     value, margin = finite(moved.get("value")), finite(section.get("margin"))
     bounds = moved.get("interval")
     ends = [finite(b) for b in bounds] if isinstance(bounds, list | tuple) else []
-    hint = (
-        f"Change of {metric}. The gate passes when the whole interval lies right of the red line."
-    )
+    hint = f"Change of {what}. The gate passes when the whole interval lies right of the red line."
     picture: Child
     if value is None or margin is None or len(ends) != 2 or None in ends:
         picture = tag(
@@ -120,16 +124,15 @@ def quality(report: Document, recipe: Any) -> Html:
         )
     else:
         low, high = (e for e in ends if e is not None)
-        picture = plots.difference(value, (low, high), margin, write, f"Change of {metric}")
+        picture = plots.difference(value, (low, high), margin, write, f"Change of {what}")
     needed = section.get("needed")
     more = tag("p", f"{whole(needed)} examples would decide it.") if needed is not None else None
     note = tag("p", str(section["note"]), cls="hint") if section.get("note") else None
     cosine, write = part(section, "cosine"), level("cosine")
     facts = [[k, flagged(write(cosine.get(k)))] for k in ("mean", "p01", "min") if k in cosine]
     facts_table = table(["Cosine to float", ""], facts, label="Cosine to float", numbers=(1,))
-    return card(
-        title, hint, picture, more, note, details("Cosine to float", facts_table) if facts else None
-    )
+    cosines = details("Cosine to float", facts_table) if facts else None
+    return card(title, hint, picture, more, note, cosines, generation.agreement(section))
 
 
 def _cells(report: Document) -> list[tuple[str, Document]]:
@@ -146,6 +149,8 @@ def _class(name: str, first: str | None) -> str:
 def latency(report: Document, recipe: Any) -> list[Html]:
     """A card of latency distributions per batch x sequence cell."""
     cells = _cells(report)
+    if cells and generation.generates(report):
+        return generation.latency(report, recipe)
     if not cells:
         return [card("Latency", "", missing("Latency", report, "speed"))]
     made = []
@@ -189,9 +194,9 @@ def not_drawn(names: Iterable[str]) -> Html | None:
 
 
 def stages(report: Document, recipe: Any) -> list[Html]:
-    """A card of the time per stage for each cell."""
+    """A card of the time per stage for each cell; generating has one stage, told by `latency`."""
     made = []
-    for where, cell in _cells(report):
+    for where, cell in [] if generation.generates(report) else _cells(report):
         found = {
             system(n, recipe): {
                 k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from optimizer.errors import OptimizeError
+from optimizer.package import generation
 from optimizer.package.comparison import Document, baseline, part, parts, quantized, why_missing
-from optimizer.package.figures import change, finite, interval, times, whole
+from optimizer.package.figures import change, finite, interval, nats, plain, times, whole
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 
@@ -64,6 +65,8 @@ def _quality(report: Document) -> str:
     section = part(report, "quality")
     if not section.get("metric"):
         return f"Quality was not measured: {why_missing(report, 'quality')}."
+    if generation.generates(report):
+        return _text_cost(report, section)
     metric, moved = str(section["metric"]), part(section, "difference")
     write = change(metric)
     text = f"{metric.replace('_', ' ').capitalize()} changed by {write(moved.get('value'))}"
@@ -76,11 +79,25 @@ def _quality(report: Document) -> str:
     return f"{text}." + (f" {whole(needed)} examples would decide." if needed is not None else "")
 
 
+def _text_cost(report: Document, section: Document) -> str:
+    before, after = (plain(part(section, k).get("value")) for k in ("baseline", "candidate"))
+    value, bounds = generation.cost(report)
+    span = interval(bounds, nats)
+    text = f"Perplexity went from {before} to {after}: held-out text costs {nats(value)} more"
+    text += f" (interval {span})" if span else ""
+    margin = finite(section.get("margin"))
+    text += f"; up to {nats(margin).removeprefix('+')} was allowed." if margin is not None else "."
+    needed = section.get("needed")
+    return text + (f" {whole(needed)} windows would decide." if needed is not None else "")
+
+
 def _speed(report: Document, recipe: Any) -> str:
     cells = parts(part(report, "speed"), "cells")
     if not cells:
         return f"Speed was not measured: {why_missing(report, 'speed')}."
     ratios = [finite(part(c, "ratio").get("median")) for c in cells]
+    if generation.generates(report):
+        ratios = [finite(part(part(c, "ratio"), "inter_token").get("median")) for c in cells]
     known = [r for r in ratios if r is not None]
     if not known or baseline(cells[0], str(report.get("target", ""))) is None:
         return "The time relative to float is not known."
