@@ -106,9 +106,10 @@ def _entry(file: Path, name: str, e: dict[str, Any], data: int, size: int) -> En
 
 def read_entry(entry: Entry) -> Tensor:
     """The tensor as stored, in memory of its own."""
+    raw = bytearray(entry.end - entry.begin)
     with entry.file.open("rb") as f:
         f.seek(entry.begin)
-        raw = bytearray(f.read(entry.end - entry.begin))
+        f.readinto(raw)
     if not raw:
         return torch.empty(entry.shape, dtype=entry.dtype)
     return torch.frombuffer(raw, dtype=entry.dtype).reshape(entry.shape)

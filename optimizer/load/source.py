@@ -89,13 +89,18 @@ def peek(section: Model) -> Source:
     return _on_hub(section, patterns)
 
 
+def is_local(name: str) -> bool:
+    """Whether a source is on this machine, or says that it is, and not on the hub."""
+    return name.startswith(PACKAGE) or Path(name).expanduser().exists()
+
+
 def local_folder(name: str) -> Path | None:
     """The folder of a source that is on this machine already; None for what only a hub has.
 
     Raises CheckpointError when there is a folder and it has no config.json, MachineError when a
     package is not installed.
     """
-    if not name.startswith(PACKAGE) and not Path(name).expanduser().exists():
+    if not is_local(name):
         return None
     folder = resolve(Model(source=name, task="feature-extraction")).folder
     read_json(folder / "config.json")

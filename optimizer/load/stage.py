@@ -10,6 +10,7 @@ out/contract.json   what goes in and what comes out
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from typing import Any
 
 from optimizer import safetensors_stream
 from optimizer.load import faithful, families, gguf, source, tokenizer, weights
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.checkpoint import open_checkpoint, read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
 from optimizer.load.model import parameter_shapes, skeleton_from_config
@@ -130,20 +131,32 @@ def _licence(folder: Path, root: Path) -> str:
 
 
 def estimate(section: Model, shapes: Shapes) -> Estimate:
-    """Disk is that of float32 weights, an upper bound.
+    """Disk is that of the weights as stored (of a model on the hub, as float32: a bound).
 
     Memory is that of the imports and of what the check holds: up to faithful.WHOLE the model in
     float32 and its largest tensor again; beyond it the ends (embedding, head) and two blocks as
-    transformers loads them. A GGUF file is de-quantized whole, into a second copy.
+    stored. A GGUF file is de-quantized whole, into a second copy.
     """
-    sizes = [4 * prod(shape) for shape in shapes.values()]
-    total, largest = sum(sizes), max(sizes, default=0)
-    held, seconds = total + largest, 5 + 2 * total / BYTES_PER_SECOND
+    values = {name: prod(shape) for name, shape in shapes.items()}
+    total, largest = sum(values.values()), max(values.values(), default=0)
+    width = _bytes_per_value(section)
+    held, seconds = 4 * (total + largest), 5 + 2 * width * total / BYTES_PER_SECOND
     if section.gguf_file is not None:
-        held, seconds = 2 * total + largest, 30 + 2 * total / BYTES_PER_SECOND
-    elif total > faithful.WHOLE:
-        held = sum(4 * prod(s) for n, s in shapes.items() if faithful.kept(n)) + largest
-    return Estimate(memory=IMPORTS + held, disk=total, seconds=seconds)
+        held, seconds = held + 4 * total, seconds + 30
+    elif 4 * total > faithful.WHOLE:
+        kept = sum(n for name, n in values.items() if faithful.kept(name))
+        held = math.ceil(width * (kept + largest))
+    return Estimate(memory=IMPORTS + held, disk=math.ceil(width * total), seconds=seconds)
+
+
+def _bytes_per_value(section: Model) -> float:
+    """Of the weights as stored, by the headers of safetensors files on this machine; else 4."""
+    if section.gguf_file is not None or not source.is_local(section.source):
+        return 4.0
+    folder = model_folder(source.resolve(section).folder)
+    entries = [e for file in folder.glob("*.safetensors") for e in read_header(file).values()]
+    values = sum(prod(e.shape) for e in entries)
+    return sum(e.end - e.begin for e in entries) / values if values else 4.0
 
 
 STAGE = Stage(

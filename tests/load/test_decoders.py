@@ -333,3 +333,11 @@ def test_a_larger_model_is_predicted_to_be_held_in_part() -> None:
 
     assert memory(4) < memory(8)
     assert memory(48) == memory(96)
+
+
+def test_the_predicted_disk_is_that_of_the_stored_dtype(load: Load, llama: Path) -> None:
+    edit_weights(llama, lambda t: t.update({n: v.bfloat16() for n, v in t.items()}))
+    section = Model(source=str(llama), task="text-generation")
+    assert STAGE.estimate is not None
+    size = (load(llama, TASK) / "checkpoint/model.safetensors").stat().st_size
+    assert 0.9 * size < STAGE.estimate(section, shapes(section)).disk <= size
