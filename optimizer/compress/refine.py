@@ -26,7 +26,7 @@ def refined(
     out, inputs = q.codes.shape
     groups = q.scale.shape[1]
     size = inputs // groups
-    scale = q.scale.expand(out, groups).T.contiguous()
+    scale = q.scale.expand(out, groups).T.clone(memory_format=torch.contiguous_format)
     zero = torch.zeros_like(scale) if q.zero_point is None else _by_group(q.zero_point, out)
     codes = q.codes.T.float().contiguous()
     values, target = q.dequantize().T.contiguous(), wanted.T.contiguous()
