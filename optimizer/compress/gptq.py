@@ -41,7 +41,7 @@ def gptq(
     act_order: bool = True,
     damping: float = hessians.DAMPING,
     block: int = 128,
-    sweeps: int = 4,
+    sweeps: int = 2,
 ) -> Rounded:
     """weight (out, in); hessian and cross (in, in) as optimizer.compress.hessian says.
 
