@@ -98,7 +98,9 @@ class Model(Section):
 
 class Calibrate(Section):
     data: DataSpec
-    samples: int = Field(256, ge=1)
+    samples: int = Field(
+        256, ge=1, description="texts; for text-generation windows of sequence_length tokens"
+    )
     sequence_length: int = Field(
         128,
         ge=2,

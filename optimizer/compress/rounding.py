@@ -7,7 +7,7 @@ model's module reads at the same place is kept in a buffer and gives the target 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,12 +98,15 @@ def choose(
         for leader in dict.fromkeys(order.values()):
             group = [n for n in order if order[n] == leader]
             hessian, cross = _statistic(model, leader, inputs, stream, segment, targets.get(leader))
-            for name in group:
-                linear = cast(nn.Linear, model.get_submodule(name))
-                weight = inputs.weight(name, linear)
-                q, said = _coded(name, weight, hessian, cross, schemes[name], quantize)
-                made.weights[name], made.said[name] = q, said
-                swaps.enter_context(walk.swapped(model, {name: inputs.quantized(name, linear, q)}))
+            for names in _alike(group, schemes):
+                linears = {n: cast(nn.Linear, model.get_submodule(n)) for n in names}
+                stacked = torch.cat([inputs.weight(n, m) for n, m in linears.items()])
+                q, said = _coded(names[0], stacked, hessian, cross, schemes[names[0]], quantize)
+                parts = _unstacked(q, [m.out_features for m in linears.values()])
+                for (name, linear), part in zip(linears.items(), parts, strict=True):
+                    made.weights[name], made.said[name] = part, said
+                    swapped = {name: inputs.quantized(name, linear, part)}
+                    swaps.enter_context(walk.swapped(model, swapped))
     return made
 
 
@@ -131,6 +134,24 @@ def _damaged(name: str, error: ValueError) -> CheckpointError:
         accepted="finite numbers",
         fix="The checkpoint is damaged or was trained to NaN: get it again.",
     )
+
+
+def _alike(group: Sequence[str], schemes: Mapping[str, Scheme]) -> list[list[str]]:
+    """Modules of one input that can be rounded in one go: rows do not see each other, unless one
+    scale serves them all."""
+    found: dict[object, list[str]] = {}
+    for name in group:
+        scheme = schemes[name]
+        found.setdefault(name if scheme.granularity == "tensor" else scheme, []).append(name)
+    return list(found.values())
+
+
+def _unstacked(q: QTensor, rows: Sequence[int]) -> list[QTensor]:
+    if len(rows) == 1:
+        return [q]
+    zeros = q.zero_point.split(rows) if q.zero_point is not None else [None] * len(rows)
+    parts = zip(q.codes.split(rows), q.scale.split(rows), zeros, strict=True)
+    return [QTensor(codes.clone(), scale.clone(), zero, q.scheme) for codes, scale, zero in parts]
 
 
 def _by_statistic(quantize: Quantize) -> bool:

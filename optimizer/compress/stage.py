@@ -112,12 +112,17 @@ def _batches(section: Compression, source: Path) -> list[Batch]:
         return []
     contract = contracts.read(source / "contract.json")
     tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
-    rows = datasets.samples(calibrate.data, calibrate.samples, calibrate.seed)
+    generates = section.task == "text-generation"
+    rows = datasets.samples(
+        calibrate.data, None if generates else calibrate.samples, calibrate.seed
+    )
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
-    if section.task == "text-generation":
+    if generates:
         length, size = calibrate.sequence_length, calibrate.batch_size
-        windows = datasets.windows(rows, tokenizer, contract, length)
+        windows = datasets.windows(rows, tokenizer, contract, length)[: calibrate.samples]
+        if len(windows) < calibrate.samples:
+            say(f"compress: the text fills {len(windows)} of {calibrate.samples} windows")
         return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
     made = datasets.batches(
