@@ -1,9 +1,13 @@
 """What compress is predicted to need, from the checkpoint's headers alone.
 
 memory = the libraries + the larger of (what lies outside the blocks, read once to make the first
-         hidden states) and (one block, as float, de-quantized and codes) + two streams
-disk   = codes and scales + folded floats + one stream, twice while it is put together
+         hidden states; of a decoder the rows that are looked up) and (one block, as float,
+         de-quantized and codes, with the statistics of its widest input) + the streams, as far as
+         compress.memory_gb lets them be held + what one batch makes inside a block
+disk   = codes and scales + folded floats, twice while they are put together + the streams, kept
+         to go on after a kill and where memory has no room for them
 time   = multiply-adds of all passes at a measured rate, texts filling half the sequence length
+         (windows of a decoder fill all of it)
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ BLOCK = re.compile(r"\.(\d+)\.")
 def estimate(section: Compression, shapes: Shapes) -> Estimate:
     """shapes: of every tensor of the checkpoint."""
     blocks: dict[str, int] = defaultdict(int)
-    outside = linear = width = 0
+    outside = linear = hidden = widest = moments = 0
     for name, shape in shapes.items():
         found = BLOCK.search(name)
         if found is None:
@@ -32,18 +36,42 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
         blocks[name[: found.end()]] += prod(shape)
         if len(shape) == 2:
             linear += prod(shape)
-            width = max(width, min(shape))
+            moments += shape[1] ** 2
+            hidden, widest = max(hidden, min(shape)), max(widest, *shape)
     quantize, calibrate = section.quantize, section.calibrate
+    generates = section.task == "text-generation"
     tokens = calibrate.samples * calibrate.sequence_length if calibrate else 0
-    stream = 4 * tokens * width
+    batch = calibrate.batch_size * calibrate.sequence_length if calibrate else 0
+    streams = 2 if {"gptq", "autoround"} & set(quantize.rounders) else 1
+    stream = 4 * tokens * hidden * streams
+    held = min(2 * stream if streams == 1 else 3 * stream, int(section.compress.memory_gb * 1e9))
+    lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
-    bits = quantize.weights.bits
-    codes = linear * bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
-    folded = 4 * linear // 4 if "smoothquant" in quantize.transforms else 0
-    passes = (4 if calibrate else 0) + 2 * quantize.bias_correction
-    passes += "smoothquant" in quantize.transforms
+    statistics = 40 * widest**2 if streams == 2 or "awq" in quantize.transforms else 0
+    inside = 12 * batch * widest if generates else 0
+    codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
+    folded = 0 if not quantize.transforms else 4 * linear // 4
+    folded = 4 * (linear + outside) if {"awq", "rotate"} & set(quantize.transforms) else folded
+    full = tokens if generates else tokens / 2
+    work = (_passes(section) * full + 40) * linear
+    work += streams * full * moments if streams == 2 or "awq" in quantize.transforms else 0
     return Estimate(
-        memory=LIBRARIES + max(4 * outside, 10 * one_block) + 2 * stream,
-        disk=2 * (codes + folded) + stream,
-        seconds=2 + (passes * tokens / 2 + 40) * linear / RATE,
+        memory=LIBRARIES + max(lookup, 10 * one_block + statistics) + held + inside,
+        disk=2 * (codes + folded) + 2 * stream,
+        seconds=2 + work / RATE,
     )
+
+
+def _passes(section: Compression) -> float:
+    """How often the calibration tokens go through the blocks."""
+    quantize = section.quantize
+    if section.calibrate is None:
+        return 0
+    passes = 3.0 + 2 * quantize.bias_correction
+    passes += quantize.activations is not None
+    passes += len([m for m in quantize.transforms if m != "rotate"])
+    passes += 2.5 * ("gptq" in quantize.rounders)
+    if "autoround" in quantize.rounders:
+        steps = quantize.autoround.steps * section.calibrate.batch_size
+        passes += 3 * (steps / section.calibrate.samples + 1)
+    return passes
