@@ -85,6 +85,19 @@ def test_a_batch_in_pieces_gives_what_it_gives_whole(
         np.testing.assert_allclose(split.cache()[name].transpose(0, 2, 1, 3)[real], kept, atol=2e-5)
 
 
+def test_a_later_step_in_pieces_sees_what_came_before(
+    contract: Any, runner: OrtRunner, tokenizer: Any
+) -> None:
+    ids = np.array([tokenizer.encode(PROMPTS[3]).ids])
+    mask, half = np.ones_like(ids), ids.shape[1] // 2
+    whole, split = runner.decoder(contract), runner.decoder(contract)
+    wanted = whole.step(text_generation.next_arrays(contract, ids, mask))
+    split.step(text_generation.next_arrays(contract, ids[:, :half], mask[:, :half]))
+    later = text_generation.next_arrays(contract, ids[:, half:], mask)
+    found = [split.step(p) for p in pieces(later, 2)]
+    np.testing.assert_allclose(np.concatenate(found, 1), wanted[:, half:], atol=2e-5)
+
+
 def test_shared_buffers_grow_past_what_they_were_made_for(
     contract: Any, runner: OrtRunner, shared: OrtRunner, tokenizer: Any
 ) -> None:
@@ -146,6 +159,15 @@ def test_a_seed_reproduces_and_another_does_not(
     assert drawn(3, PROMPTS) == drawn(3, PROMPTS)
     assert drawn(3, PROMPTS) != drawn(4, PROMPTS)
     assert len(set(drawn(3, [PROMPTS[0]] * 4))) == 4
+
+
+def test_the_prompt_counts_as_seen(contract: Any, tokenizer: Any) -> None:
+    script = tiny_decoder.ScriptRunner([40], tokenizer.get_vocab_size())
+    options = Options(1, repetition_penalty=1e9)
+    prompts = [[50, 40], [50, 51]]
+    first, second = generate(contract, script, tokenizer, prompts, options)
+    assert first.tokens != (40,)
+    assert second.tokens == (40,)
 
 
 def test_streamed_pieces_are_the_text_and_one_per_token(

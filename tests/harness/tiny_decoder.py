@@ -107,7 +107,7 @@ class ScriptRunner:
         batch, sequence = check_step(arrays, self.past)
         self.steps.append(dict(arrays))
         self.past += sequence
-        logits = np.zeros((batch, sequence, self._vocabulary), np.float32)
+        logits = np.full((batch, sequence, self._vocabulary), 1e-6, np.float32)
         logits[:, -1, self._tokens[min(self.said, len(self._tokens) - 1)]] = 9
         self.said += sequence == 1 or self.said == 0
         return logits

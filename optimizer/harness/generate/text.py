@@ -33,10 +33,8 @@ class Detokenizer:
         if len(text) <= len(self._given) or text.endswith(BROKEN):
             return ""
         new = text[len(self._given) :]
-        tail = self._decode(self._read)
-        if tail:  # a window that prints nothing could not say what a decoder would strip
-            self._ids, text = self._ids[self._read :], tail
-        self._given, self._read = text, len(self._ids)
+        self._ids = self._ids[self._read :]
+        self._given, self._read = self._decode(0), len(self._ids)
         return new
 
     def rest(self) -> str:

@@ -67,6 +67,7 @@ class OrtDecoder:
         _check_graph(runner, self._wanted, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]
         self._cache: dict[str, Any] = {}  # name of the past -> the runtime's array
+        self._binding = runner.binding()
         self._rows = 0
         self.past = 0
 
@@ -84,19 +85,19 @@ class OrtDecoder:
             raise InputError(f"{rows} rows continue {self._rows}", where="input input_ids")
         self._rows = rows
         total = self.past + sequence
-        binding = self._runner.binding()
         kept = {n: np.ascontiguousarray(a) for n, a in arrays.items()}  # alive while it runs
         for name, array in kept.items():
-            binding.bind_cpu_input(name, array)
-        binding.bind_output(LOGITS, "cpu")
-        self._bind_cache(binding, total)
-        self._runner.run_bound(binding)
-        logits, *present = binding.get_outputs()
-        if not self._shared:  # those are bound already, and own the memory
+            self._binding.bind_cpu_input(name, array)
+        logits = np.empty((rows, sequence, self._spec.vocabulary), np.float32)
+        self._binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._bind_cache(total)
+        self._runner.run_bound(self._binding)
+        if not self._shared:  # shared buffers are bound already, and own their memory
+            _, *present = self._binding.get_outputs()  # in the order they were bound
             for (past, _), value in zip(self._names, present, strict=True):
                 self._cache[past] = value
         self.past = total
-        return np.asarray(logits.numpy(), dtype=np.float32)
+        return logits
 
     def cache(self) -> dict[str, Array]:
         """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
@@ -107,26 +108,29 @@ class OrtDecoder:
             if past in self._cache
         }
 
-    def _bind_cache(self, binding: Any, total: int) -> None:
+    def _bind_cache(self, total: int) -> None:
         if self._shared:
-            self._make_room(total)
-        elif not self._cache:
+            if self._make_room(total):
+                for past, present in self._names:
+                    self._binding.bind_ortvalue_input(past, self._cache[past])
+                    self._binding.bind_ortvalue_output(present, self._cache[past])
+            return
+        if not self._cache:
             self._cache = {past: self._buffer(past, 0) for past, _ in self._names}
         for past, present in self._names:
-            binding.bind_ortvalue_input(past, self._cache[past])
-            if self._shared:
-                binding.bind_ortvalue_output(present, self._cache[past])
-            else:
-                binding.bind_output(present, self._runner.device)
+            self._binding.bind_ortvalue_input(past, self._cache[past])
+            self._binding.bind_output(present, self._runner.device)
 
-    def _make_room(self, total: int) -> None:
-        """Shared buffers of at least `total` tokens, what is remembered copied into new ones."""
+    def _make_room(self, total: int) -> bool:
+        """Shared buffers of at least `total` tokens, what is remembered copied into new ones.
+        Whether they are new."""
         held = self._cache[self._names[0][0]].shape()[2] if self._cache else 0
         if total <= held:
-            return
+            return False
         size = max(total, self._capacity, 2 * held)
         old = self._cache
         self._cache = {p: self._buffer(p, size, old.get(p)) for p, _ in self._names}
+        return True
 
     def _buffer(self, name: str, size: int, old: Any = None) -> Any:
         spec: Generation = self._spec
