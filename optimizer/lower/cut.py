@@ -10,7 +10,8 @@ output of the whole graph, which would stop a runtime from fusing across it.
     prefix    from the model inputs to the inputs of some modules
 
 Works on float and lowered graphs alike: nodes carry the module they came from in their metadata
-(export/clean.py), and what a lowering inserted carries the module it was inserted for.
+(export/clean.py), and what a lowering inserted carries the module it was inserted for. Products
+that a lowering packed into one are looked at unpacked (ort_pack.py).
 """
 
 from __future__ import annotations
@@ -27,11 +28,20 @@ from onnx_ir.passes.common import ShapeInferencePass
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
+from optimizer.lower import ort_pack
 from optimizer.lower.qdq import codes_name, read_back
 
 PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 # Operators a lowering puts between a module's input and its product; operand 0 is the data.
 CODING = ("DequantizeLinear", "QuantizeLinear", "Mul", "Sub", "Add", "Reshape", "Cast", "Identity")
+
+
+# ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
+RANKS = {
+    "GroupQueryAttention": (3, 4, 4),
+    "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
+    "SimplifiedLayerNormalization": (3, 3),
+}
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,16 @@ class Coding:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a graph says about itself that outputs alone might not show."""
+    """What a graph says about itself that outputs alone might not show.
+
+    by_column: its attentions number positions by the cache's columns, not by position_ids, so that
+    the keys of a row padded on the left are turned by its padding (ort_attention.py).
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     epsilons: dict[str, float]  # module of each LayerNormalization -> its epsilon
+    by_column: bool = False
 
 
 def facts(path: Path) -> Facts:
@@ -75,7 +90,23 @@ def facts(path: Path) -> Facts:
             found = node.attributes.get("epsilon")
             epsilons[module_of(node)] = found.as_float() if found is not None else 1e-5
     inputs = tuple(str(v.name) for v in graph.inputs)
-    return Facts(inputs, tuple(str(v.name) for v in graph.outputs), epsilons)
+    by_column = any(n.op_type == "GroupQueryAttention" for n in graph)
+    return Facts(inputs, tuple(str(v.name) for v in graph.outputs), epsilons, by_column)
+
+
+def opened(path: Path, shapes: bool = False) -> ir.Model:
+    """The graph at `path`, packed products unpacked. shapes: with every value's rank that can be
+    known."""
+    model = onnx_file.load(path)
+    ort_pack.unpack(model)
+    if shapes:
+        for node in model.graph:
+            for value, rank in zip(node.outputs, RANKS.get(node.op_type, ()), strict=False):
+                if value.shape is None:
+                    value.shape = ir.Shape([None] * rank)
+                value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+        ShapeInferencePass()(model)
+    return model
 
 
 def edges(path: Path, modules: Collection[str]) -> list[Edge]:
@@ -83,8 +114,7 @@ def edges(path: Path, modules: Collection[str]) -> list[Edge]:
 
     Raises OptimizeError naming a module that the graph does not multiply by.
     """
-    model = onnx_file.load(path)
-    ShapeInferencePass()(model)
+    model = opened(path, shapes=True)
     products = [
         n for n in model.graph if n.op_type in PRODUCTS and _owner(n, modules) and _weighted(n)
     ]
@@ -156,8 +186,7 @@ def _rank(value: ir.Value) -> int:
 
 def cut(path: Path, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
     """Write to `out` the part of the graph at `path` between these tensors."""
-    model = onnx_file.load(path)
-    ShapeInferencePass()(model)
+    model = opened(path, shapes=True)
     piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     for value in piece.inputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
@@ -185,7 +214,7 @@ def write_prefix(path: Path, until: Sequence[Edge], out: Path) -> None:
 
 def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """The values of these initializers. Raises OptimizeError naming one the graph lacks."""
-    held = onnx_file.load(path).graph.initializers
+    held = opened(path).graph.initializers
     made = {}
     for name in names:
         value = held.get(name)
@@ -198,7 +227,7 @@ def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 def float_weights(path: Path, modules: Collection[str]) -> list[str]:
     """Those of `modules` whose product multiplies by a float initializer, not by codes."""
     wrong = set()
-    for node in onnx_file.load(path).graph:
+    for node in opened(path).graph:
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
         ends, pending = [], [node.inputs[1]]
@@ -216,7 +245,7 @@ def float_weights(path: Path, modules: Collection[str]) -> list[str]:
 
 def changed(before: Path, after: Path, names: Iterable[str]) -> list[str]:
     """Those of `names` that are initializers of both graphs, with different values."""
-    a, b = (onnx_file.load(p).graph.initializers for p in (before, after))
+    a, b = (opened(p).graph.initializers for p in (before, after))
     wrong = []
     for name in sorted(set(names) & set(a) & set(b)):
         x, y = a[name].const_value, b[name].const_value
@@ -230,7 +259,7 @@ def dequantized(path: Path, parameters: Iterable[str]) -> dict[str, NDArray[Any]
 
     Raises OptimizeError naming a parameter that the graph does not hold as codes.
     """
-    model = onnx_file.load(path)
+    model = opened(path)
     made = {}
     for name in parameters:
         if codes_name(name) not in model.graph.initializers:
@@ -242,7 +271,7 @@ def dequantized(path: Path, parameters: Iterable[str]) -> dict[str, NDArray[Any]
 def codings(path: Path, modules: Collection[str]) -> dict[str, Coding]:
     """{module: coding} of each module whose input is coded with constants of the graph."""
     made = {}
-    for node in onnx_file.load(path).graph:
+    for node in opened(path).graph:
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
         scale = zero = None

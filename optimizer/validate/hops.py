@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,20 @@ def load(m: Materials) -> Entry:
 
 
 def fold(m: Materials) -> Entry:
-    """What was folded into parameters must not change the float function; corrected biases do, and
-    are held to their own law at the next hop."""
-    tolerance = TABLE["fold"]
+    """What was folded into parameters must not change the float function; corrected biases and
+    learned gains do, and are held to laws of their own."""
+    quantize = m.section.quantize
+    rotated = "rotate" in quantize.transforms
+    tolerance = TABLE["fold rotated" if rotated else "fold"]
     problems = state_laws.replaced(m.state, m.parameters)
-    others = {name: _uncorrected(m, name) for name in m.state.replaced}
+    learned = {}
+    if "autoround" in quantize.rounders:
+        problems += state_laws.gains(m.state, m.parameters, m.family, rotated)
+        learned = {
+            name: state_laws.folded_gain(m.state, m.parameters, name, m.family, rotated)
+            for name in state_laws.learned_gains(m.state, m.parameters)
+        }
+    others = {name: _uncorrected(m, name) for name in m.state.replaced} | learned
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         return _entry("fold", "source torch", tolerance, tolerance.limit, same, problems)
@@ -157,7 +166,7 @@ def export(m: Materials) -> Entry:
     path = m.graph / "model.onnx"
     tolerance = TABLE[f"export {m.precision}"]
     problems = _graph_laws(m, path)
-    asked = m.asked(m.folded_traces)
+    asked = m.asked(m.folded_traces, path)
     problems += _pieces(m, path, asked, TABLE[f"piece {m.precision}"].limit, fuse=False)
     problems += [f"{p}: the graph holds other values" for p in _other_values(m, path)]
     results = pieces.whole(path, asked, m.compared, fuse=True)
@@ -285,7 +294,7 @@ def lower(m: Materials) -> Entry:
     ]
     coded = "" if m.state.activations is None else "int8 "
     limit = TABLE[f"piece {coded}{m.precision}"].limit
-    asked, other = m.asked(m.simulated_traces), m.lowering["dialect"] != "ort_qdq"
+    asked, other = m.asked(m.simulated_traces, path), m.lowering["dialect"] != "ort_qdq"
     problems += _pieces(m, path, asked, limit, fuse=False, coded=other)
     tolerance = TABLE[f"lower {m.precision} {_coded(m)}"]
     measured = m.between(m.lowered_outputs, asked, m.compared)
@@ -349,11 +358,9 @@ def engine(m: Materials) -> Entry:
     path = m.model / "model.onnx"
     limit = tolerance.limit if blocks else TABLE[f"piece int8 {m.precision}"].limit
     problems += _pieces(m, path, m.simulated_traces, limit, fuse=True, only="modules")
-    asked = m.asked(m.simulated_traces)
+    asked = m.asked(m.simulated_traces, path)
     results = pieces.whole(path, asked, m.compared, fuse=True)
-    lowered = [
-        Trace(t.mask, t.given, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)
-    ]
+    lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
     at = tolerance.at(m.quantization_error) * (len(m.state.weights) ** 0.5 if blocks else 1)
     measured = m.between(results, lowered, m.compared)
     return _entry("engine", "lowered graph", tolerance, at, measured, problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.batch import Batch
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.datasets import batches, samples
-from optimizer.load.families import family
+from optimizer.load.families import Family, family
 from optimizer.load.model import torch_model
+from optimizer.lower import cut
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
 from optimizer.validate import decoder, decoder_batches, pieces, trace
@@ -88,9 +89,13 @@ class Materials:
         return {name: p.detach() for name, p in named}
 
     @cached_property
+    def family(self) -> Family:
+        return family(self.checkpoint.config)
+
+    @cached_property
     def outside_blocks(self) -> set[str]:
         """A decoder's embedding and head: rounded by themselves whatever the method."""
-        known = family(self.checkpoint.config)
+        known = self.family
         names = (f"{known.prefix(self.task)}{known.embeddings}", known.head)
         return {f"{name}.weight" for name in names if known.kind == "decoder"}
 
@@ -174,12 +179,15 @@ class Materials:
     def traces(self, model: nn.Module) -> list[Trace]:
         return [trace.traced(model, b, self.compared, self.modules) for b in self.batches]
 
-    def asked(self, traces: Sequence[Trace]) -> list[Trace]:
-        """What graphs are asked: the traces, and for a decoder two of them in two parts each, one
-        token and most of them coming after a cache."""
+    def asked(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
+        """What a graph is asked: the traces, and for a decoder the first (and the first that is
+        padded, where the graph takes torch's cache of it) in two parts each, one token and most
+        of them coming after a cache."""
         if self.contract.generation is None:
             return list(traces)
-        lengths = [(t, t.mask.shape[1]) for t in traces[:2]]
+        by_column = cut.facts(model).by_column
+        traces = [replace(t, by_column=by_column) for t in traces]
+        lengths = [(t, t.mask.shape[1]) for t in traces[: 1 if by_column else 2]]
         cuts = [(t, past) for t, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
         return [*traces, *(t.continued(past) for t, past in cuts)]
 
@@ -198,8 +206,9 @@ class Materials:
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
         """Of all that graphs are asked."""
-        asked = self.asked(self.simulated_traces)
-        return pieces.whole(self.model / "model.onnx", asked, self.compared, fuse=False)
+        path = self.model / "model.onnx"
+        asked = self.asked(self.simulated_traces, path)
+        return pieces.whole(path, asked, self.compared, fuse=False)
 
     def between(
         self,
@@ -212,5 +221,5 @@ class Materials:
             pair
             for f, e in zip(found, expected, strict=True)
             for name in names or self.outputs
-            for pair in zip(e.examples(f[name]), e.examples(e.result[name]), strict=True)
+            for pair in e.pairs(f[name], e.result[name])
         )

@@ -7,11 +7,14 @@ full size in the one piece that has it, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort import OrtRunner, check_names
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
@@ -22,11 +25,30 @@ Found = dict[str, Distance]
 
 
 class Graph(OrtRunner):
-    """A graph or a piece of one, whose cache may be empty; an array that does not fit is ONNX
-    Runtime's to refuse."""
+    """A graph or a piece of one, whose cache may be empty. What ONNX Runtime refuses while it runs
+    is a HarnessError: a damaged graph fails its hop, not the whole proof."""
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
         check_names(set(arrays), set(self.inputs), self.model.name)
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        with _refusals(self.model):
+            return super().infer(arrays)
+
+    def run_bound(self, binding: Any) -> None:
+        with _refusals(self.model):
+            super().run_bound(binding)
+
+
+@contextmanager
+def _refusals(model: Path) -> Iterator[None]:
+    try:
+        yield
+    except HarnessError:
+        raise
+    except Exception as e:  # the binding raises a dozen unrelated classes
+        first = (str(e).splitlines() or [type(e).__name__])[0]
+        raise HarnessError(f"it cannot be run ({first[:200]})", where=str(model)) from None
 
 
 def numbered(at: Sequence[Edge]) -> list[tuple[Edge, tuple[str, int]]]:
@@ -61,10 +83,7 @@ def modules(
             out = runner.infer(typed(runner, given))
             for edge, key in uses:
                 wanted = trace.outputs[key]
-                found = out[edge.output].reshape(wanted.shape)
-                pairs.setdefault(edge.module, []).extend(
-                    zip(trace.examples(found), trace.examples(wanted), strict=True)
-                )
+                pairs.setdefault(edge.module, []).extend(trace.pairs(out[edge.output], wanted))
     return {name: (typical if coded else distance)(p) for name, p in pairs.items()}
 
 
@@ -83,10 +102,7 @@ def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, f
             for label, (name, wanted) in targets.items():
                 if name not in out:  # a module that reads another's output, or a model's input
                     continue
-                found = out[name].reshape(wanted.shape)
-                pairs.setdefault(label, []).extend(
-                    zip(trace.examples(found), trace.examples(wanted), strict=True)
-                )
+                pairs.setdefault(label, []).extend(trace.pairs(out[name], wanted))
     return {name: distance(p) for name, p in pairs.items()}
 
 

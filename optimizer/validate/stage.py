@@ -334,6 +334,8 @@ def files(section: Validation) -> Mapping[str, str]:
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
     """Three models in memory at once; time is dominated by evaluation and timing."""
     elements = sum(math.prod(s) for s in shapes.values())
+    if section.validate_.metric == "perplexity":
+        return _writing(section, shapes, elements)
     rows = section.validate_.data.samples or 1000
     cells = len(section.validate_.latency.batch) * len(section.validate_.latency.sequence)
     rounds = cells * section.validate_.latency.iterations
@@ -342,6 +344,22 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         memory=(700 << 20) + 20 * elements,
         disk=1 << 20,
         seconds=10 + per_text * (2 * rows + 12 * rounds),
+    )
+
+
+def _writing(section: Validation, shapes: Shapes, elements: int) -> Estimate:
+    """Of text-generation: about a hundred windows through both models, with the logits of one in
+    memory for each, and then one token after the other."""
+    wanted = section.validate_
+    latency, vocabulary = wanted.latency, max((max(s) for s in shapes.values()), default=0)
+    logits = 2 * 4 * wanted.sequence_length * vocabulary
+    rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
+    tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
+    judged = 2 * 100 * wanted.sequence_length
+    return Estimate(
+        memory=(900 << 20) + 12 * elements + logits,
+        disk=1 << 20,
+        seconds=30 + 7e-11 * elements * (judged + 2 * rounds * tokens),
     )
 
 

@@ -9,6 +9,7 @@ do not depend on the budget.
               same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
  4. others    every parameter that is replaced is one a method may replace
+ 5. gains     a learned norm gain lies within GAIN_DRIFT of what folding alone makes of it
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.compress.statistics import Histogram, chooser
 from optimizer.harness.tasks.batch import Batch
+from optimizer.load.families import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
 from optimizer.recipe import Activations
 from optimizer.state import CompressedState
 from optimizer.validate import trace
 from optimizer.validate.distance import Array
 from optimizer.validate.tolerances import (
+    GAIN_DRIFT,
     NARROWEST_SCALE,
     RANGE_DRIFT,
     ROUNDING,
@@ -133,6 +136,47 @@ def folded_bias(state: CompressedState, source: Mapping[str, Tensor], module: st
     if float((now - rows[:, None] * before).norm()) > 1e-4 * float(now.norm()):
         return bias  # columns were scaled: the inputs' side of a fold
     return (bias.double() * rows).float()
+
+
+def folded_gain(
+    state: CompressedState, source: Mapping[str, Tensor], name: str, known: Family, rotated: bool
+) -> Tensor:
+    """The gain of a norm that folding alone gives: ones where rotation folded it away; else what
+    undoes the scale that the columns of the module which reads it were given."""
+    gain = source[name]
+    for pair in known.smooth:
+        suffix = f".{pair.producer}.weight"
+        if name.endswith(suffix) and rotated:
+            return torch.ones_like(gain)
+        weight = f"{name.removesuffix(suffix)}.{pair.consumers[0]}.weight"
+        if name.endswith(suffix) and weight in state.replaced:
+            now, before = state.replaced[weight].double(), source[weight].double()
+            columns = (now * before).sum(0) / before.square().sum(0).clamp(min=1e-30)
+            return (gain.double() / columns).float()
+    return gain
+
+
+def gains(
+    state: CompressedState, source: Mapping[str, Tensor], known: Family, rotated: bool
+) -> list[str]:
+    """Law 5."""
+    broken = []
+    for name in learned_gains(state, source):
+        wanted = folded_gain(state, source, name, known, rotated)
+        moved = (state.replaced[name] - wanted).abs().max() / wanted.abs().mean().clamp(min=1e-30)
+        if not float(moved) <= GAIN_DRIFT:
+            broken.append(
+                f"{name}: a gain was learned {float(moved):.2g} of their mean away from where "
+                f"folding put it, {GAIN_DRIFT} is declared"
+            )
+    return broken
+
+
+def learned_gains(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+    """The replaced parameters that a rounder may have learned: vectors that are no bias."""
+    return [
+        n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
+    ]
 
 
 def biases(

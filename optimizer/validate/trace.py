@@ -26,7 +26,8 @@ PAST, PRESENT = "past_key_values.", "present."
 class Trace:
     """inputs, outputs: {(module, use): (batch, sequence, width)}; use counts the calls of a shared
     module. result: the model's outputs by name. mask (batch, sequence). past: tokens that are not
-    in all these but in the cache that `given` holds."""
+    in all these but in the cache that `given` holds. by_column: see lower.cut.Facts; the cached
+    keys of padded rows are then not torch's."""
 
     mask: Array
     given: Mapping[str, Array]
@@ -34,12 +35,22 @@ class Trace:
     inputs: dict[tuple[str, int], Array] = field(default_factory=dict)
     outputs: dict[tuple[str, int], Array] = field(default_factory=dict)
     past: int = 0
+    by_column: bool = False
 
     def examples(self, array: Array) -> list[Array]:
         """One array of real tokens per row of `array`, which this trace's graph gave."""
         if array.ndim == 4:  # a cache
-            return distance.examples(array.swapaxes(1, 2), self.given["attention_mask"])
+            mask = self.given["attention_mask"]
+            rows = distance.examples(array.swapaxes(1, 2), mask)
+            return [r for r, m in zip(rows, mask, strict=True) if m.all() or not self.by_column]
         return distance.examples(array, self.mask)
+
+    def pairs(self, found: Array, wanted: Array) -> list[tuple[Array, Array]]:
+        """(found, wanted) of every row; what cannot be of one shape as a single pair, far apart."""
+        if found.size != wanted.size:
+            return [(found, wanted)]
+        rows = self.examples(found.reshape(wanted.shape)), self.examples(wanted)
+        return list(zip(*rows, strict=True))
 
     def continued(self, past: int) -> Trace:
         """The same tokens, the first `past` of each row as a cache and the others given."""

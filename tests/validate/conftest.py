@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.validate import decoder_runs as decoders
 from tests.validate.runs import SCHEMES, Run, make, recipe
 
 SAME_GRAPH = ("token", "w8", "w4")  # nothing is folded into the float graph: one export serves all
@@ -34,3 +35,17 @@ def classifier_run(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFacto
         str(tiny_classifier), data, SCHEMES["static"], "text-classification", metric="accuracy"
     )
     return make(root, wanted)
+
+
+@pytest.fixture(scope="session")
+def decoder_runs(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """{scheme: run} of the tiny decoder; nothing is folded, so one export serves all."""
+    root = tmp_path_factory.mktemp("decoder_runs")
+    made: dict[str, Run] = {}
+    for name, quantize in decoders.SCHEMES.items():
+        data = root / name / "data"
+        data.mkdir(parents=True)
+        wanted = decoders.decoder_recipe(str(tiny_llama), data, quantize)
+        first = next(iter(made.values()), None)
+        made[name] = decoders.make_decoder(root / name, wanted, first)
+    return made

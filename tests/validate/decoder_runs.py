@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,3 @@ def make_decoder(root: Path, made: Recipe, exported: Run | None = None) -> Decod
     """Every stage up to validate; `exported`: a run with the same float graph."""
     run = make(root, made, exported)
     return DecoderRun(run.root, run.section)
-
-
-__all__ = ["SCHEMES", "DecoderRun", "decoder_recipe", "make_decoder", "replace"]

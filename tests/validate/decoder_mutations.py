@@ -1,0 +1,127 @@
+"""Faults of decoders, to plant in a graph ("graph": the float one, "model": the lowered one)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from tests.validate.mutations import edit_onnx, tensor, values
+
+KEY, VALUE = "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj"
+DOWN = "model.layers.1.mlp.down_proj"
+Edit = Callable[[Any], None]
+Change = Callable[[onnx.GraphProto], None]
+
+
+def made_by(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
+    return next(n for n in graph.node if value in n.output)
+
+
+def inserted(
+    graph: onnx.GraphProto, value: str, op: str, *more: np.ndarray[Any, Any], **attributes: Any
+) -> None:
+    """Every reader of `value` reads op(value, *more) instead."""
+    names = []
+    for i, array in enumerate(more):
+        names.append(f"{value}/fault_{i}")
+        graph.initializer.append(numpy_helper.from_array(array, names[-1]))
+    readers = [n for n in graph.node if value in n.input]
+    changed = f"{value}/fault"
+    for node in readers:
+        for i, name in enumerate(node.input):
+            if name == value:
+                node.input[i] = changed
+    node = helper.make_node(op, [value, *names], [changed], name=changed, **attributes)
+    graph.node.insert(list(graph.node).index(readers[0]), node)
+
+
+def stale(graph: onnx.GraphProto) -> None:
+    """present.0.key is the past as it came."""
+    node = made_by(graph, "present.0.key")
+    node.output[0] = "the_keys"
+    for reader in graph.node:
+        for i, name in enumerate(reader.input):
+            if name == "present.0.key":
+                reader.input[i] = "the_keys"
+    graph.node.append(helper.make_node("Identity", ["past_key_values.0.key"], ["present.0.key"]))
+
+
+def past_of_another_layer(graph: onnx.GraphProto) -> None:
+    """Only a text that is continued can tell."""
+    made_by(graph, "present.1.key").input[0] = "past_key_values.0.key"
+
+
+def present_of_another_layer(graph: onnx.GraphProto) -> None:
+    made_by(graph, "present.1.value").output[0] = "the_values"
+    for reader in graph.node:
+        for i, name in enumerate(reader.input):
+            if name == "present.1.value":
+                reader.input[i] = "the_values"
+    graph.node.append(helper.make_node("Identity", ["present.0.value"], ["present.1.value"]))
+
+
+def past_keys_as_values(graph: onnx.GraphProto) -> None:
+    made_by(graph, "present.0.key").input[0] = "past_key_values.0.value"
+    made_by(graph, "present.0.value").input[0] = "past_key_values.0.key"
+
+
+def position_off_by_one(graph: onnx.GraphProto) -> None:
+    inserted(graph, "position_ids", "Add", np.array(1, np.int64))
+
+
+def other_heads(graph: onnx.GraphProto) -> None:
+    """Query heads 1 and 2 of four read each other's keys and values: tiled, not repeated."""
+    for kind in ("key", "value"):
+        repeated = next(n for n in graph.node if f"present.0.{kind}" in n.input)
+        while repeated.op_type != "Reshape":
+            repeated = next(n for n in graph.node if repeated.output[0] in n.input)
+        inserted(graph, repeated.output[0], "Gather", np.array([0, 2, 1, 3]), axis=1)
+
+
+def no_causal_mask(graph: onnx.GraphProto) -> None:
+    found = next(n for n in graph.node if n.op_type == "LessOrEqual")
+    name = found.output[0]
+    reader = next(n for n in graph.node if name in n.input)
+    reader.input[list(reader.input).index(name)] = "always"
+    at = list(graph.node).index(reader)
+    graph.node.insert(at, helper.make_node("Or", [name, "never"], ["always"]))
+    graph.node.insert(at, helper.make_node("Not", [name], ["never"]))
+
+
+def codes_by_swapped_nibbles(module: str) -> Edit:
+    def edit(graph: onnx.GraphProto) -> None:
+        found = tensor(graph, f"{module}.weight_codes")
+        packed = np.frombuffer(found.raw_data, np.uint8)
+        found.raw_data = ((packed << 4) | (packed >> 4)).astype(np.uint8).tobytes()
+
+    return edit_onnx("model", edit)
+
+
+def rope_base(folder: str) -> Edit:
+    """5,000 in place of 10,000."""
+    power = math.log(5_000) / math.log(10_000)
+    return values(folder, "model.rotary_emb.inv_freq", lambda f: f**power)
+
+
+def swapped_tensors(a: str, b: str) -> Change:
+    def change(graph: onnx.GraphProto) -> None:
+        x, y = tensor(graph, a), tensor(graph, b)
+        x.name, y.name = b, a
+
+    return change
+
+
+GRAPH_FAULTS: dict[str, Change] = {
+    "a stale cache": stale,
+    "a layer that reads another's past": past_of_another_layer,
+    "a layer that returns another's present": present_of_another_layer,
+    "past keys and values exchanged": past_keys_as_values,
+    "positions off by one": position_off_by_one,
+    "query heads that read the wrong keys and values": other_heads,
+    "no causal mask": no_causal_mask,
+}
