@@ -56,13 +56,17 @@ Target = OnnxRuntimeTarget | TensorRTRTXTarget
 
 
 def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -> None:  # noqa: ARG001
-    """made: for each target in the recipe's order its lower, build and validate folders.
+    """made: for each target in the recipe's order its lower, build and validate folders; then the
+    folder of each of package.formats.
 
     state: not read; it is an input so that the bundle's key depends on it.
     """
     bundle = out / "bundle"
     bundle.mkdir()
-    per_target = [made[i : i + 3] for i in range(0, len(made), 3)]
+    count = 3 * len(section.recipe.targets)
+    per_target = [made[i : i + 3] for i in range(0, count, 3)]
+    for form, folder in zip(section.package.formats, made[count:], strict=True):
+        shutil.copytree(folder / "model", bundle / form)
     names = target_names(section.recipe.targets)
     engines: list[dict[str, Any]] = []
     for name, target, (model, engine, _) in zip(
