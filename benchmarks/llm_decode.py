@@ -5,7 +5,8 @@
 
 Milliseconds per token at batch 1 after a prompt of 128 tokens, and to fill in prompts of 128 and
 512. Systems take turns in rounds, in an order that rotates, each in a process of its own, pinned
-to the same cores and stopped while another is timed; every round has another random prompt.
+to the same cores and stopped while another is timed, and started anew now and then; every round
+has another random prompt.
 Ratios are taken within the round. Peers start from the same checkpoint and keep their own defaults
 for INT4; the bytes of weights that a token reads are in the table, since they differ. What cannot
 be run is a row that says why. Finished thread counts are kept in --work and not measured again;
@@ -39,6 +40,7 @@ from optimizer.progress import say  # noqa: E402
 SCRIPT = HERE / "llm_worker.py"
 OURS, FLOAT = "ours", "float"
 PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; the first are not kept
+LAUNCHES = 3  # where a process's memory happens to lie moves its speed by several per cent
 PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino-genai", "llama-cpp-python")
 
 
@@ -160,29 +162,31 @@ def finished(asked: argparse.Namespace, chosen: Sequence[System], threads: int) 
 
 
 def measured(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
-    """{"memory": GB/s, "systems": {name: {"ms": .., "prefill": .., or "why": ..}}}"""
+    """{"memory": GB/s, "systems": {name: {"decode": .., "prefill 128": .., or "why": ..}}}"""
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {}
-    with ExitStack() as stack:
-        memory = Worker(System("memory", "", "memory", None), threads, SCRIPT)
-        stack.callback(memory.close)
-        rates = [memory.ask(gigabytes=True)]
-        workers = {}
-        for s in chosen:
-            if s.model is None:
-                continue
-            workers[s.name] = Worker(s, threads, SCRIPT, clock=asked.clock)
-            stack.callback(workers[s.name].close)
-            attempt(workers[s.name], failed, prompt=PROMPTS[0], tokens=WARMUP, seed=0)
-        names = [n for n in workers if n not in failed]
-        for r in range(asked.rounds):
-            say(f"threads {threads}: round {r + 1} of {asked.rounds}")
-            start = r % len(names)
-            for name in names[start:] + names[:start]:
-                found = one_round(workers[name], failed, seed=r + 1)
-                if found is not None:
-                    rounds.setdefault(name, []).append(found)
-        rates.append(memory.ask(gigabytes=True))
+    rates = []
+    for launch in range(LAUNCHES):
+        first = launch * asked.rounds // LAUNCHES
+        last = (launch + 1) * asked.rounds // LAUNCHES
+        with ExitStack() as stack:
+            memory = Worker(System("memory", "", "memory", None), threads, SCRIPT)
+            rates.append(memory.ask(gigabytes=True))
+            memory.close()
+            workers = {}
+            for s in chosen:
+                if s.model is not None and s.name not in failed:
+                    workers[s.name] = Worker(s, threads, SCRIPT, clock=asked.clock)
+                    stack.callback(workers[s.name].close)
+                    attempt(workers[s.name], failed, prompt=PROMPTS[0], tokens=WARMUP, seed=0)
+            names = list(workers)
+            for r in range(first, last):
+                say(f"threads {threads}: round {r + 1} of {asked.rounds}")
+                start = r % len(names)
+                for name in names[start:] + names[:start]:
+                    found = one_round(workers[name], failed, seed=r + 1)
+                    if found is not None:
+                        rounds.setdefault(name, []).append(found)
     told = {n: summarized(f, rounds) for n, f in rounds.items() if n not in failed}
     best = {kind: round(max(r[kind] for r in rates), 1) for kind in ("read", "copy")}
     return {"memory": best, "systems": told | {n: {"why": w} for n, w in failed.items()}}
