@@ -308,8 +308,7 @@ class _Fusion:
 
     def rewrite(self, layer: _Layer) -> None:
         """Put the operator in the layer's place, under the names of what it replaces."""
-        kv_heads = self._kv_heads(layer.index)
-        before = layer.output
+        kv_heads, before = self._kv_heads(layer.index), layer.output
         pasts = [self.inputs[f"past_key_values.{layer.index}.{n}"] for n in ("key", "value")]
         parts = zip("qkv", (layer.q, layer.k, layer.v), strict=True)
         heads = [self._laid_flat(before, f"{layer.module}/{n}", *part) for n, part in parts]
