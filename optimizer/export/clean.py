@@ -7,14 +7,14 @@ Passes, in order:
       3.1 MatMul(x, Transpose(W))                W is stored transposed, same name
       3.2 Gemm(x, W, b, transB=1)                becomes MatMul(x, W stored transposed) + b
       3.3 W is used by anything else as well     the Transpose stays (a tied embedding)
- 4. shapes      see shapes.py
- 5. root mean square
-      5.1 x * Reciprocal(Sqrt(v)) becomes x / Sqrt(v): the form that ONNX Runtime fuses to
-          SimplifiedLayerNormalization
- 6. mask        the attention mask's gather over all positions becomes Unsqueeze:
-      6.1 GatherND(mask, (every batch row, every position))  ->  Unsqueeze(mask, [1, 2])
-      6.2 And(true, m) -> m, where true is a constant or Range(0, ..) >= 0
- 7. names       nodes and values are named "<module>/<operator>"; node metadata keeps only
+ 4. cache       its shape is asked of the first block's, whichever the exporter asked
+ 5. shapes      see shapes.py
+ 6. mean square x * Reciprocal(Sqrt(v)) becomes x / Sqrt(v): the form that ONNX Runtime fuses to
+                SimplifiedLayerNormalization
+ 7. mask        the attention mask's gather over all positions becomes Unsqueeze:
+      7.1 GatherND(mask, (every batch row, every position))  ->  Unsqueeze(mask, [1, 2])
+      7.2 And(true, m) -> m, where true is a constant or Range(0, ..) >= 0
+ 8. names       nodes and values are named "<module>/<operator>"; node metadata keeps only
                 "module"; the shapes of inner values are dropped: some are stale by now, and
                 without them ONNX Runtime does not merge residual adds into its
                 SkipLayerNormalization, which is slower (measured, 1.31) than the two apart
@@ -31,10 +31,11 @@ from torch import Tensor
 
 from optimizer.export.onnx_from_torch import WRAPPED, quiet
 from optimizer.export.shapes import simplify_shapes
-from optimizer.export.weights import hidden
+from optimizer.export.weights import Stored, hidden
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 MODULE = "module"
+CACHE = "past_key_values."
 
 
 def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str]) -> ir.Model:
@@ -47,6 +48,7 @@ def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str
     with hidden(model, values):
         fold(model)
     lay_out_weights(model)
+    one_cache_length(model)
     simplify_shapes(model)
     divide_by_root(model)
     simplify_mask(model)
@@ -73,6 +75,19 @@ def fold(model: ir.Model) -> None:
 
     with quiet():
         onnxscript.optimizer.optimize_ir(model)
+    for node in model.graph:  # what a fusion made has no scope: it gets that of its first user
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        if SCOPES not in node.metadata_props and users:
+            node.metadata_props[SCOPES] = users[0].metadata_props.get(SCOPES, "['']")
+
+
+def one_cache_length(model: ir.Model) -> None:
+    """Pass 4. The tracer asks whichever block's cache it met last; all are of one length."""
+    caches = [v for v in model.graph.inputs if str(v.name).startswith(CACHE)]
+    for value in caches[1:]:
+        for user, i in list(value.uses()):
+            if user.op_type == "Shape":
+                user.replace_input_with(i, caches[0])
 
 
 def lay_out_weights(model: ir.Model) -> None:
@@ -127,18 +142,15 @@ def _store_transposed(weight: ir.Value) -> None:
     """Replace an initializer's value by its transpose, made when it is written."""
     tensor = weight.const_value
     assert tensor is not None
-    shape = ir.Shape(tuple(reversed(tensor.shape.numpy())))
-    weight.const_value = ir.LazyTensor(
-        lambda: ir.tensor(np.ascontiguousarray(tensor.numpy().T)),
-        dtype=tensor.dtype,
-        shape=shape,
-        name=weight.name,
-    )
-    weight.shape = shape
+    if isinstance(tensor, Stored):
+        weight.const_value = tensor.turned()
+    else:
+        weight.const_value = ir.tensor(np.ascontiguousarray(tensor.numpy().T), name=weight.name)
+    weight.shape = ir.Shape(weight.const_value.shape.numpy())
 
 
 def divide_by_root(model: ir.Model) -> None:
-    """Pass 5.1."""
+    """Pass 6."""
     for node in list(model.graph):
         if node.op_type != "Mul":
             continue
@@ -157,7 +169,7 @@ def divide_by_root(model: ir.Model) -> None:
 
 
 def simplify_mask(model: ir.Model) -> None:
-    """Pass 6. What it assumes of the indices is checked by the stage against torch."""
+    """Pass 7. What it assumes of the indices is checked by the stage against torch."""
     for node in list(model.graph):
         if node.op_type == "GatherND" and _gathers_everything(node):
             axes = ir.val("mask_axes", const_value=ir.tensor(np.array([1, 2]), name="mask_axes"))
@@ -176,7 +188,7 @@ def simplify_mask(model: ir.Model) -> None:
 
 
 def _gathers_everything(node: ir.Node) -> bool:
-    """Case 6.1: a 2-D mask indexed by Concat of two indices that are both a Range from 0."""
+    """Case 7.1: a 2-D mask indexed by Concat of two indices that are both a Range from 0."""
     concat = node.inputs[1].producer() if node.inputs[1] is not None else None
     data = node.inputs[0]
     if concat is None or concat.op_type != "Concat" or data is None or len(concat.inputs) != 2:
@@ -196,7 +208,7 @@ def _is_range_from_zero(value: ir.Value | None) -> bool:
 
 
 def _always_true(value: ir.Value) -> bool:
-    """Case 6.2. Dropping it is sound where it does not widen the other operand."""
+    """Case 7.2. Dropping it is sound where it does not widen the other operand."""
     node = value.producer()
     if node is None:
         return bool(_constant(value))
@@ -223,7 +235,7 @@ def remove_dead(model: ir.Model) -> None:
 
 
 def name_everything(model: ir.Model, kept: set[str]) -> None:
-    """Pass 7. The names depend on the graph alone, so two exports give the same bytes.
+    """Pass 8. The names depend on the graph alone, so two exports give the same bytes.
 
     kept: initializers that have their name already; the others become "constant_<n>".
     """

@@ -22,12 +22,15 @@ from optimizer import state as compressed_state
 from optimizer.export import names, onnx_file
 from optimizer.export.check import check, check_shapes, random_inputs, vocabulary
 from optimizer.export.clean import clean
-from optimizer.export.interface import interface
+from optimizer.export.interface import Interface, interface
 from optimizer.export.onnx_from_torch import export
 from optimizer.export.reference import lend, torch_outputs
+from optimizer.export.repeat import TRACED, alike, grow, shortened
 from optimizer.export.weights import Values, fill_buffers, stand_in, untie
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.families import family
 from optimizer.load.model import skeleton
+from optimizer.progress import say
 from optimizer.recipe import Export
 from optimizer.store import Estimate, Shapes, Stage
 
@@ -47,7 +50,9 @@ def run(section: Export, source: Path, state: Path, *, out: Path) -> None:
     untie(model, compressed.replaced)
     fill_buffers(model, checkpoint.tensors, compressed.replaced)
     values = Values(model, checkpoint.tensors, compressed.replaced)
-    graph = float_graph(model, values, contract, section)
+    facts = family(checkpoint.config)
+    blocks = facts.prefix(contract["task"]) + facts.blocks
+    graph = float_graph(model, values, contract, section, blocks)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
     paired = names.pair(written, values, linear_modules(model), compressed.weights, values.first)
@@ -61,13 +66,34 @@ def run(section: Export, source: Path, state: Path, *, out: Path) -> None:
 
 
 def float_graph(
-    model: nn.Module, values: Values, contract: Mapping[str, Any], section: Export
+    model: nn.Module,
+    values: Values,
+    contract: Mapping[str, Any],
+    section: Export,
+    blocks: str | None = None,
 ) -> ir.Model:
-    """The cleaned graph of a skeleton; its weights are read from `values` when it is written."""
+    """The cleaned graph of a skeleton; its weights are read from `values` when it is written.
+
+    blocks: the name of the list of blocks, if equal ones may be traced once (see repeat.py).
+    """
     kind = FLOATS[section.float]
-    ports = interface(contract, str(kind).removeprefix("torch."))
+    float_type = str(kind).removeprefix("torch.")
+    ports = interface(contract, float_type)
+    count = len(list(model.get_submodule(blocks).children())) if blocks else 0
+    repeats = count > TRACED and alike(model.get_submodule(blocks or ""))
     stand_in(model, kind)
-    return clean(export(model, ports, longest(contract), section.opset), values, values.first)
+
+    def traced(ports: Interface) -> ir.Model:
+        graph = export(model, ports, longest(contract), section.opset)
+        return clean(graph, values, values.first)
+
+    if blocks and repeats:
+        with shortened(model, blocks, TRACED):
+            graph = traced(interface(contract, float_type, TRACED))
+        if grow(graph, blocks, ports, count):
+            return graph
+        say(f"export: {blocks} differ in their graph, so all {count} are traced")
+    return traced(ports)
 
 
 def longest(contract: Mapping[str, Any]) -> int:

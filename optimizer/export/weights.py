@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -119,17 +120,40 @@ def hidden(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
     for value in inputs:
         graph.inputs.remove(value)
         if value.uses() or value.is_graph_output():
-            value.const_value = lazy(values, value)
+            assert value.dtype is not None
+            assert value.shape is not None
+            shape = tuple(value.shape.numpy())
+            value.const_value = Stored(values, str(value.name), value.dtype, shape)
             graph.register_initializer(value)
 
 
-def lazy(values: Mapping[str, Tensor], value: ir.Value) -> ir.LazyTensor:
-    """The parameter of the value's name, in the value's type, read when it is asked for."""
-    name, dtype = str(value.name), value.dtype
-    assert dtype is not None
-    assert value.shape is not None
+class Stored(ir.LazyTensor):
+    """A parameter as a graph stores it, read when it is asked for.
 
-    def read() -> ir.TensorProtocol:
-        return ir.tensor(values[name].detach().numpy().astype(dtype.numpy()), name=name)
+    shape: of the parameter; transposed: the graph has it [K, N].
+    """
 
-    return ir.LazyTensor(read, dtype=dtype, shape=value.shape, name=name)
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        name: str,
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+        transposed: bool = False,
+    ) -> None:
+        self.values, self.transposed, self.whole = values, transposed, shape
+
+        def read() -> ir.TensorProtocol:
+            array = values[name].detach().numpy().astype(dtype.numpy())
+            return ir.tensor(np.ascontiguousarray(array.T if transposed else array), name=name)
+
+        turned = ir.Shape(shape[::-1] if transposed else shape)
+        super().__init__(read, dtype=dtype, shape=turned, name=name)
+
+    def of(self, name: str) -> Stored:
+        """Another parameter, stored like this one."""
+        return Stored(self.values, name, self.dtype, self.whole, self.transposed)
+
+    def turned(self) -> Stored:
+        """The same parameter, transposed."""
+        return Stored(self.values, str(self.name), self.dtype, self.whole, not self.transposed)

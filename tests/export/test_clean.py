@@ -102,7 +102,7 @@ def constants_as_initializers(model: ir.Model) -> ir.Model:
     return model
 
 
-def test_a_gather_over_all_positions_becomes_unsqueeze() -> None:  # case 6.1
+def test_a_gather_over_all_positions_becomes_unsqueeze() -> None:  # case 7.1
     mask = np.array([[1, 1, 0], [1, 0, 0]])
     model = constants_as_initializers(graph(MASK.replace("START", "zero")))
     wanted = answer(model, mask=mask)
@@ -119,7 +119,7 @@ def test_a_gather_that_skips_a_row_stays() -> None:
 
 
 @pytest.mark.parametrize(("first", "kept"), [("yes", False), ("no", True)])
-def test_and_with_a_constant_goes_only_when_it_is_true(first: str, kept: bool) -> None:  # case 6.2
+def test_and_with_a_constant_goes_only_when_it_is_true(first: str, kept: bool) -> None:  # case 7.2
     model = constants_as_initializers(
         graph(
             "g (bool[n] m) => (bool[n] y) { yes = Constant<value = bool {1}>() "
@@ -131,7 +131,7 @@ def test_and_with_a_constant_goes_only_when_it_is_true(first: str, kept: bool) -
     assert ("And" in operators(model)) is kept
 
 
-def test_nodes_and_values_are_named_by_module_and_operator() -> None:  # pass 7
+def test_nodes_and_values_are_named_by_module_and_operator() -> None:  # pass 8
     model = graph(
         "g (float[n, 3] x) => (float[n, 3] y) { a = Relu(x) b = Relu(a) y = Add(b, c) }", c=B[:3]
     )
