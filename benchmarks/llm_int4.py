@@ -34,7 +34,6 @@ W3 = {**G64, "bits": 3}
 W8 = {"bits": 8, "granularity": "channel"}
 TOKEN = {"granularity": "token"}
 STATIC: dict[str, Any] = {"granularity": "tensor"}
-LEARNED: dict[str, Any] = {"methods": ["gptq", "autoround"], "weights": G64}
 
 METHODS: dict[str, dict[str, Any]] = {
     "rtn": {"method": "rtn", "weights": G64},
@@ -50,6 +49,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "fold_only": True,
     },
     "W8A8 static": {"methods": ["smoothquant", "gptq"], "weights": W8, "activations": STATIC},
+}
+METHODS |= {
+    "gptq + distill": {"methods": ["gptq", "distill"], "weights": G64},
+    "gptq + distill, own text": {"methods": ["gptq", "distill"], "weights": G64, "generated": 32},
+    "gptq, own text": {"methods": ["gptq"], "weights": G64, "generated": 32},
 }
 DITHERED = ("rtn", "gptq")
 
@@ -152,14 +156,16 @@ def work(name: str, args: argparse.Namespace) -> dict[str, Any]:
     dithered = name.endswith(" dithered")
     source = loaded(args.out, dithered)
     asked = dict(METHODS[name.removesuffix(" dithered")])
-    size = asked.pop("batch_size", 8)
+    size, extra = asked.pop("batch_size", 8), asked.pop("generated", 0)
     quantize = Quantize.model_validate_json(json.dumps(asked))
     data = DataSpec(source="json", files=("given",))
     section = Compression(
-        calibrate=Calibrate(data=data, samples=32, sequence_length=512, batch_size=size),
+        calibrate=Calibrate(
+            data=data, samples=32, sequence_length=512, batch_size=size, generated=extra
+        ),
         quantize=quantize,
         task="text-generation",
-        compress=Compress(),
+        compress=Compress(precision="bf16"),
     )
     ids = windows(Path("calib.jsonl"), 32, args.sequences, source)
     batches = [

@@ -108,6 +108,12 @@ class Calibrate(Section):
         "text-generation they are joined and cut into windows of exactly as many",
     )
     batch_size: int = Field(8, ge=1)
+    generated: int = Field(
+        0,
+        ge=0,
+        description="text-generation: windows of the float model's own text beside the given ones; "
+        "the whole model is in memory to write them",
+    )
     seed: int = 0
 
 
@@ -199,10 +205,15 @@ class Package(Section):
 
 
 class Compress(Section):
-    """How the walk is carried out; what it finds does not depend on it."""
+    """How the walk over the blocks is carried out."""
 
     memory_gb: float = Field(
         4.0, gt=0, description="activations kept in memory; what is beyond it goes to disk"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="what products are computed in while calibrating; bf16 is several times faster "
+        "on processors that have it",
     )
 
 
@@ -272,6 +283,8 @@ class Recipe(Section):
                     f"{section.rstrip('_')}.{given[0]} belongs to task text-generation, and the "
                     f"task is {self.model.task}"
                 )
+        if self.calibrate is not None and self.calibrate.generated and not generates:
+            raise ValueError("calibrate.generated: only task text-generation writes text")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
         return self

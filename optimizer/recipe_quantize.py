@@ -8,12 +8,13 @@ from pydantic import Field, model_validator
 
 from optimizer.recipe_data import Section
 
-Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround", "keep"]
+Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround", "distill", "keep"]
 TRANSFORMS: tuple[Method, ...] = ("rotate", "smoothquant", "awq")
 """Change the float weights and keep the function; any of them, in this order."""
-ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround")
-"""Choose the codes; rtn when none is named. autoround starts from the codes of gptq before it."""
-CALIBRATED: tuple[Method, ...] = ("smoothquant", "awq", "gptq", "autoround")
+ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround", "distill")
+"""Choose the codes; rtn when none is named. autoround starts from the codes of gptq before it, and
+distill tunes the scales of whatever codes there are."""
+CALIBRATED: tuple[Method, ...] = ("smoothquant", "awq", "gptq", "autoround", "distill")
 
 
 class Weights(Section):
@@ -100,6 +101,15 @@ class Autoround(Section):
     seed: int = 0
 
 
+class Distill(Section):
+    """optimizer/compress/distill.py; holds the whole model in memory"""
+
+    epochs: int = Field(2, ge=1, description="times through the calibration windows")
+    together: int = Field(2, ge=1, description="windows per step")
+    held_out: int = Field(3, ge=1, description="windows that only judge")
+    seed: int = 0
+
+
 class Quantize(Section):
     method: Method | None = Field(
         None,
@@ -133,6 +143,7 @@ class Quantize(Section):
     awq: Awq = Awq()
     rotate: Rotate = Rotate()
     autoround: Autoround = Autoround()
+    distill: Distill = Distill()
     keep_float: tuple[str, ...] = Field(
         (), description="module name patterns (fnmatch); one that matches nothing is an error"
     )
@@ -173,21 +184,26 @@ class Quantize(Section):
             raise ValueError(
                 f"methods {list(self._asked)}: each once, and in this order: {', '.join(order)}"
             )
-        if "rtn" in self._asked and len(self.rounders) > 1:
+        if {"rtn", "gptq"} <= set(self._asked) or {"rtn", "autoround"} <= set(self._asked):
             raise ValueError(
                 "rtn chooses the codes by itself; leave it out beside "
                 f"{', '.join(m for m in self.rounders if m != 'rtn')}"
             )
+        if {"autoround", "distill"} <= set(self._asked):
+            raise ValueError("autoround and distill both tune the norms' gains; use one of them")
         if "smoothquant" in self._asked and self.activations is None:
             raise ValueError(
                 "method smoothquant moves difficulty from activations to weights; it needs an "
                 "activations block, or use method: rtn"
             )
-        if "autoround" in self._asked and self.activations is not None:
-            raise ValueError("method autoround learns for float inputs; use gptq with activations")
+        learned = {"autoround", "distill"} & set(self._asked)
+        if learned and self.activations is not None:
+            raise ValueError(
+                f"method {min(learned)} learns for float inputs; use gptq with activations"
+            )
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
-        for name in ("gptq", "awq", "rotate", "autoround"):
+        for name in ("gptq", "awq", "rotate", "autoround", "distill"):
             if name in self.model_fields_set and name not in self._asked:
                 raise ValueError(f"{name}: options are given, and methods does not name {name}")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from optimizer.compress import walk
@@ -44,6 +45,7 @@ def learn(
             Samples(stream.hidden, stream.exact, stream.real),
             steps=asked.steps,
             seed=asked.seed,
+            dtype=torch.bfloat16 if stream.float == "bf16" else torch.float32,
         )
     except ValueError as e:
         raise CheckpointError(

@@ -31,7 +31,7 @@ from optimizer.recipe import Activations, Quantize
 from optimizer.state import Activations as InputMode
 from optimizer.state import CompressedState, Note, Range
 
-MEASURED = 8192  # tokens that a module's output error and saturation are taken over
+MEASURED = 2048  # tokens that a module's output error and saturation are taken over
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class _Measure:
         return self.seen >= MEASURED * self.quantized.in_features
 
     def update(self, rows: Tensor) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             y, q = self.exact(rows), self.quantized.forward(rows)  # no hooks: one called us
         self.error += float((y - q).double().square().sum())
         self.signal += float(y.double().square().sum())

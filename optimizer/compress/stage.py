@@ -24,15 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from optimizer import safetensors_stream, state
+from optimizer.compress import calibration, walk
 from optimizer.compress import segment as segments
-from optimizer.compress import walk
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.estimate import estimate
 from optimizer.compress.rotation import RotatedTensors, rotated
 from optimizer.compress.segment import Row
 from optimizer.compress.selection import Selection, select
-from optimizer.errors import DataError, RecipeError
+from optimizer.compress.tuning import tune
+from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import Tensors, open_checkpoint
 from optimizer.load.families import Family, family
 from optimizer.load.model import materialize, release, skeleton
@@ -43,6 +44,7 @@ from optimizer.state import CompressedState, Note
 from optimizer.store import Stage, finish
 
 VERSION = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
 
 
@@ -55,7 +57,7 @@ def run(section: Compression, source: Path, out: Path) -> None:
     if section.quantize.kept:
         keep(source, out)
         return
-    compress(section, source, lambda: _batches(section, source), out)
+    compress(section, source, lambda: calibration.batches(section, source), out)
 
 
 def compress(
@@ -63,8 +65,10 @@ def compress(
 ) -> None:
     """As `run`, on batches of one's own, made once the recipe is known to fit the model."""
     checkpoint = open_checkpoint(source)
-    model = skeleton(checkpoint, section.task)
+    model: Any = skeleton(checkpoint, section.task)
     facts = family(checkpoint.config)
+    if facts.kind == "decoder":
+        model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
     prefix = facts.prefix(section.task)
     selection = select(model, facts, prefix, section.quantize)
     progress = out / PROGRESS
@@ -73,7 +77,13 @@ def compress(
     if "rotate" in section.quantize.transforms:
         asked = section.quantize.rotate
         tensors = rotated(checkpoint.tensors, model, facts, prefix, selection.blocks, asked)
-    done = _walk(model, tensors, facts, section, selection, batches(), progress)
+    given = [*batches()]
+    calibrate = section.calibrate
+    if given and calibrate and calibrate.generated:
+        given += calibration.generated(model, tensors, given, calibrate, progress)
+    done = _walk(model, tensors, facts, section, selection, given, progress)
+    if "distill" in section.quantize.rounders:
+        done.insert(0, _tuned(model, tensors, facts, prefix, given, section, done, progress))
     if selection.outside:
         embedding = f"{prefix}{facts.embeddings}.weight"
         done.append(_outside(tensors, embedding, section.quantize, selection, progress))
@@ -101,42 +111,6 @@ def keep(source: Path, out: Path) -> None:
     _write_rows(rows, out)
 
 
-def _batches(section: Compression, source: Path) -> list[Batch]:
-    """Token batches: of a decoder full windows; else texts of like length together, so that
-    little is padding."""
-    from optimizer.harness import contract as contracts
-    from optimizer.load import datasets
-
-    calibrate = section.calibrate
-    if calibrate is None:
-        return []
-    contract = contracts.read(source / "contract.json")
-    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
-    generates = section.task == "text-generation"
-    rows = datasets.samples(
-        calibrate.data, None if generates else calibrate.samples, calibrate.seed
-    )
-    if not rows:
-        raise DataError("no calibration sample", where="calibrate.data")
-    if generates:
-        length, size = calibrate.sequence_length, calibrate.batch_size
-        windows = datasets.windows(rows, tokenizer, contract, length)[: calibrate.samples]
-        if len(windows) < calibrate.samples:
-            say(f"compress: the text fills {len(windows)} of {calibrate.samples} windows")
-        return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
-    rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
-    made = datasets.batches(
-        rows, contract, tokenizer, calibrate.batch_size, calibrate.sequence_length
-    )
-    return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in made]
-
-
-def _window_batch(windows: Sequence[Any]) -> Batch:
-    """Windows of one length as a batch; nothing is padding."""
-    ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
 def _walk(
     model: nn.Module,
     tensors: Tensors | RotatedTensors,
@@ -152,6 +126,7 @@ def _walk(
     exact = Buffer(budget, progress / "exact") if segments.compares(section.quantize) else None
     entry = _entry(facts, section.task)
     stream = capture(model, selection.blocks, tensors, batches, entry, hidden, exact)
+    stream.float = section.compress.precision
     groups = (
         walk.segments(stream.uses[0])
         if batches
@@ -163,6 +138,7 @@ def _walk(
         say(f"compress: {first} of {len(groups)} blocks were done before; going on after them")
         if batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
+    _keep_freed_memory()
     for i in bar(range(first, len(groups)), "compress"):
         blocks = _blocks(stream, groups[i], selection)
         schemes = {m: s for m, s in selection.quantized.items() if _inside(m, blocks)}
@@ -224,6 +200,47 @@ def _outside(
     made = CompressedState(weights, activations=mode, notes=tuple(notes))
     _keep(folder, made, rows, None)
     return folder
+
+
+def _tuned(
+    model: nn.Module,
+    tensors: Tensors | RotatedTensors,
+    facts: Family,
+    prefix: str,
+    batches: Sequence[Batch],
+    section: Compression,
+    done: Sequence[Path],
+    progress: Path,
+) -> Path:
+    """The blocks' codes with scales and gains tuned end to end; stands before them."""
+    folder = progress / "tuned"
+    if folder.exists():
+        return folder
+    parts = [state.read(part) for part in done]
+    start = dict(_chained([p.weights for p in parts]))
+    replaced = _chained([p.replaced for p in parts])
+    say("compress: tuning scales and gains end to end; the whole model is in memory for it")
+    dtype = torch.bfloat16 if section.compress.precision == "bf16" else torch.float32
+    asked = section.quantize.distill
+    made = tune(model, tensors, replaced, start, facts, prefix, batches, asked, dtype)
+    say(f"compress: KL on held-out calibration text {made.before:.4f} -> {made.after:.4f}")
+    rows = []
+    for part in done:
+        for row in json.loads((part / "modules.json").read_text(encoding="utf-8")):
+            said = "; ".join(filter(None, (row["note"], "scales tuned end to end")))
+            rows.append(Row(**{**row, "note": said}))
+    _keep(folder, CompressedState(made.weights, made.gains), rows, None)
+    return folder
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc to reuse freed memory instead of returning it and asking for pages again: for the
+    large temporaries of a block that is a good part of the time (measured). After each block
+    what is free is given back all the same."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_MMAP_THRESHOLD, 2**30)
 
 
 def _give_back_freed_memory() -> None:
@@ -294,13 +311,13 @@ def _assemble(
         replaced=_chained([*(p.replaced for p in parts), *turned]),
         ranges=_chained([p.ranges for p in parts]),
         factors=_chained([p.factors for p in parts]),
-        activations=parts[0].activations,
+        activations=parts[-1].activations,
         notes=(*selection.notes, *(n for p in parts for n in p.notes)),
     )
     state.write(whole, out)
     rows = {
         row["module"]: Row(**row)
-        for folder in done
+        for folder in reversed(done)  # as in the chains, the first has the last word
         for row in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     }
     rows |= {n.module: Row(n.module, "float", note=n.why) for n in selection.notes}

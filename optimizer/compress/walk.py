@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +48,20 @@ class Stream:
 
     hidden (batch, sequence, features) changes as the walk proceeds; real (batch, sequence) bool
     marks the tokens that are not padding; uses are the same blocks in every batch. exact: the
-    hidden states of the float model at the same place, when a method compares with them.
+    hidden states of the float model at the same place, when a method compares with them. float:
+    what products are computed in; sums and hidden states are float32 either way.
     """
 
     hidden: Buffer | list[Tensor]
     real: list[Tensor]
     uses: list[list[Use]]
     exact: Buffer | list[Tensor] | None = None
+    float: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def products(self) -> torch.autocast:
+        """The context in which blocks are run."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.float == "bf16")
 
     @property
     def spare(self) -> int:
@@ -114,7 +121,7 @@ def run(
 
         def look(name: str, x: Tensor, i: int = i, seen: list[Tensor] = seen) -> None:
             if not (shared and seen and seen[0] is x):
-                see(name, real_rows(x, stream.real[i]))
+                see(name, real_rows(x, stream.real[i]).float())
             seen[:] = [x]
             if stop and len(segment) == 1:
                 raise _Enough
@@ -152,10 +159,10 @@ class _Enough(Exception):
 def _through(
     model: nn.Module, stream: Stream, segment: range, batch: int, hidden: Tensor
 ) -> Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), stream.products:
         for use in segment:
             hidden = stream.uses[batch][use].apply(model, hidden)
-    return hidden
+    return hidden.float()
 
 
 @contextmanager
