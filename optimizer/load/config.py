@@ -54,13 +54,6 @@ def read_config(folder: Path, section: Model) -> Any:
             where=f"{file}: auto_map",
             fix="Copy that code beside config.json and name it without the repository.",
         )
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise CheckpointError(
-            f"the checkpoint is already quantized ({method})",
-            where=f"{file}: quantization_config",
-            fix="Use the float checkpoint it was made from.",
-        )
     if not raw.get("model_type"):
         raise CheckpointError(
             "no model_type, so the architecture is not known",
@@ -76,6 +69,8 @@ def read_config(folder: Path, section: Model) -> Any:
             where=str(file),
             fix="Check model_type, or install the transformers version the model asks for.",
         ) from e
+    if hasattr(config, "quantization_config"):  # the codes are read here, not by transformers
+        del config.quantization_config
     return config
 
 

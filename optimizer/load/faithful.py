@@ -27,6 +27,7 @@ from torch import Tensor
 from optimizer.errors import OptimizeError
 from optimizer.load.checkpoint import Entry, Tensors
 from optimizer.load.model import auto_class
+from optimizer.load.quantized import Coded
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
 from optimizer.recipe import Model
@@ -56,7 +57,9 @@ def check(
         source = chosen.chosen[name]
         if name not in proven:
             _check_name(name, source, chosen.chosen, proven)
-        theirs, ours = _by_library(chosen.stored[source], source), _stored(written, name)
+        entry = chosen.stored[source]
+        assert not isinstance(entry, Coded)  # quantized sources are judged by quantized.keep
+        theirs, ours = _by_library(entry, source), _stored(written, name)
         if not torch.equal(theirs.to(ours.dtype), ours):
             raise OptimizeError(
                 f"{name} was written with other values than {source} has in the source",

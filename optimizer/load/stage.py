@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import safetensors_stream
-from optimizer.load import faithful, families, gguf, source, tokenizer, weights
+from optimizer.load import faithful, families, gguf, quantized, source, tokenizer, weights
 from optimizer.load.checkpoint import open_checkpoint, read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
@@ -81,8 +81,11 @@ def run(section: Model, out: Path) -> None:
     safetensors_stream.write_known(chosen.specs(), chosen.read, checkpoint / "model.safetensors")
     if section.gguf_file is not None:
         stored.clear()  # the check de-quantizes the file a second time, and needs the memory
-    judged = chosen if section.gguf_file is None else None
-    faithful.check(folder, section, open_checkpoint(out).tensors, judged)
+    if quantized.find(folder) is None:
+        judged = chosen if section.gguf_file is None else None
+        faithful.check(folder, section, open_checkpoint(out).tensors, judged)
+    else:
+        quantized.keep(folder, chosen.chosen, out)
     _write(out / "contract.json", document)
     made_of = {
         str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}

@@ -16,21 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError, closest
+from optimizer.load import quantized
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
 from optimizer.load.model import HEADLESS, STORED_TRANSPOSED, parameter_shapes, tied_names
+from optimizer.load.quantized import Coded
 from optimizer.load.source import shard_files
 from optimizer.recipe import Model
 
 PIECE = 1 << 22  # values looked at together
+Stored = Entry | Tensor | Coded
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """stored: {name in the file: entry}, or tensor when it came from a pickle.
+    """stored: {name in the file: entry}, tensor when it came from a pickle, or codes of a quantized
+    checkpoint, which are read as the floats they stand for.
     chosen: {parameter of the model: name in the file}. unused: names nothing asks for."""
 
-    stored: Mapping[str, Entry | Tensor]
+    stored: Mapping[str, Stored]
     chosen: Mapping[str, str]
     unused: tuple[str, ...]
 
@@ -38,8 +42,8 @@ class Weights:
         """The tensor to be written. Raises CheckpointError for NaN or infinity."""
         name = self.chosen[parameter]
         found = self.stored[name]
-        tensor = read_entry(found) if isinstance(found, Entry) else found
-        where = str(found.file) if isinstance(found, Entry) else "checkpoint"
+        tensor = _tensor(found)
+        where = "checkpoint" if isinstance(found, Tensor) else str(found.file)
         return _finite(name, tensor, where)
 
     def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -67,12 +71,15 @@ def _finite(name: str, tensor: Tensor, where: str) -> Tensor:
     return tensor.to(_written(tensor.dtype))
 
 
-def find(folder: Path, section: Model) -> dict[str, Entry | Tensor]:
+def find(folder: Path, section: Model) -> dict[str, Stored]:
     """Every stored tensor by its name in the files. Raises CheckpointError: no weights, a missing
     shard, a damaged file, or only a pickle without allow_pickle."""
+    coded = quantized.find(folder)
+    if coded is not None:
+        return {**coded.stored}
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        stored: dict[str, Entry | Tensor] = {}
+        stored: dict[str, Stored] = {}
         listed = shard_files(folder, index)
         headers = {shard: read_header(shard) for shard in sorted(set(listed.values()))}
         for name, shard in listed.items():
@@ -125,7 +132,7 @@ def _pickled(files: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def match(stored: Mapping[str, Entry | Tensor], model: nn.Module, section: Model) -> Weights:
+def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Weights:
     """Pair every parameter of the skeleton with a stored tensor, by name and shape.
 
     Of a tied parameter the files may hold either name, or both with equal values.
@@ -162,13 +169,18 @@ def match(stored: Mapping[str, Entry | Tensor], model: nn.Module, section: Model
     )
 
 
-def _same(one: Entry | Tensor, other: Entry | Tensor) -> bool:
-    a, b = (read_entry(x) if isinstance(x, Entry) else x for x in (one, other))
-    return torch.equal(a, b)
+def _same(one: Stored, other: Stored) -> bool:
+    return torch.equal(_tensor(one), _tensor(other))
+
+
+def _tensor(found: Stored) -> Tensor:
+    if isinstance(found, Coded):
+        return found.dequantize()
+    return read_entry(found) if isinstance(found, Entry) else found
 
 
 def _check_kinds(
-    stored: Mapping[str, Entry | Tensor],
+    stored: Mapping[str, Stored],
     chosen: Mapping[str, str],
     wanted: Mapping[str, tuple[int, ...]],
     model: nn.Module,

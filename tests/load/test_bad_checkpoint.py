@@ -152,7 +152,7 @@ def test_integer_weights_are_called_quantized(load: Load, bert: Path) -> None:
 
 def test_a_quantized_checkpoint(load: Load, bert: Path) -> None:
     edit_json(bert / "config.json", quantization_config={"quant_method": "gptq"})
-    refused(load, bert, "config.json: quantization_config", "gptq", "float checkpoint")
+    refused(load, bert, "quantization_config", "gptq", "no tensor in the files is packed")
 
 
 def test_a_classification_task_on_a_checkpoint_without_a_head(load: Load, bert: Path) -> None:
