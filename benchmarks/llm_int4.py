@@ -52,8 +52,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 METHODS |= {
     "gptq + distill": {"methods": ["gptq", "distill"], "weights": G64},
-    "gptq + distill, own text": {"methods": ["gptq", "distill"], "weights": G64, "generated": 32},
-    "gptq, own text": {"methods": ["gptq"], "weights": G64, "generated": 32},
+    "gptq + distill + own text": {"methods": ["gptq", "distill"], "weights": G64, "generated": 32},
+    "gptq + own text": {"methods": ["gptq"], "weights": G64, "generated": 32},
 }
 DITHERED = ("rtn", "gptq")
 

@@ -44,6 +44,11 @@ class OnnxRuntimeTarget(Section):
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(0, ge=0, description="intra-op threads; 0: one per core")
+    fuse_attention: bool = Field(
+        True,
+        description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "
+        "keeps the cache in place",
+    )
     on_missing: Literal["fail", "defer"] = "fail"
     allow_fallback: bool = Field(False, description="accept modules that run wider than asked")
 

@@ -26,7 +26,15 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # What a text encoder is made of; formats of other frameworks in the same repository are not read.
 CONFIG_PATTERNS = ("*config.json", "modules.json")
 LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # travel with the weights
-HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md", *LICENCES)
+HUB_PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "README.md",
+    *LICENCES,
+)
 
 
 @dataclass(frozen=True)

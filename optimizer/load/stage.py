@@ -81,7 +81,7 @@ def run(section: Model, out: Path) -> None:
     safetensors_stream.write_known(chosen.specs(), chosen.read, checkpoint / "model.safetensors")
     if section.gguf_file is not None:
         stored.clear()  # the check de-quantizes the file a second time, and needs the memory
-    if quantized.find(folder) is None:
+    if section.gguf_file is not None or quantized.find(folder) is None:
         judged = chosen if section.gguf_file is None else None
         faithful.check(folder, section, open_checkpoint(out).tensors, judged)
     else:

@@ -6,6 +6,8 @@ Writes model.onnx (and model.onnx.data above 2 GiB) and lowering.json:
               file computes in (fp16 rounds code * scale to its 11 bits)
     modules   {module: {weight: "int8 channel", activation: "uint8", codes: initializer}}
     float     [module, ...] linear modules left as they were
+    attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions on ONNX
+              Runtime
 Before it is done every weight is read back from the file and compared with the state.
 """
 
@@ -14,15 +16,20 @@ from __future__ import annotations
 import json
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from optimizer import state as compressed_state
 from optimizer.errors import LedgerError
 from optimizer.export import onnx_file
 from optimizer.export.names import Names, from_dict
-from optimizer.lower import ort_qdq, trt_qdq
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.lower import ort_attention, ort_norm, ort_pack, ort_qdq, trt_qdq
 from optimizer.lower.qdq import codes_name, read_back
+from optimizer.progress import say
 from optimizer.qtensor import Scheme
 from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
 from optimizer.state import CompressedState
@@ -32,8 +39,9 @@ from optimizer.targets import TARGETS
 Target = OnnxRuntimeTarget | TensorRTRTXTarget
 
 
-def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) -> None:  # noqa: ARG001
-    """graph: the export stage's folder; state: the compress stage's; source: not read.
+def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) -> None:
+    """graph: the export stage's folder; state: the compress stage's; source: the load stage's, for
+    its contract.
 
     Raises OptimizeError when the state holds a weight the graph does not, LedgerError when the
     written file does not give the state's weights back.
@@ -42,8 +50,10 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
     names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
     model = onnx_file.load(graph / "model.onnx")
     dialect = TARGETS[target.runtime].lowering
+    attention, packed = None, dict[str, str]()
     if dialect == "ort_qdq":
         coded = ort_qdq.lower(model, names, compressed)
+        attention, packed = _decoder(model, target, contracts.read(source / "contract.json"))
     else:
         coded = trt_qdq.lower(model, names, compressed, target.export.float)
     onnx_file.save(model, out / "model.onnx")
@@ -52,7 +62,7 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
         name: {
             "weight": describe(compressed.weights[names.modules[name].parameter].scheme),
             "activation": activation,
-            "codes": codes_name(names.modules[name].parameter),
+            "codes": packed.get(name, codes_name(names.modules[name].parameter)),
         }
         for name, activation in coded.items()
     }
@@ -61,9 +71,26 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
         "exact": target.export.float == "fp32",
         "modules": modules,
         "float": sorted(set(names.modules) - set(modules)),
+        "attention": attention,
     }
     text = json.dumps(document, indent=1, sort_keys=True)
     (out / "lowering.json").write_text(text, encoding="utf-8")
+
+
+def _decoder(
+    model: ir.Model, target: Target, contract: Contract
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """A decoder in ONNX Runtime's own operators; (what of it, {module: where its codes are})."""
+    if contract.generation is None or target.runtime != "onnxruntime":
+        return None, {}
+    if not target.fuse_attention:
+        return {"fused": [], "left": {"all": "fuse_attention: false"}}, {}
+    ort_norm.fuse(model)
+    fused = ort_attention.fuse(model, contract.generation.context)
+    for layer, why in list(fused.left.items())[:3]:
+        say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
+    found = {"fused": list(fused.modules), "left": dict(fused.left)}
+    return found, ort_pack.pack(model)
 
 
 def describe(scheme: Scheme) -> str:
@@ -76,6 +103,7 @@ def describe(scheme: Scheme) -> str:
 def verify(path: Path, names: Names, state: CompressedState) -> None:
     """Read every weight back from the written file; LedgerError for the first that differs."""
     model = onnx_file.load(path)
+    ort_pack.unpack(model)
     for module in names.modules.values():
         if module.parameter not in state.weights:
             continue
