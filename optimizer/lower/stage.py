@@ -52,8 +52,9 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
     dialect = TARGETS[target.runtime].lowering
     attention, packed = None, dict[str, str]()
     if dialect == "ort_qdq":
+        attention = _decoder(model, target, contracts.read(source / "contract.json"))
         coded = ort_qdq.lower(model, names, compressed)
-        attention, packed = _decoder(model, target, contracts.read(source / "contract.json"))
+        packed = ort_pack.pack(model) if attention else {}
     else:
         coded = trt_qdq.lower(model, names, compressed, target.export.float)
     onnx_file.save(model, out / "model.onnx")
@@ -77,20 +78,17 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
     (out / "lowering.json").write_text(text, encoding="utf-8")
 
 
-def _decoder(
-    model: ir.Model, target: Target, contract: Contract
-) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """A decoder in ONNX Runtime's own operators; (what of it, {module: where its codes are})."""
+def _decoder(model: ir.Model, target: Target, contract: Contract) -> dict[str, Any] | None:
+    """A decoder's attentions and norms as ONNX Runtime's own operators, in place; what of it."""
     if contract.generation is None or target.runtime != "onnxruntime":
-        return None, {}
+        return None
     if not target.fuse_attention:
-        return {"fused": [], "left": {"all": "fuse_attention: false"}}, {}
-    ort_norm.fuse(model)
+        return {"fused": [], "left": {"all": "fuse_attention: false"}}
     fused = ort_attention.fuse(model, contract.generation.context)
+    ort_norm.fuse(model)
     for layer, why in list(fused.left.items())[:3]:
         say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
-    found = {"fused": list(fused.modules), "left": dict(fused.left)}
-    return found, ort_pack.pack(model)
+    return {"fused": list(fused.modules), "left": dict(fused.left)}
 
 
 def describe(scheme: Scheme) -> str:
