@@ -53,6 +53,12 @@ METHODS: dict[str, dict[str, Any]] = {
 METHODS |= {
     "gptq + distill": {"methods": ["gptq", "distill"], "weights": G64},
     "gptq + distill + own text": {"methods": ["gptq", "distill"], "weights": G64, "generated": 32},
+    "gptq + distill + more own text": {
+        "methods": ["gptq", "distill"],
+        "weights": G64,
+        "distill": {"epochs": 3},
+        "generated": 96,
+    },
     "gptq + own text": {"methods": ["gptq"], "weights": G64, "generated": 32},
 }
 DITHERED = ("rtn", "gptq")

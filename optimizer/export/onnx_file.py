@@ -32,6 +32,8 @@ def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
     """
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None
+    if beside is None:  # what was read from beside another file must not point there any more
+        ir.external_data.load_to_model(model)
     ir.save(model, path, external_data=beside, size_threshold_bytes=1024, alignment=PAGE)
     onnx.checker.check_model(str(path))
 

@@ -54,6 +54,16 @@ def test_what_is_written_reads_back_wherever_the_weights_lie(tmp_path: Path, lim
     assert all(np.array_equal(held[f"w{i}"].const_value.numpy(), w) for i, w in enumerate(given))
 
 
+def test_weights_read_from_beside_a_file_are_written_into_another(tmp_path: Path) -> None:
+    given = weights()
+    onnx_file.save(chain(*given), tmp_path / "model.onnx", limit=0)
+    (tmp_path / "other").mkdir()
+    onnx_file.save(onnx_file.load(tmp_path / "model.onnx"), tmp_path / "other" / "model.onnx")
+    (tmp_path / "model.onnx.data").unlink()
+    held = onnx_file.load(tmp_path / "other" / "model.onnx").graph.initializers
+    assert all(np.array_equal(held[f"w{i}"].const_value.numpy(), w) for i, w in enumerate(given))
+
+
 def test_external_weights_are_where_the_onnx_package_finds_them(tmp_path: Path) -> None:
     given = weights()
     onnx_file.save(chain(*given), tmp_path / "model.onnx", limit=0)
