@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from optimizer import state as compressed_state
@@ -19,7 +20,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.batch import Batch
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
-from optimizer.load.datasets import batches, samples
+from optimizer.load.datasets import batches, samples, windows
 from optimizer.load.families import Family, family
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
@@ -166,7 +167,13 @@ class Materials:
     def calibration(self) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none."""
         wanted = self.section.calibrate
-        if wanted is not None:
+        if wanted is not None and self.contract.generation is not None:
+            texts = samples(wanted.data, None, wanted.seed)
+            cut_up = windows(texts, self.tokenizer, self.contract, wanted.sequence_length)
+            for ids in cut_up[: wanted.samples]:
+                given = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
+                yield Batch(given, (), ())
+        elif wanted is not None:
             rows = samples(wanted.data, wanted.samples, wanted.seed)
             rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
             yield from batches(

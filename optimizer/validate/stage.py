@@ -141,7 +141,9 @@ def _data(section: Validation) -> dict[str, list[Sample]]:
     rows = {name: samples(spec) for name, spec in specs(section).items()}
     if section.calibrate:
         wanted = section.calibrate
-        rows["calibrate"] = samples(wanted.data, wanted.samples, wanted.seed)
+        windows = section.validate_.metric == "perplexity"  # cut from all texts joined
+        limit = None if windows else wanted.samples
+        rows["calibrate"] = samples(wanted.data, limit, wanted.seed)
     check_disjoint(rows)
     return rows
 

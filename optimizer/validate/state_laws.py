@@ -144,10 +144,11 @@ def folded_gain(
     """The gain of a norm that folding alone gives: ones where rotation folded it away; else what
     undoes the scale that the columns of the module which reads it were given."""
     gain = source[name]
+    read = (*(p.producer for p in known.smooth), known.final_norm)
+    if rotated and any(name.endswith(f".{norm}.weight") for norm in read if norm):
+        return torch.ones_like(gain)
     for pair in known.smooth:
         suffix = f".{pair.producer}.weight"
-        if name.endswith(suffix) and rotated:
-            return torch.ones_like(gain)
         weight = f"{name.removesuffix(suffix)}.{pair.consumers[0]}.weight"
         if name.endswith(suffix) and weight in state.replaced:
             now, before = state.replaced[weight].double(), source[weight].double()

@@ -73,13 +73,7 @@ TABLE: dict[str, Tolerance] = {
         "the same sums over the same numbers in another order, through every block: as the float "
         "graph from torch, a position at a time",
     ),
-    "cache blocks": Tolerance(
-        1e-4,
-        "as float; MatMulNBits codes each token's inputs by itself, and rounding flips a code here "
-        "and there",
-        share=0.05,
-    ),
-    "cache int8": Tolerance(1e-4, FLIPS, share=1.0),
+    "cache coded": Tolerance(1e-4, FLIPS, share=1.0),
     "answers": Tolerance(
         2e-6, "pooling and normalization in float32, once in numpy and once in torch"
     ),

@@ -45,7 +45,7 @@ def decoder_runs(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     for name, quantize in decoders.SCHEMES.items():
         data = root / name / "data"
         data.mkdir(parents=True)
-        wanted = decoders.decoder_recipe(str(tiny_llama), data, quantize)
+        wanted = decoders.decoder_recipe(str(tiny_llama), data, quantize, name == "fused")
         first = next(iter(made.values()), None)
         made[name] = decoders.make_decoder(root / name, wanted, first)
     return made

@@ -40,34 +40,59 @@ def inserted(
     graph.node.insert(list(graph.node).index(readers[0]), node)
 
 
+def returned_instead(graph: onnx.GraphProto, present: str, other: str) -> None:
+    """The graph computes as before, and gives `other` out under the name `present`."""
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for i, name in enumerate(names):
+                if name == present:
+                    names[i] = "the_right_one"
+    graph.node.append(helper.make_node("Identity", [other], [present]))
+
+
+def read_instead(graph: onnx.GraphProto, layer: int, names: dict[str, str]) -> None:
+    """The nodes that make the layer's cache read other inputs."""
+    for kind in ("key", "value"):
+        node = made_by(graph, f"present.{layer}.{kind}")
+        for i, name in enumerate(node.input):
+            node.input[i] = names.get(name, name)
+        if node.op_type == "GroupQueryAttention":
+            return  # it makes both
+
+
 def stale(graph: onnx.GraphProto) -> None:
-    """present.0.key is the past as it came."""
-    node = made_by(graph, "present.0.key")
-    node.output[0] = "the_keys"
-    for reader in graph.node:
-        for i, name in enumerate(reader.input):
-            if name == "present.0.key":
-                reader.input[i] = "the_keys"
-    graph.node.append(helper.make_node("Identity", ["past_key_values.0.key"], ["present.0.key"]))
+    returned_instead(graph, "present.0.key", "past_key_values.0.key")
 
 
 def past_of_another_layer(graph: onnx.GraphProto) -> None:
     """Only a text that is continued can tell."""
-    made_by(graph, "present.1.key").input[0] = "past_key_values.0.key"
+    read_instead(graph, 1, {"past_key_values.1.key": "past_key_values.0.key"})
 
 
 def present_of_another_layer(graph: onnx.GraphProto) -> None:
-    made_by(graph, "present.1.value").output[0] = "the_values"
-    for reader in graph.node:
-        for i, name in enumerate(reader.input):
-            if name == "present.1.value":
-                reader.input[i] = "the_values"
-    graph.node.append(helper.make_node("Identity", ["present.0.value"], ["present.1.value"]))
+    returned_instead(graph, "present.1.value", "present.0.value")
 
 
 def past_keys_as_values(graph: onnx.GraphProto) -> None:
-    made_by(graph, "present.0.key").input[0] = "past_key_values.0.value"
-    made_by(graph, "present.0.value").input[0] = "past_key_values.0.key"
+    key, value = "past_key_values.0.key", "past_key_values.0.value"
+    read_instead(graph, 0, {key: value, value: key})
+
+
+def other_scale(graph: onnx.GraphProto) -> None:
+    found = next(n for n in graph.node if n.op_type == "GroupQueryAttention")
+    next(a for a in found.attribute if a.name == "scale").f *= 1.1
+
+
+def other_angles(graph: onnx.GraphProto) -> None:
+    """Every position has the angles of the one after it."""
+    for name in ("rotary_cos", "rotary_sin"):
+        table = tensor(graph, name)
+        rolled = np.roll(numpy_helper.to_array(table), -1, 0)
+        table.CopyFrom(numpy_helper.from_array(rolled, name))
+
+
+def padding_seen(graph: onnx.GraphProto) -> None:
+    inserted(graph, "attention_mask", "Max", np.array(1, np.int64))
 
 
 def position_off_by_one(graph: onnx.GraphProto) -> None:
@@ -124,4 +149,14 @@ GRAPH_FAULTS: dict[str, Change] = {
     "positions off by one": position_off_by_one,
     "query heads that read the wrong keys and values": other_heads,
     "no causal mask": no_causal_mask,
+}
+
+FUSED_FAULTS: dict[str, Change] = {
+    "a stale cache": stale,
+    "a layer that reads another's past": past_of_another_layer,
+    "a layer that returns another's present": present_of_another_layer,
+    "past keys and values exchanged": past_keys_as_values,
+    "another scale of the scores": other_scale,
+    "angles off by one position": other_angles,
+    "the left padding seen": padding_seen,
 }

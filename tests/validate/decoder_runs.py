@@ -16,7 +16,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "rtn": {"weights": INT4},
     "gptq": {"method": "gptq", "weights": INT4},
     "token": {"activations": {"granularity": "token"}},
+    "static": {"activations": {"range": "minmax"}},
+    "fused": {"weights": INT4},
 }
+"""All but the last keep their attentions in plain operators."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,13 @@ class DecoderRun(Run):
         )
 
 
-def decoder_recipe(model: str, data: Path, quantize: dict[str, Any], **validate: Any) -> Recipe:
-    """A recipe on texts written to `data`, with budgets that a tiny random model keeps."""
+def decoder_recipe(
+    model: str, data: Path, quantize: dict[str, Any], fused: bool = False, **validate: Any
+) -> Recipe:
+    """A recipe on texts written to `data`, with budgets that a tiny random model keeps.
+
+    fused: attentions become ONNX Runtime's own operator.
+    """
     for name, count, seed in (("calibrate", 40, 1), ("evaluate", 120, 2), ("time", 8, 3)):
         write_rows(data / f"{name}.jsonl", count, seed)
 
@@ -44,7 +52,7 @@ def decoder_recipe(model: str, data: Path, quantize: dict[str, Any], **validate:
         "model": {"source": model, "task": "text-generation"},
         "calibrate": {"data": rows("calibrate"), "samples": 16, "sequence_length": 32},
         "quantize": quantize,
-        "targets": ({"runtime": "onnxruntime", "threads": 1},),
+        "targets": ({"runtime": "onnxruntime", "threads": 1, "fuse_attention": fused},),
         "validate": {
             "data": rows("evaluate"),
             "metric": "perplexity",

@@ -100,6 +100,15 @@ def test_a_fault_of_a_graph_is_caught_at_its_hop(
     caught(damaged(clean[scheme], run), hop)
 
 
+@pytest.mark.parametrize("fault", d.FUSED_FAULTS)
+def test_a_fault_of_a_fused_attention_is_caught_at_the_lowering(
+    decoder_runs: dict[str, Run], clean: dict[str, Materials], tmp_path: Path, fault: str
+) -> None:
+    run = decoder_runs["fused"].copy(tmp_path)
+    m.edit_onnx("model", d.FUSED_FAULTS[fault])(run)
+    caught(damaged(clean["fused"], run), "lower")
+
+
 VALUE_FAULTS: dict[str, tuple[str, m.Edit]] = {
     "another RoPE base": ("export", d.rope_base("graph")),
     "another RoPE base, lowered": ("lower", d.rope_base("model")),
@@ -150,8 +159,13 @@ def repeats_a_position(decoder: OrtDecoder, arrays: Arrays, step: Any) -> Any:
     return step(decoder, {**arrays, "position_ids": arrays["position_ids"] - shift})
 
 
-@pytest.mark.parametrize("fault", [forgets, sees_padding, repeats_a_position])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "fault"),
+    [
+        *((s, f) for s in ("rtn", "token") for f in (forgets, sees_padding, repeats_a_position)),
+        ("fused", sees_padding),  # it takes positions from the cache's columns
+    ],
+)
 def test_a_fault_of_what_is_remembered_is_caught_at_the_cache(
     clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch, fault: Any, scheme: str
 ) -> None:
