@@ -1,0 +1,59 @@
+"""report.json of a model that continues texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.recipe import Latency
+from optimizer.validate import generation_speed
+from optimizer.validate.stage import STAGE
+from tests.validate.runs import FOLDERS, Run
+from tests.validate.test_stage import changed
+
+
+def test_a_decoder_is_judged_by_nats_agreement_and_time_between_tokens(
+    decoder_runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_speed.bench, "peak_memory", lambda _: 1)
+    latency = decoder_runs["token"].section.validate_.latency
+    timed = latency.model_copy(update={"must_beat_float": True, "p99_ms": 10_000.0})
+    asked = {"max_drop": 0.2, "max_kl": 0.5, "min_top1": 0.5, "latency": timed}
+    run = changed(decoder_runs["token"], **asked)
+    STAGE.run(run.section, *(run.folder(f) for f in FOLDERS), out=tmp_path)
+    found = json.loads((tmp_path / "report.json").read_text())
+    verdicts = {g["name"]: g["verdict"] for g in found["gates"]}
+    assert list(verdicts) == [
+        "ledger",
+        "quality.perplexity",
+        "quality.max_kl",
+        "quality.min_top1",
+        "speed.must_beat_float",
+        "speed.p99_ms",
+    ]
+    quality = {"quality.perplexity", "quality.max_kl", "quality.min_top1", "ledger"}
+    assert {verdicts[name] for name in quality} == {"pass"}
+    assert verdicts["speed.p99_ms"] == "pass"
+    assert found["quality"]["divergence"]["prompts"] == 16
+    assert found["quality"]["window_tokens"] == 48
+    (cell,) = found["speed"]["cells"]
+    assert set(cell["systems"]) == {"onnxruntime-float", "candidate"}
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [([0.3, 0.4], "pass"), ([1.1, 1.3], "fail"), ([0.9, 1.1], "inconclusive")],
+)
+def test_the_time_between_tokens_must_beat_float_and_not_the_first_token(
+    interval: list[float], verdict: str
+) -> None:
+    ratio = {
+        "ttft": {"median": 2.0, "interval": [1.9, 2.1]},
+        "inter_token": {"median": sum(interval) / 2, "interval": interval},
+    }
+    cell = {"batch": 1, "prompt": 128, "ratio": ratio, "systems": {}}
+    (gate,) = generation_speed.gates({"cells": [cell]}, Latency(), {})
+    assert gate.verdict == verdict
+    assert "prompts of 128 tokens" in gate.message
