@@ -70,6 +70,13 @@ def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
 
 
 def _check_weights(recipe: Recipe, at: str, runtime: str, row: Accepts) -> None:
+    if recipe.quantize.embedding != "float":
+        raise RecipeError(
+            f"a quantized embedding is not lowered for target {runtime} ({at}) yet",
+            where="quantize.embedding",
+            accepted="float",
+            fix="Remove it; quantize.head stores a tied head in 8 bits by itself.",
+        )
     for where, weights in _weights(recipe):
         _check_one(weights, where, at, runtime, row)
 

@@ -1,4 +1,4 @@
-"""A decoder with its cache, 4-bit weights, as a TensorRT-RTX engine: built for real, without a GPU."""
+"""A decoder with its cache and 4-bit weights as a TensorRT-RTX engine, built without a GPU."""
 
 from __future__ import annotations
 
