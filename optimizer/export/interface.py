@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PARTS = ("key", "value")
+PAST_PREFIX = "past_key_values."
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Interface:
 
 
 def past_name(layer: int, part: str) -> str:
-    return f"past_key_values.{layer}.{part}"
+    return f"{PAST_PREFIX}{layer}.{part}"
 
 
 def present_name(layer: int, part: str) -> str:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.export.interface import PARTS, present_name
+from optimizer.export.interface import PARTS, PAST_PREFIX, present_name
 from optimizer.export.weights import owners
 
 Arrays = dict[str, Any]
@@ -58,14 +59,18 @@ def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tenso
 
 @torch.no_grad()
 def torch_outputs(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
-    """What the float torch model answers, by output name; the cache of a decoder as well."""
-    given: dict[str, Any] = {k: torch.from_numpy(v) for k, v in inputs.items()}
+    """What the float torch model answers, by output name; the cache of a decoder as well.
+
+    inputs: with past_key_values.*, in order, the text goes on from there.
+    """
+    given: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in inputs.items()}
     if contract.get("generation") is None:
         result = model(**given, return_dict=True)
         return {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
     from transformers import DynamicCache
 
-    cache = DynamicCache()
+    past = [given.pop(n) for n in list(given) if n.startswith(PAST_PREFIX)]
+    cache = DynamicCache([*zip(past[::2], past[1::2], strict=True)] if past else None)
     result = model(**given, past_key_values=cache, use_cache=True, return_dict=True)
     answers = {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
     for i, layer in enumerate(cache.layers):

@@ -89,7 +89,7 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
     blocks: the list's name. ports: the interface of the whole model. False, and the graph as it
     was, when the check fails.
     """
-    numbers = _Numbers(blocks)
+    numbers = Numbers(blocks)
     template = _template(graph, numbers)
     if template is None:
         return False
@@ -107,7 +107,7 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
     return True
 
 
-class _Numbers:
+class Numbers:
     """Names that hold the number of a block, of its cache or of its answer to the cache."""
 
     def __init__(self, blocks: str) -> None:
@@ -125,7 +125,7 @@ class _Numbers:
 Template = list[tuple[ir.Node, list[bool]]]
 
 
-def _template(model: ir.Model, numbers: _Numbers) -> Template | None:
+def _template(model: ir.Model, numbers: Numbers) -> Template | None:
     """The third block's nodes, each with which of its inputs move on with the block."""
     by_block: dict[int, dict[str, ir.Node]] = {}
     for node in model.graph:
@@ -146,7 +146,7 @@ def _template(model: ir.Model, numbers: _Numbers) -> Template | None:
     return template
 
 
-def _follows(before: ir.Node, node: ir.Node, numbers: _Numbers) -> list[bool] | None:
+def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | None:
     """For each input of `node`, whether it is the next of that of `before`; None if neither."""
     attributes = [{k: a.value for k, a in n.attributes.items()} for n in (before, node)]
     if before.op_type != node.op_type or before.domain != node.domain:
@@ -163,7 +163,7 @@ def _follows(before: ir.Node, node: ir.Node, numbers: _Numbers) -> list[bool] | 
     return moving if all(isinstance(t, Stored) for t in held) else None
 
 
-def _leaks(node: ir.Node, numbers: _Numbers) -> bool:
+def _leaks(node: ir.Node, numbers: Numbers) -> bool:
     """Whether a block before the last is read by what is no block."""
     number = numbers.of(module_of(node))
     return number != TRACED - 1 and any(
@@ -224,7 +224,7 @@ def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
 
 
 def _read_last(
-    outside: list[ir.Node], numbers: _Numbers, known: Mapping[str, ir.Value], count: int
+    outside: list[ir.Node], numbers: Numbers, known: Mapping[str, ir.Value], count: int
 ) -> None:
     """What read the third block's answer reads the last block's."""
     for node in outside:

@@ -1,15 +1,233 @@
 from __future__ import annotations
 
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+import onnx
 import pytest
+import torch
+from torch import nn
 
+from optimizer.errors import LedgerError
+from optimizer.export import check, names, onnx_file, pieces, reference, stage
+from optimizer.export.check import check_shapes, distance, random_inputs
+from optimizer.export.weights import Values
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import skeleton, torch_model
+from optimizer.recipe import Export
+from optimizer.state import CompressedState
 from tests.decoders import write_tiny_decoder
-from tests.export.folders import exported, loaded_decoder
+from tests.export.folders import Exported, exported, loaded_decoder
+from tests.export.test_stage import interface
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"])
-def test_every_family_exports(tmp_path: Path, kind: str) -> None:
-    source = loaded_decoder(write_tiny_decoder(tmp_path / "model", kind), tmp_path / "load")
-    made = exported(source, tmp_path / "export")
-    assert "lm_head" in made.names.modules
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Four blocks, so that the last one is a repetition; tied."""
+    folder = tmp_path_factory.mktemp("decoder")
+    source = loaded_decoder(write_tiny_decoder(folder / "model", layers=4), folder / "load")
+    return exported(source, folder / "export")
+
+
+def contract(made: Exported) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((made.source / "contract.json").read_text())
+    return document
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [("mistral", "fp32"), ("qwen2", "fp32"), ("qwen3", "fp16"), ("gpt2", "fp32"), ("opt", "fp16")],
+)
+def test_every_family_exports(
+    tmp_path: Path, kind: str, precision: Literal["fp32", "fp16"]
+) -> None:
+    model = write_tiny_decoder(tmp_path / "model", kind, layers=1, tied=kind != "qwen2")
+    made = exported(loaded_decoder(model, tmp_path / "load"), tmp_path / "out", precision=precision)
+    assert made.names.folded == ()
+    assert made.names.modules.keys() >= {"lm_head"}
+    assert set(made.names.parameters) >= set(made.tensors)
+
+
+def test_inputs_and_outputs_are_the_contracts_and_the_cache(decoder: Exported) -> None:
+    graph = onnx.load(decoder.graph / "model.onnx").graph
+    whole, number = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    layers = [(i, part) for i in range(4) for part in ("key", "value")]
+    assert interface(graph.input) == [
+        ("input_ids", whole, ["batch", "sequence"]),
+        ("attention_mask", whole, ["batch", "total"]),
+        ("position_ids", whole, ["batch", "sequence"]),
+        *((f"past_key_values.{i}.{p}", number, ["batch", 2, "past", 16]) for i, p in layers),
+    ]
+    vocabulary = contract(decoder)["generation"]["vocabulary"]
+    assert interface(graph.output) == [
+        ("logits", number, ["batch", "sequence", vocabulary]),
+        *((f"present.{i}.{p}", number, ["batch", 2, "total", 16]) for i, p in layers),
+    ]
+
+
+def test_token_by_token_equals_torch_in_one_piece(decoder: Exported) -> None:
+    document = contract(decoder)
+    model = torch_model(open_checkpoint(decoder.source), "text-generation")
+    given = random_inputs(document, {"input_ids": 300, "attention_mask": 2}, 2, 9)
+    with torch.no_grad():
+        wanted = model(**{k: torch.from_numpy(v.copy()) for k, v in given.items()}).logits.numpy()
+    with OrtRunner(decoder.graph / "model.onnx", threads=1) as runner:
+        session = runner.decoder(Contract.from_json(document))
+        steps = [
+            session.step(
+                {
+                    "input_ids": given["input_ids"][:, i : i + 1],
+                    "position_ids": given["position_ids"][:, i : i + 1],
+                    "attention_mask": given["attention_mask"][:, : i + 1],
+                }
+            )
+            for i in range(9)
+        ]
+    assert distance(np.concatenate(steps, 1), wanted, given["attention_mask"]) < 1e-5
+
+
+def test_a_tied_head_is_one_initializer_that_two_operators_use(decoder: Exported) -> None:
+    entry = decoder.names.modules["lm_head"]
+    assert (entry.initializer, entry.layout) == ("model.embed_tokens.weight", "NK")
+    held = [t.name for t in onnx.load(decoder.graph / "model.onnx").graph.initializer]
+    assert "lm_head.weight" not in held
+    assert len(held) == len(set(held))
+
+
+def test_a_head_with_a_value_of_its_own_is_untied(tmp_path: Path, decoder: Exported) -> None:
+    rows = contract(decoder)["generation"]["vocabulary"]
+    value = torch.arange(64.0).repeat(rows, 1) / 64
+    made = exported(
+        decoder.source, tmp_path / "e", CompressedState({}, replaced={"lm_head.weight": value})
+    )
+    held = {t.name: t for t in onnx.load(made.graph / "model.onnx").graph.initializer}
+    assert np.array_equal(onnx.numpy_helper.to_array(held["lm_head.weight"]), value.numpy().T)
+    before = made.tensors["model.embed_tokens.weight"]
+    kept = onnx.numpy_helper.to_array(held["model.embed_tokens.weight"])
+    assert np.array_equal(kept, before.numpy())  # type: ignore[attr-defined]
+
+
+def test_the_mask_is_made_once_for_all_blocks(decoder: Exported) -> None:
+    graph = onnx.load(decoder.graph / "model.onnx").graph
+    assert [n.op_type for n in graph.node].count("LessOrEqual") == 1
+    assert [n.op_type for n in graph.node].count("Cos") == 1
+
+
+def test_root_mean_squares_fuse_in_onnx_runtime(decoder: Exported, tmp_path: Path) -> None:
+    with OrtRunner(decoder.graph / "model.onnx", threads=1) as runner:
+        runner.save_optimized(tmp_path / "fused.onnx")
+    kinds = [n.op_type for n in onnx.load(tmp_path / "fused.onnx").graph.node]
+    assert kinds.count("SimplifiedLayerNormalization") == 2 * 4 + 1
+
+
+@pytest.mark.parametrize("fault", ["base", "order"])
+def test_a_graph_that_computes_something_else_is_refused(
+    decoder: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    real = stage.export
+
+    def faulty(model: nn.Module, *rest: Any) -> Any:
+        graph = real(model, *rest)
+        if fault == "base":
+            held = graph.graph.initializers["model.model.rotary_emb.inv_freq"]
+            held.const_value = stage.ir.tensor(held.const_value.numpy() * 0.9, name=held.name)
+        else:
+            key, value = graph.graph.outputs[1], graph.graph.outputs[2]
+            graph.graph.outputs[1], graph.graph.outputs[2] = value, key
+            key.name, value.name = "present.0.value", "present.0.key"
+        return graph
+
+    monkeypatch.setattr(stage, "export", faulty)
+    with pytest.raises(LedgerError, match="of the exported graph is"):
+        exported(decoder.source, tmp_path / "e")
+
+
+def test_a_checked_batch_is_padded_at_the_start(decoder: Exported) -> None:
+    document = contract(decoder)
+    for batch, sequence in check_shapes(document):
+        made = random_inputs(document, {"input_ids": 300, "attention_mask": 2}, batch, sequence)
+        mask, places = made["attention_mask"], made["position_ids"]
+        assert mask[:, -1].all()
+        assert batch == 1 or not mask[1:, 0].any()
+        assert (places[:, -1] == mask.sum(1) - 1).all()
+
+
+def test_block_by_block_the_graph_answers_as_torch_does(
+    decoder: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = contract(decoder)
+    onnx_file.save(onnx_file.load(decoder.graph / "model.onnx"), tmp_path / "model.onnx", limit=0)
+    monkeypatch.setattr(check, "LARGE", 0)
+    opened: list[int] = []
+
+    class Counting(OrtRunner):
+        def __init__(self, model: Path, **rest: Any) -> None:
+            opened.append(sum(t.raw_data.__len__() for t in onnx.load(model).graph.initializer))
+            super().__init__(model, **rest)
+
+    monkeypatch.setattr(pieces, "OrtRunner", Counting)
+    limits = {"input_ids": 300, "attention_mask": 2}
+    model = torch_model(open_checkpoint(decoder.source), "text-generation")
+    answer = partial(reference.torch_outputs, model, document)
+    check.check(tmp_path / "model.onnx", document, limits, "fp32", answer, "model.layers")
+    assert len(opened) == 2 * 5
+    whole = (tmp_path / "model.onnx.data").stat().st_size
+    assert max(opened) < whole / 2
+    assert {f.name for f in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+
+    def wrong(given: dict[str, Any]) -> dict[str, Any]:
+        return answer(
+            {**given, "position_ids": given["position_ids"] + given["attention_mask"].sum()}
+        )
+
+    with pytest.raises(LedgerError, match="block by block"):
+        check.check(tmp_path / "model.onnx", document, limits, "fp32", wrong, "model.layers")
+
+
+class Watched(Mapping[str, torch.Tensor]):
+    """Tensors by name; remembers the most bytes that were alive at once."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors, self.alive, self.most = tensors, 0, 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self.tensors[name].clone()
+        self.alive += tensor.nbytes
+        self.most = max(self.most, self.alive)
+        weakref.finalize(tensor.untyped_storage(), self._gone, tensor.nbytes)
+        return tensor
+
+    def _gone(self, size: int) -> None:
+        self.alive -= size
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def test_weights_pass_one_at_a_time_whatever_their_number(
+    decoder: Exported, tmp_path: Path
+) -> None:
+    document, checkpoint = contract(decoder), open_checkpoint(decoder.source)
+    watched = Watched(checkpoint.tensors)
+    model = skeleton(checkpoint, "text-generation")
+    values = Values(model, watched, {})
+    graph = stage.float_graph(model, values, document, Export(), "model.layers")
+    onnx_file.save(graph, tmp_path / "model.onnx", limit=0)
+    written = onnx_file.load(tmp_path / "model.onnx")
+    names.pair(written, values, stage.linear_modules(model), first=values.first)
+    reference.lend(model, values)
+    given = random_inputs(document, {"input_ids": 300, "attention_mask": 2}, 1, 5)
+    reference.torch_outputs(model, document, given)
+    largest = max(t.nbytes for t in checkpoint.tensors.values())
+    small = sum(t.nbytes for t in checkpoint.tensors.values() if t.ndim == 1)
+    assert largest <= watched.most <= largest + small

@@ -158,4 +158,10 @@ def test_an_estimate_is_half_the_disk_in_half_precision() -> None:
     shapes = {"a.weight": (1000, 1000), "a.bias": (1000,)}
     full, half = (stage.estimate(Export(float=f), shapes) for f in ("fp32", "fp16"))
     assert full.disk == 2 * half.disk == 4 * 1_001_000
-    assert full.memory > 2 * full.disk
+
+
+def test_memory_is_not_expected_to_grow_with_the_depth_of_a_large_model() -> None:
+    few, many = (
+        stage.estimate(Export(), {f"{i}.weight": (4096, 4096) for i in range(n)}) for n in (50, 500)
+    )
+    assert few.memory == many.memory

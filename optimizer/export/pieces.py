@@ -1,0 +1,106 @@
+"""Run a decoder's exported graph one block at a time, for models too large to run as a whole.
+
+Each piece is cut from the written file: from the model's inputs and the block's input to the
+block's output and its share of the cache; the last goes from the last block to the answers. What
+blocks share (mask, angles) has no weights and is computed in every piece again. Together the
+pieces are the whole graph, and a runtime holds the weights of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from optimizer.errors import OptimizeError
+from optimizer.export import onnx_file
+from optimizer.export.clean import module_of
+from optimizer.export.interface import PARTS, interface, past_name, present_name
+from optimizer.export.reference import Arrays
+from optimizer.export.repeat import Numbers
+from optimizer.harness.runtimes.ort import OrtRunner
+
+PAST = 4
+"""Tokens of the cache that the blocks are given; made up, the same for torch and for the graph."""
+
+
+def with_past(contract: Mapping[str, Any], given: Arrays, float_type: str = "float32") -> Arrays:
+    """A batch that continues PAST tokens; of those, all rows but the first have two padded."""
+    batch, sequence = given["input_ids"].shape
+    rng = np.random.default_rng(batch)
+    mask = np.ones((batch, PAST + sequence), np.int64)
+    mask[1:, :2] = 0
+    made = {**given, "attention_mask": mask}
+    if "position_ids" in given:
+        made["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, PAST:]
+    ports = interface(contract)
+    for port in ports.inputs[len(ports.inputs) - 2 * ports.layers :]:
+        shape = [{"batch": batch, "past": PAST}[a] if isinstance(a, str) else a for a in port.axes]
+        made[port.name] = rng.standard_normal(shape).astype(float_type)
+    return made
+
+
+def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], given: Arrays) -> Arrays:
+    """What the graph at `path` answers to a batch with a past, cache included.
+
+    blocks: the name of the list of blocks. Raises OptimizeError when the graph cannot be cut
+    between two of them.
+    """
+    layers = int(contract["generation"]["layers"])
+    model = onnx_file.load(path)
+    ends = _ends(model, blocks, layers)
+    answers: Arrays = {}
+    carried: Arrays = {}
+    for k in range(layers + 1):
+        last = k == layers
+        past = [past_name(i, part) for i in {0, k % layers} for part in PARTS]  # 0 gives the length
+        outputs = [] if last else [present_name(k, part) for part in PARTS]
+        outputs.append("logits" if last else str(ends[k].name))
+        inputs = [i["name"] for i in contract["inputs"]] + past + list(carried)
+        got = _run(model, path, inputs, outputs, {**given, **carried})
+        carried = {} if last else {str(ends[k].name): got.pop(str(ends[k].name))}
+        answers.update(got)
+    return answers
+
+
+def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
+    """The one value that leaves each block and comes from the tokens, not from their places."""
+    numbers = Numbers(blocks)
+    tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
+    float_type = next(v.type for v in model.graph.inputs if str(v.name).startswith("past"))
+    moved = {tokens}
+    found: dict[int, list[ir.Value]] = {}
+    for node in model.graph:
+        if node.op_type == "Shape" or not moved.intersection(v for v in node.inputs if v):
+            continue
+        moved.update(node.outputs)
+        here = numbers.of(module_of(node))
+        for value in node.outputs:
+            users = {numbers.of(module_of(user)) for user, _ in value.uses()}
+            if here is not None and users - {here}:
+                found.setdefault(here, []).append(value)
+    if sorted(found) != list(range(layers)) or any(len(v) != 1 for v in found.values()):
+        raise OptimizeError(f"{blocks} of the exported graph do not follow one another")
+    for (end,) in found.values():
+        end.type, end.shape = float_type, ir.Shape(["batch", "sequence", "width"])
+    return [found[k][0] for k in range(layers)]
+
+
+def _run(
+    model: ir.Model, path: Path, inputs: list[str], outputs: list[str], given: Arrays
+) -> Arrays:
+    """One piece, written beside the model for as long as it runs."""
+    graph = ir.convenience.extract(model.graph, inputs, outputs)
+    used = [v for v in graph.inputs if v.uses()]
+    graph.inputs.clear()
+    graph.inputs.extend(used)
+    with TemporaryDirectory(dir=path.parent) as folder:
+        piece = Path(folder) / "piece.onnx"
+        onnx_file.save(ir.Model(graph, ir_version=model.ir_version), piece)
+        del graph  # its weights were read to write the piece
+        with OrtRunner(piece, device="cpu") as runner:
+            return runner.infer({str(v.name): given[str(v.name)] for v in used})
