@@ -26,6 +26,8 @@ from optimizer.validate.materials import Materials
 from optimizer.validate.tolerances import ROUNDING, TABLE, Tolerance
 from optimizer.validate.trace import Trace
 
+LEARNING = {"autoround", "distill"}  # rounders that move norm gains as well
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -94,7 +96,7 @@ def fold(m: Materials) -> Entry:
     tolerance = TABLE["fold rotated" if rotated else "fold"]
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
-    if "autoround" in quantize.rounders:
+    if LEARNING & set(quantize.rounders):
         problems += state_laws.gains(m.state, m.parameters, m.family, rotated)
         learned = {
             name: state_laws.folded_gain(m.state, m.parameters, name, m.family, rotated)
@@ -150,13 +152,19 @@ def compress(m: Materials) -> Entry:
 def _rounding(m: Materials) -> list[str]:
     """What the codes of each weight must keep, by the method that chose them."""
     quantize = m.section.quantize
+    if quantize.kept:
+        return [
+            f"{name} was kept with other values than the checkpoint has"
+            for name, q in m.state.weights.items()
+            if not bool((q.dequantize() == m.parameters[name]).all())
+        ]
     method = quantize.rounders[-1]
     rounding = ROUNDING[method]
     problems = state_laws.weights(m.state, m.parameters, rounding, m.outside_blocks)
     if rounding.nearest:
         return problems
     wanted = {**m.parameters, **m.state.replaced}
-    compares = method == "autoround" or quantize.gptq.asymmetric
+    compares = method in LEARNING or quantize.gptq.asymmetric
     exact = m.folded_traces if compares else m.simulated_traces
     return problems + rounding_laws.outputs(m.state, wanted, rounding, m.simulated_traces, exact)
 
