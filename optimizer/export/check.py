@@ -3,7 +3,7 @@
 An encoder is run on batches padded at the end. A decoder is run on batches padded at the start:
 once in one piece, and once as a prefill, a second prefill that continues it, and one token
 (`present` becomes `past` each time); its cache is compared as well as its answers. A large one is
-run block by block, each block going on from a made-up past. Positions that the mask leaves out do
+run block by block, going on from a cache that torch left. Positions that the mask leaves out do
 not count.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.errors import LedgerError
-from optimizer.export.pieces import in_blocks, with_past
+from optimizer.export.pieces import begun, continued, in_blocks
 from optimizer.export.reference import Arrays
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort import OrtRunner
@@ -109,7 +109,10 @@ def check(
     beside = path.with_name(path.name + ".data")
     worst = 0.0
     if decodes and beside.is_file() and beside.stat().st_size > LARGE:
-        for given in (with_past(contract, i, FLOAT_TYPES[precision]) for i in inputs):
+        layers = int(contract["generation"]["layers"])
+        for whole in inputs:
+            before = answer(begun(whole))
+            given = continued(whole, before, layers, FLOAT_TYPES[precision])
             wanted = answer({k: _float32(v) for k, v in given.items()})
             got = in_blocks(path, blocks, contract, given)
             worst = max(worst, compare(" block by block", got, wanted, given, tolerance))

@@ -13,35 +13,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
-from optimizer.export.interface import PARTS, interface, past_name, present_name
+from optimizer.export.interface import PARTS, past_name, present_name
 from optimizer.export.reference import Arrays
 from optimizer.export.repeat import Numbers
 from optimizer.harness.runtimes.ort import OrtRunner
 
 PAST = 4
-"""Tokens of the cache that the blocks are given; made up, the same for torch and for the graph."""
+"""Tokens of a batch that torch alone reads; the graph goes on from the cache it left."""
 
 
-def with_past(contract: Mapping[str, Any], given: Arrays, float_type: str = "float32") -> Arrays:
-    """A batch that continues PAST tokens; of those, all rows but the first have two padded."""
-    batch, sequence = given["input_ids"].shape
-    rng = np.random.default_rng(batch)
-    mask = np.ones((batch, PAST + sequence), np.int64)
-    mask[1:, :2] = 0
-    made = {**given, "attention_mask": mask}
-    if "position_ids" in given:
-        made["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, PAST:]
-    ports = interface(contract)
-    for port in ports.inputs[len(ports.inputs) - 2 * ports.layers :]:
-        shape = [{"batch": batch, "past": PAST}[a] if isinstance(a, str) else a for a in port.axes]
-        made[port.name] = rng.standard_normal(shape).astype(float_type)
-    return made
+def begun(given: Arrays) -> Arrays:
+    """The first PAST tokens of a batch."""
+    return {name: array[:, :PAST] for name, array in given.items()}
+
+
+def continued(given: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
+    """The rest of a batch, going on from the cache in `before`, the answer to its beginning."""
+    rest = {n: a if n == "attention_mask" else a[:, PAST:] for n, a in given.items()}
+    for i in range(layers):
+        for part in PARTS:
+            rest[past_name(i, part)] = before[present_name(i, part)].astype(float_type)
+    return rest
 
 
 def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], given: Arrays) -> Arrays:
@@ -100,7 +97,9 @@ def _run(
     graph.inputs.extend(used)
     with TemporaryDirectory(dir=path.parent) as folder:
         piece = Path(folder) / "piece.onnx"
-        onnx_file.save(ir.Model(graph, ir_version=model.ir_version), piece)
-        del graph  # its weights were read to write the piece
+        onnx_file.save(ir.Model(graph, ir_version=model.ir_version), piece, limit=0)
+        for weight in graph.initializers.values():
+            if isinstance(weight.const_value, ir.ExternalTensor):
+                weight.const_value.release()
         with OrtRunner(piece, device="cpu") as runner:
             return runner.infer({str(v.name): given[str(v.name)] for v in used})

@@ -169,7 +169,7 @@ def test_block_by_block_the_graph_answers_as_torch_does(
 
     class Counting(OrtRunner):
         def __init__(self, model: Path, **rest: Any) -> None:
-            opened.append(sum(t.raw_data.__len__() for t in onnx.load(model).graph.initializer))
+            opened.append(sum(len(t.raw_data) for t in onnx.load(model).graph.initializer))
             super().__init__(model, **rest)
 
     monkeypatch.setattr(pieces, "OrtRunner", Counting)
