@@ -85,6 +85,13 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
         needed = spread / (q.scheme.high - q.scheme.low)
     wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
     narrowest, widest = rounding.scale or (NARROWEST_SCALE[q.scheme.bits], 1.0)
+    if rounding.clipped is not None:
+        # a few outliers may lie beyond the codes; a scale that is wrong saturates many of them
+        least, most = rounding.clipped
+        ends = (q.codes == q.scheme.low) | (q.codes == q.scheme.high)
+        saturated = ends.reshape(rows).float().mean(-1)
+        clipped = (wide >= least) & (wide < narrowest) & (saturated <= most)
+        wide = torch.where(clipped, torch.ones_like(wide), wide)
     for worst in (wide.argmin(), wide.argmax()):
         found = float(wide.flatten()[worst])
         if not narrowest / SCALE_SLACK <= found <= widest * SCALE_SLACK:
