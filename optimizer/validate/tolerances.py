@@ -117,7 +117,8 @@ ROUNDING = {
     # outputs are better than rounding's on the texts it saw, and hardly worse on others; against
     # the module by itself they pay for what they make up for.
     # A group's largest weight is clipped to a third where it meets an input that hardly matters
-    # (of 1.6 million groups of SmolLM2 three lie between 0.45 and 0.5, with at most 5 codes of 64 at the ends).
+    # (of 1.6 million groups of SmolLM2 three lie between 0.45 and 0.5, with at most 5 codes of 64
+    # at the ends).
     "gptq": Rounding(
         nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.25, 2.0), alone=(3.0, 6.0)
     ),
