@@ -23,10 +23,8 @@ from optimizer.lower import cut
 from optimizer.validate import bisect, contract_laws, pieces, rounding_laws, state_laws, trace
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
-from optimizer.validate.tolerances import ROUNDING, TABLE, Tolerance
+from optimizer.validate.tolerances import LEARNING, ROUNDING, TABLE, Tolerance
 from optimizer.validate.trace import Trace
-
-LEARNING = {"autoround", "distill"}  # rounders that move norm gains as well
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class Rounding:
 
 
 CLIPPED = (0.33, 0.08)
+LEARNING = {"autoround", "distill"}  # rounders that move norm gains as well
 
 ROUNDING = {
     "rtn": Rounding(nearest=True),
