@@ -18,13 +18,13 @@ on all inputs, the start among them: the loss never ends above its start.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.borrowed import borrowed, copied
 from optimizer.qtensor import QTensor, to_scale_grid
 
 # How far a latent starts from its code, as a share of the way to the exact value. 1 would put
@@ -91,11 +91,11 @@ def learn_rounding(
     rounding = {name: _Latent(linears[name], q, dtype) for name, q in start.items()}
     at = {max(1, round(steps * k / checks)) for k in range(1, checks + 1)} if steps else set()
     order = _order(len(samples.hidden), steps, seed)
-    with _borrowed(linears, gains):
+    with borrowed(linears, gains):
         for latent in rounding.values():
             latent.place()
         before = _loss(run, samples, dtype)
-        best = _State(before, {n: r.quantized() for n, r in rounding.items()}, _copied(gains))
+        best = _State(before, {n: r.quantized() for n, r in rounding.items()}, copied(gains))
         for step, i in enumerate(order, 1):
             _gradients(run, samples, i, dtype)
             share = 1 - (step - 1) / steps
@@ -106,7 +106,7 @@ def learn_rounding(
                     _step_gain(gain, share * rates.gains)
             if step in at and (now := _loss(run, samples, dtype)) < best.loss:
                 codes = {n: r.quantized() for n, r in rounding.items()}
-                best = _State(now, codes, _copied(gains))
+                best = _State(now, codes, copied(gains))
     return Learned(best.weights, best.gains, before, best.loss)
 
 
@@ -155,31 +155,6 @@ def _step_gain(gain: nn.Parameter, rate: float) -> None:
     if gain.grad is not None:
         gain.sub_(gain.grad.sign(), alpha=rate * float(gain.abs().mean()))
         gain.grad = None
-
-
-@contextmanager
-def _borrowed(
-    linears: Mapping[str, nn.Linear], gains: Mapping[str, nn.Parameter]
-) -> Iterator[None]:
-    """Afterwards the weights and gains are what they were."""
-    weights, values = {n: m.weight for n, m in linears.items()}, _copied(gains)
-    wanted = {n: g.requires_grad for n, g in gains.items()}
-    try:
-        for gain in gains.values():
-            gain.requires_grad_(True)
-        yield
-    finally:
-        for name, linear in linears.items():
-            linear.weight = weights[name]
-        with torch.no_grad():
-            for name, gain in gains.items():
-                gain.copy_(values[name])
-                gain.grad = None
-                gain.requires_grad_(wanted[name])
-
-
-def _copied(gains: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: gain.detach().clone() for name, gain in gains.items()}
 
 
 def _order(batches: int, steps: int, seed: int) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.capture import Batch
 from optimizer.compress.own_text import continued
-from optimizer.errors import DataError
+from optimizer.errors import DataError, RecipeError
 from optimizer.load.model import materialize, release
 from optimizer.progress import say
 from optimizer.recipe import Calibrate, Compression
@@ -38,7 +38,11 @@ def batches(section: Compression, source: Path) -> list[Batch]:
         length, size = calibrate.sequence_length, calibrate.batch_size
         windows = datasets.windows(rows, tokenizer, contract, length)[: calibrate.samples]
         if len(windows) < calibrate.samples:
-            say(f"compress: the text fills {len(windows)} of {calibrate.samples} windows")
+            raise DataError(
+                f"the text fills {len(windows)} of {calibrate.samples} windows of {length} tokens",
+                where="calibrate.samples",
+                fix=f"Give more text, or set samples: {len(windows)}.",
+            )
         return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
     made = datasets.batches(
@@ -51,6 +55,34 @@ def _window_batch(windows: Iterable[Any]) -> Batch:
     """Windows of one length as a batch; nothing is padding."""
     ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def held_out(given: Sequence[Batch], count: int) -> tuple[list[Batch], list[Batch]]:
+    """Without the last `count` windows, and these one by one, so that nothing else sees them.
+    Raises RecipeError when nothing would be left."""
+    total = sum(len(b["input_ids"]) for b in given)
+    if total <= count:
+        raise RecipeError(
+            f"{total} windows of text, and {count} are to be held out",
+            where="quantize.distill.held_out",
+            fix="Calibrate on more text, or hold out less.",
+        )
+    rest: list[Batch] = []
+    left = total - count
+    for batch in given:
+        if left > 0:
+            rest.append({name: t[:left] for name, t in batch.items()})
+        left -= len(batch["input_ids"])
+    return rest, singly(given)[-count:]
+
+
+def singly(batches: Sequence[Batch]) -> list[Batch]:
+    """Each window as a batch of its own."""
+    return [
+        {name: t[i : i + 1] for name, t in batch.items()}
+        for batch in batches
+        for i in range(len(batch["input_ids"]))
+    ]
 
 
 def generated(

@@ -18,14 +18,14 @@ them either: codes fitted to a text are at their best there, and any change look
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.borrowed import borrowed, copied
 from optimizer.qtensor import QTensor, to_scale_grid
 
 Batch = Mapping[str, Tensor]
@@ -84,7 +84,7 @@ def distill(
     scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
     steps = epochs * -(-len(batches) // together)
     generator = torch.Generator().manual_seed(seed)
-    with _borrowed(linears, gains):
+    with borrowed(linears, gains):
         for s in scales.values():
             s.place()
         before = best = see.loss(held_out, judge)
@@ -221,29 +221,4 @@ class _Adam:
 def _kept(
     scales: Mapping[str, _Scales], gains: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, QTensor], dict[str, Tensor]]:
-    return {n: s.quantized() for n, s in scales.items()}, _copied(gains)
-
-
-def _copied(gains: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: gain.detach().clone() for name, gain in gains.items()}
-
-
-@contextmanager
-def _borrowed(
-    linears: Mapping[str, nn.Linear], gains: Mapping[str, nn.Parameter]
-) -> Iterator[None]:
-    """Only the gains take gradients of their own meanwhile; afterwards all is as it was."""
-    weights, values = {n: m.weight for n, m in linears.items()}, _copied(gains)
-    wanted = {n: g.requires_grad for n, g in gains.items()}
-    try:
-        for gain in gains.values():
-            gain.requires_grad_(True)
-        yield
-    finally:
-        for name, linear in linears.items():
-            linear.weight = weights[name]
-        with torch.no_grad():
-            for name, gain in gains.items():
-                gain.copy_(values[name])
-                gain.grad = None
-                gain.requires_grad_(wanted[name])
+    return {n: s.quantized() for n, s in scales.items()}, copied(gains)

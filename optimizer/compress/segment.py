@@ -67,8 +67,8 @@ def compress(
 
     schemes: of the modules to quantize in these blocks. stream None: no calibration data, so
     nothing is measured, and weights are read from `tensors` one at a time. scratch: a folder for
-    activations that memory has no room for. Raises CheckpointError
-    naming a weight or input that holds NaN.
+    activations that memory has no room for. Raises CheckpointError naming a weight or input that
+    holds NaN.
     """
     activations = quantize.activations
     mode = activations.granularity if activations else None
@@ -92,19 +92,7 @@ def compress(
             set_parameter(model, name, value)
         replaced = {**replaced, **learned.gains}
     weights = {f"{name}.weight": q for name, q in chosen.weights.items()}
-    quantized: dict[str, QuantLinear] = {}
-    rows: dict[str, Row] = {}
-    for name, scheme in schemes.items():
-        linear = cast(nn.Linear, model.get_submodule(name))
-        q, covered = chosen.weights[name], ranges.get(name)
-        quantized[name] = inputs.quantized(name, linear, q)
-        rows[name] = Row(
-            name,
-            label(scheme, mode),
-            weight_error=rounded(relative_error(inputs.weight(name, linear), q.dequantize())),
-            range=[covered.low, covered.high] if covered else None,
-            note="; ".join(filter(None, (smoothing.said.get(name), chosen.said.get(name)))),
-        )
+    quantized, rows = _replaced_by(model, schemes, inputs, chosen, smoothing)
     if quantize.bias_correction:
         biases, why = _correct(model, quantized, stream, segment)
         replaced, notes = {**replaced, **biases}, [*notes, *why]
@@ -119,6 +107,30 @@ def compress(
         notes=tuple(notes),
     )
     return state, list(rows.values())
+
+
+def _replaced_by(
+    model: nn.Module,
+    schemes: Mapping[str, Scheme],
+    inputs: rounding.Inputs,
+    chosen: rounding.Rounded,
+    smoothing: Smoothing,
+) -> tuple[dict[str, QuantLinear], dict[str, Row]]:
+    """What stands in for each module, and what the report says before anything is measured."""
+    quantized: dict[str, QuantLinear] = {}
+    rows: dict[str, Row] = {}
+    for name, scheme in schemes.items():
+        linear = cast(nn.Linear, model.get_submodule(name))
+        q, covered = chosen.weights[name], inputs.ranges.get(name)
+        quantized[name] = inputs.quantized(name, linear, q)
+        rows[name] = Row(
+            name,
+            label(scheme, inputs.mode),
+            weight_error=rounded(relative_error(inputs.weight(name, linear), q.dequantize())),
+            range=[covered.low, covered.high] if covered else None,
+            note="; ".join(filter(None, (smoothing.said.get(name), chosen.said.get(name)))),
+        )
+    return quantized, rows
 
 
 def compares(quantize: Quantize) -> bool:

@@ -78,12 +78,16 @@ def compress(
         asked = section.quantize.rotate
         tensors = rotated(checkpoint.tensors, model, facts, prefix, selection.blocks, asked)
     given = [*batches()]
+    judges: list[Batch] = []
+    if "distill" in section.quantize.rounders:
+        given, judges = calibration.held_out(given, section.quantize.distill.held_out)
     calibrate = section.calibrate
     if given and calibrate and calibrate.generated:
         given += calibration.generated(model, tensors, given, calibrate, progress)
     done = _walk(model, tensors, facts, section, selection, given, progress)
     if "distill" in section.quantize.rounders:
-        done.insert(0, _tuned(model, tensors, facts, prefix, given, section, done, progress))
+        tuned = _tuned(model, tensors, facts, prefix, given, judges, section, done, progress)
+        done.insert(0, tuned)
     if selection.outside:
         embedding = f"{prefix}{facts.embeddings}.weight"
         done.append(_outside(tensors, embedding, section.quantize, selection, progress))
@@ -208,6 +212,7 @@ def _tuned(
     facts: Family,
     prefix: str,
     batches: Sequence[Batch],
+    held_out: Sequence[Batch],
     section: Compression,
     done: Sequence[Path],
     progress: Path,
@@ -222,7 +227,7 @@ def _tuned(
     say("compress: tuning scales and gains end to end; the whole model is in memory for it")
     dtype = torch.bfloat16 if section.compress.precision == "bf16" else torch.float32
     asked = section.quantize.distill
-    made = tune(model, tensors, replaced, start, facts, prefix, batches, asked, dtype)
+    made = tune(model, tensors, replaced, start, facts, prefix, batches, held_out, asked, dtype)
     say(f"compress: KL on held-out calibration text {made.before:.4f} -> {made.after:.4f}")
     rows = []
     for part in done:

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.calibration import singly
 from optimizer.compress.distill import Batch, Distilled, distill
-from optimizer.errors import CheckpointError, RecipeError
+from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 from optimizer.qtensor import QTensor
@@ -25,22 +26,15 @@ def tune(
     facts: Family,
     prefix: str,
     batches: Sequence[Batch],
+    held_out: Sequence[Batch],
     asked: Distill,
     dtype: torch.dtype,
 ) -> Distilled:
     """model: a skeleton, left as one; replaced: float values that stand in for the checkpoint's;
-    start: {parameter: codes} of the blocks' linears.
+    start: {parameter: codes} of the blocks' linears, chosen without sight of held_out.
 
-    The results are under the parameters' names. Raises RecipeError when there is too little text
-    to hold some of it out, CheckpointError when a loss is not finite.
+    The results are under the parameters' names. Raises CheckpointError when a loss is not finite.
     """
-    windows = [{k: v[i : i + 1] for k, v in b.items()} for b in batches for i in range(_rows(b))]
-    if len(windows) <= asked.held_out:
-        raise RecipeError(
-            f"{len(windows)} windows of text, and {asked.held_out} are to be held out",
-            where="quantize.distill.held_out",
-            fix="Calibrate on more text, or hold out less.",
-        )
     materialize(model, "", tensors, replaced)
     base: Any = model.get_submodule(prefix.removesuffix("."))
 
@@ -55,8 +49,8 @@ def tune(
             linears,
             start,
             _gains(model, facts, prefix),
-            windows[: -asked.held_out],
-            windows[-asked.held_out :],
+            singly(batches),
+            held_out,
             epochs=asked.epochs,
             together=asked.together,
             seed=asked.seed,
@@ -68,10 +62,6 @@ def tune(
         ) from e
     finally:
         release(model)
-
-
-def _rows(batch: Batch) -> int:
-    return len(batch["input_ids"])
 
 
 def _gains(model: nn.Module, facts: Family, prefix: str) -> dict[str, nn.Parameter]:

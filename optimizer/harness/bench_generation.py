@@ -56,6 +56,43 @@ def measure_generation(
     baseline by round, below 1 is faster) is there when both systems are.
     Raises InputError when there is nothing to measure, or a cell does not fit the context.
     """
+    options = _checked(systems, contract, lengths, batch, new_tokens, iterations)
+    tokens = [i for text in prompts for i in tokenizer.encode(text).ids]
+    if not tokens:
+        raise InputError("the prompts have no token", where="prompts")
+    cells = []
+    for rows in batch:
+        for length in lengths:
+            rounds = _interleaved(
+                systems,
+                (contract, tokenizer),
+                _prompts(tokens, rows, length),
+                options,
+                iterations,
+                warmup,
+            )
+            cell: dict[str, Any] = {
+                "batch": rows,
+                "prompt": length,
+                "new_tokens": new_tokens,
+                "runs": iterations,
+                "systems": {n: _summary(r, rows, length) for n, r in rounds.items()},
+            }
+            if baseline in rounds and candidate in rounds:
+                cell["ratio"] = _ratio(rounds, candidate, baseline)
+            cells.append(cell)
+    return {"machine": this_machine().to_json(), "threads": threads, "cells": cells}
+
+
+def _checked(
+    systems: Mapping[str, DecoderRunner],
+    contract: Contract,
+    lengths: Sequence[int],
+    batch: Sequence[int],
+    new_tokens: int,
+    iterations: int,
+) -> Options:
+    """Raises InputError for what cannot be measured; returns how every cell generates."""
     spec = contract.generation
     if spec is None:
         raise InputError("no text-generation", where=contract.task, accepted="text-generation")
@@ -82,31 +119,7 @@ def measure_generation(
                 where="batch",
                 fix="Time a smaller batch, or shorter prompts.",
             )
-    tokens = [i for text in prompts for i in tokenizer.encode(text).ids]
-    if not tokens:
-        raise InputError("the prompts have no token", where="prompts")
-    cells = []
-    for rows in batch:
-        for length in lengths:
-            rounds = _interleaved(
-                systems,
-                (contract, tokenizer),
-                _prompts(tokens, rows, length),
-                options,
-                iterations,
-                warmup,
-            )
-            cell: dict[str, Any] = {
-                "batch": rows,
-                "prompt": length,
-                "new_tokens": new_tokens,
-                "runs": iterations,
-                "systems": {n: _summary(r, rows, length) for n, r in rounds.items()},
-            }
-            if baseline in rounds and candidate in rounds:
-                cell["ratio"] = _ratio(rounds, candidate, baseline)
-            cells.append(cell)
-    return {"machine": this_machine().to_json(), "threads": threads, "cells": cells}
+    return options
 
 
 def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[int]]]:

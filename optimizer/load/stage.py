@@ -14,7 +14,7 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -87,24 +87,28 @@ def run(section: Model, out: Path) -> None:
     else:
         quantized.keep(folder, chosen.chosen, out)
     _write(out / "contract.json", document)
-    made_of = {
-        str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}
-        for f in read
+    origin = {
+        **_origin(section, found, read),
+        "licence": licence,
+        "model_type": config.model_type,
+        "architecture": type(model).__name__,
+        "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
+        "unused": list(chosen.unused),
     }
-    _write(
-        out / "source.json",
-        {
-            "source": section.source,
-            "revision": found.revision,
-            "files": made_of,
-            "licence": licence,
-            "model_type": config.model_type,
-            "architecture": type(model).__name__,
-            "task": section.task,
-            "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
-            "unused": list(chosen.unused),
+    _write(out / "source.json", origin)
+
+
+def _origin(section: Model, found: source.Source, read: Sequence[Path]) -> dict[str, Any]:
+    """Where the checkpoint came from, and the digest of every file it was made of."""
+    return {
+        "source": section.source,
+        "revision": found.revision,
+        "files": {
+            str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}
+            for f in read
         },
-    )
+        "task": section.task,
+    }
 
 
 def _say_incomplete(section: Model) -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from optimizer import state as states
 from optimizer.compress import stage
 from optimizer.compress.simulate import simulated
-from optimizer.errors import RecipeError
+from optimizer.errors import DataError, RecipeError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.recipe import Calibrate, Compress, Compression, DataSpec, Quantize
@@ -48,7 +48,7 @@ def rounding(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
 def section(source: Path, memory_gb: float = 4.0, **quantize: Any) -> Compression:
     rows = DataSpec(source="json", files=(str(source.with_suffix(".jsonl")),))
     return Compression(
-        calibrate=Calibrate(data=rows, samples=120, sequence_length=LENGTH, batch_size=4),
+        calibrate=Calibrate(data=rows, samples=40, sequence_length=LENGTH, batch_size=4),
         quantize=Quantize.model_validate_json(json.dumps({"weights": GROUPS, **quantize})),
         task=TASK,
         compress=Compress(memory_gb=memory_gb),
@@ -117,6 +117,36 @@ def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Pat
     assert changed
     rows = json.loads((tmp_path / "b" / "modules.json").read_text())
     assert any("learned" in row["note"] for row in rows)
+
+
+@pytest.mark.parametrize(("methods", "same"), [(["gptq", "distill"], True), (["gptq"], False)])
+def test_only_distill_keeps_its_last_windows_from_what_chooses_the_codes(
+    llama: Path, tmp_path: Path, methods: list[str], same: bool
+) -> None:
+    made = []
+    for name, last in (("one", 5), ("two", 6)):
+        ids = torch.stack([torch.arange(LENGTH) * k % 90 + 5 for k in [*range(7, 18), *[last] * 3]])
+        batches = [{"input_ids": p, "attention_mask": torch.ones_like(p)} for p in ids.split(5)]
+        out = tmp_path / name
+        out.mkdir()
+        stage.compress(section(llama, methods=methods), llama, lambda given=batches: given, out)
+        made.append(states.read(out).weights)
+    assert all(torch.equal(q.codes, made[1][n].codes) for n, q in made[0].items()) is same
+
+
+def test_text_too_short_for_what_is_held_out_is_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="40 windows of text, and 40 are to be held out"):
+        compress(llama, tmp_path / "out", methods=["gptq", "distill"], distill={"held_out": 40})
+
+
+def test_fewer_windows_than_asked_for_are_refused(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    asked = section(llama)
+    assert asked.calibrate is not None
+    more = asked.calibrate.model_copy(update={"samples": 4000})
+    wanting = asked.model_copy(update={"calibrate": more})
+    with pytest.raises(DataError, match=r"fills \d+ of 4000 windows"):
+        stage.run(wanting, llama, tmp_path / "out")
 
 
 def test_spilling_activations_changes_no_byte(llama: Path, tmp_path: Path) -> None:
