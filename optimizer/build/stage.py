@@ -111,7 +111,7 @@ def _tensorrt_rtx(target: TensorRTRTXTarget, model: Path, engine: Path) -> dict[
         model / "model.onnx",
         engine,
         shapes=spans(target.shapes),
-        compute_capabilities=target.compute_capabilities,
+        options=trt.Options(compute_capabilities=target.compute_capabilities),
         modules={name: entry["codes"] for name, entry in lowering.items()},
         product=target.runtime,
         progress=_tell,

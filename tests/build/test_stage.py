@@ -92,7 +92,7 @@ def test_a_missing_builder_is_the_machines_fault_with_the_pip_line(
     rtx_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_builder(monkeypatch)
-    with pytest.raises(MachineError, match="pip install tensorrt-rtx") as caught:
+    with pytest.raises(MachineError, match=r"pip install .tensorrt-rtx>=1\.7,<2") as caught:
         built(rtx(), rtx_model, tmp_path / "out")
     assert caught.value.exit_code == 5
 

@@ -4,46 +4,29 @@ Networks are strongly typed: precision is what the ONNX says (Q/DQ and casts), n
 flag. An engine cannot be opened without its GPU, so what is known about it is collected from the
 network definition that was handed to the builder, and from the engine's own header and size.
 
-PRODUCTS is where products of the TensorRT family differ from each other.
+trt_products.PRODUCTS is where the products of the TensorRT family differ from each other.
 """
 
 from __future__ import annotations
 
-import importlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError, HarnessError, MachineError
+from ..errors import BuildError, HarnessError
 from .trt_header import read_header
 from .trt_network import facts
+from .trt_products import PRODUCTS, Options, imported, refuse_options, version
+
+__all__ = ["PRODUCTS", "Options", "build", "kept_packed", "version"]
 
 Progress = Callable[[str, int, int], None]
 Span = tuple[int, int, int]
 
-
-@dataclass(frozen=True)
-class Product:
-    """One member of the family: what to import, what to install, which GPUs it can name."""
-
-    module: str
-    distribution: str
-    compute_capabilities: tuple[str, ...]
-    driver_minimum: str  # of the CUDA release its libraries are built with
-
-
-PRODUCTS = {
-    "tensorrt-rtx": Product(
-        module="tensorrt_rtx",
-        distribution="tensorrt-rtx",
-        compute_capabilities=("75", "80", "86", "89", "120", "121"),
-        driver_minimum="580",
-    ),
-}
 
 # What the parser or the builder says -> what to do about it.
 ADVICE = (
@@ -68,40 +51,34 @@ ADVICE = (
         "what the model's positions allow.",
     ),
 )
+DEFAULTS = Options()
 OVERHEAD = 8 << 10  # bytes of kernels and metadata per layer: MiniLM 8.7 k, two-layer BERT 8.2 k
 UNSUPPORTED = "This target does not run that operator: use target onnxruntime for this model."
-
-
-def version(product: str = "tensorrt-rtx") -> str | None:
-    """The installed version, or None; imports nothing."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(PRODUCTS[product].distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def build(
     onnx: Path,
     engine: Path,
     *,
-    shapes: Mapping[str, Span],
-    compute_capabilities: Sequence[str] = (),
-    modules: Mapping[str, str] | None = None,
+    shapes: Mapping[str, Span] | Sequence[Mapping[str, Span]],
     product: str = "tensorrt-rtx",
+    options: Options = DEFAULTS,
+    modules: Mapping[str, str] | None = None,
+    timing_cache: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build `engine` from `onnx` and return what is known of it (see `_describe`).
 
-    shapes: [min, opt, max] of each dynamic axis by its name in the ONNX. compute_capabilities:
-    the builder's default when empty. modules: {module: name of its codes in the ONNX}, to be
-    found again in the network. progress(phase, done, of) is called as phases advance; Ctrl-C
-    stops the build at the next one.
-    Raises MachineError when the builder is missing, BuildError naming the node when it does not
-    take the model.
+    shapes: [min, opt, max] of each dynamic axis by its name in the ONNX; several of them make as
+    many profiles. modules: {module: name of its codes in the ONNX}, to be found again in the
+    network. timing_cache: a file read if it is there and written after the build, for products
+    that have one; others leave it alone. progress(phase, done, of) is called as phases advance;
+    Ctrl-C stops the build at the next one.
+    Raises MachineError when the builder or a GPU it needs is missing, BuildError naming the
+    module when it does not take the model or an option.
     """
-    trt = _import(product)
+    trt = imported(product)
+    refuse_options(product, options)
     log = _log(trt)
     builder = trt.Builder(log)
     flag = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -110,8 +87,10 @@ def build(
     if not parser.parse_from_file(str(onnx)):
         raise _parse_error(parser, onnx, log.messages)
     config = builder.create_builder_config()
-    _target(trt, config, compute_capabilities, product)
-    profile = _add_profile(builder, network, config, shapes, log.messages)
+    cache = _read_timing_cache(config, timing_cache) if PRODUCTS[product].timing_cache else None
+    _target(trt, config, options.compute_capabilities)
+    several = [shapes] if isinstance(shapes, Mapping) else shapes
+    profiles = [_add_profile(builder, network, config, one, log.messages) for one in several]
     known = facts(network, modules or {})
     monitor = _monitor(trt, progress)
     config.progress_monitor = monitor
@@ -121,13 +100,15 @@ def build(
         raise KeyboardInterrupt
     _refuse_bad_plan(plan, log, onnx)
     engine.write_bytes(plan)
-    return _describe(engine, product, profile, known, log.messages)
+    if cache is not None and timing_cache is not None:
+        _write(timing_cache, config.get_timing_cache().serialize())
+    return _describe(engine, product, profiles, known, log.messages)
 
 
 def _describe(
     engine: Path,
     product: str,
-    profile: dict[str, Any],
+    profiles: list[dict[str, Any]],
     known: dict[str, Any],
     messages: list[tuple[str, str]],
 ) -> dict[str, Any]:
@@ -142,7 +123,7 @@ def _describe(
         "compute_capabilities": list(header.compute_capabilities),
         "bytes": header.length,
         "io": {"inputs": known["inputs"], "outputs": known["outputs"]},
-        "profiles": [profile],
+        "profiles": profiles,
         "layers": layers,
         "modules": known["modules"],
         "weights": weights,
@@ -164,27 +145,21 @@ def kept_packed(length: int, stored: int, widened: int, layers: int) -> bool | N
     return length < (stored + widened) / 2 + OVERHEAD * layers
 
 
-class TrtRunner:
-    """Runs an engine on a GPU. Not part of this version: construction raises MachineError."""
+def _read_timing_cache(config: Any, path: Path | None) -> Any:
+    """The builder's measurements so far, from `path` when it is there; one of another version or
+    GPU is empty again."""
+    if path is None:
+        return None
+    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+    config.set_timing_cache(cache, ignore_mismatch=False)
+    return cache
 
-    def __init__(self, engine: Path, *, device: str = "cuda") -> None:
-        raise MachineError(
-            f"this version builds TensorRT engines and cannot run them ({device})",
-            where=str(engine),
-            fix="Run the onnxruntime target of the bundle.",
-        )
 
-
-def _import(product: str) -> Any:
-    row = PRODUCTS[product]
-    try:
-        return importlib.import_module(row.module)
-    except (ImportError, OSError) as e:
-        raise MachineError(
-            f"{row.module} cannot be imported ({e})",
-            where=f"target {product}",
-            fix=f"pip install {row.distribution}, or on_missing: defer to go on without it.",
-        ) from None
+def _write(path: Path, data: Any) -> None:
+    """At once: another process may be reading it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    beside.replace(path)
 
 
 def _log(trt: Any) -> Any:
@@ -247,15 +222,7 @@ def _interruptible(monitor: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _target(trt: Any, config: Any, wanted: Sequence[str], product: str) -> None:
-    known = PRODUCTS[product].compute_capabilities
-    unknown = [c for c in wanted if c not in known]
-    if unknown:
-        raise BuildError(
-            f"compute capability {', '.join(unknown)} was asked for",
-            where=f"target {product}",
-            accepted=", ".join(known),
-        )
+def _target(trt: Any, config: Any, wanted: Sequence[str]) -> None:
     if wanted:
         config.num_compute_capabilities = len(wanted)
         for i, capability in enumerate(wanted):
