@@ -4,28 +4,56 @@ An engine is machine code for one runtime version and some GPUs, and deserializi
 at best an error. So the manifest says what each engine fits, and `decide` answers from that and a
 description of the machine alone. It reads no file and imports no runtime.
 
-The manifest's engines are tried in order. For each:
+The manifest's engines are tried in order. For each, columns (fit_columns.py) are asked in this
+order, and the first that objects decides:
 
-    the harness has no runner for its runtime, the runtime is not installed
-    or too old, or its device is not here                      -> next engine
-    its runtime runs the portable ONNX itself, and it is
-    intact (deferred only means that nobody opened it before)  -> load
-    it is an engine that fits and is intact                    -> load
-    its portable ONNX is here and intact, and the installed
-    builder makes engines for this GPU                         -> build
-    otherwise                                                  -> next engine
+    POSSIBLE   runner, package, version, gpu, driver           objection -> next engine
+    then, when its runtime runs the portable ONNX itself:
+    MODEL      digest of the model                             objection -> next engine, else load
+    and when it has engine files of its own:
+    LOADABLE   built, digest, version, system, architecture,
+               shapes                                          no objection -> load
+    BUILDABLE  digest of the model, builder, shapes            no objection -> build, else next
 
 The first engine gives Fit (load) or Rebuild (build); a later one FallBack, which names the ones
-passed over; none gives Refuse.
+passed over; none gives Refuse. Every reason begins with the column that decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from . import fit_columns as columns
+from .fit_columns import Asked, Column
 from .machine import Machine
+from .runtimes.trt_products import PRODUCTS
+
+How = Literal["load", "build"]
+FITS = "fits"
+
+POSSIBLE: tuple[tuple[str, Column], ...] = (
+    ("runner", columns.runner),
+    ("package", columns.package),
+    ("version", columns.runnable),
+    ("gpu", columns.gpu),
+    ("driver", columns.driver),
+)
+MODEL: tuple[tuple[str, Column], ...] = (("digest", columns.model_digest),)
+LOADABLE: tuple[tuple[str, Column], ...] = (
+    ("built", columns.built),
+    ("digest", columns.engine_digest),
+    ("version", columns.version),
+    ("system", columns.system),
+    ("architecture", columns.architecture),
+    ("shapes", columns.shapes),
+)
+BUILDABLE: tuple[tuple[str, Column], ...] = (
+    ("digest", columns.model_digest),
+    ("builder", columns.builder),
+    ("shapes", columns.shapes),  # a rebuild keeps the profiles
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +77,7 @@ class FallBack:
     """Use a later engine; `reason` says why each earlier one was passed over."""
 
     index: int
-    how: Literal["load", "build"]
+    how: How
     reason: str
 
 
@@ -63,13 +91,22 @@ class Refuse:
 
 Decision = Fit | Rebuild | FallBack | Refuse
 
-DISTRIBUTION = {
-    ("onnxruntime", "cpu"): ("onnxruntime", "onnxruntime-gpu"),
-    ("onnxruntime", "cuda"): ("onnxruntime-gpu",),
-    ("tensorrt-rtx", "cuda"): ("tensorrt-rtx",),
-}
-# Runtimes with engine files of their own -> the GPUs whose engines their builder makes.
-BUILDER_TARGETS = {"tensorrt-rtx": ("75", "80", "86", "89", "120", "121")}
+
+@dataclass(frozen=True)
+class Verdict:
+    """One engine's row. how: None when it cannot be had here. decided: the columns that decided,
+    that of loading first; (FITS,) when none objects. install: a pip line that would help, or ""."""
+
+    index: int
+    target: str
+    how: How | None
+    decided: tuple[str, ...]
+    why: str
+    install: str = ""
+
+    @property
+    def reason(self) -> str:
+        return f"{self.target}: {self.why}"
 
 
 def decide(
@@ -79,157 +116,88 @@ def decide(
     damaged: Set[str] = frozenset(),
     shape: tuple[int, int] | None = None,
     runtime: str | None = None,
+    failed: Mapping[int, str] | None = None,
 ) -> Decision:
-    """See the module's docstring.
+    """See the module's docstring, and `verdicts` for the arguments."""
+    rows = verdicts(manifest, machine, damaged=damaged, shape=shape, runtime=runtime, failed=failed)
+    if not rows:
+        runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
+        return Refuse(f"the bundle has no engine for {runtime}; it has: {runtimes}", "")
+    chosen = next((row for row in rows if row.how is not None), None)
+    if chosen is None or chosen.how is None:
+        install = next((row.install for row in rows if row.install), "")
+        return Refuse("; ".join(row.reason for row in rows), install)
+    if chosen is not rows[0]:
+        passed = rows[: rows.index(chosen) + 1]
+        return FallBack(chosen.index, chosen.how, "; ".join(row.reason for row in passed))
+    kind = Fit if chosen.how == "load" else Rebuild
+    return kind(chosen.index, chosen.reason)
+
+
+def verdicts(
+    manifest: Mapping[str, Any],
+    machine: Machine,
+    *,
+    damaged: Set[str] = frozenset(),
+    shape: tuple[int, int] | None = None,
+    runtime: str | None = None,
+    failed: Mapping[int, str] | None = None,
+) -> list[Verdict]:
+    """Every engine's row, in the manifest's order.
 
     damaged: files of the bundle whose digest is not the manifest's. shape: (batch, sequence)
     that will be asked for. runtime: consider only engines of this runtime, falling back to
-    nothing else.
+    nothing else. failed: {index: why} of engines that did not open here although they fit.
     """
-    passed: list[str] = []
-    install = ""
+    rows = []
     for index, engine in enumerate(manifest["engines"]):
         if runtime not in (None, engine["runtime"]):
             continue
-        how, reason = _one(engine, machine, damaged, shape)
-        if how is None:
-            passed.append(f"{engine['target']}: {reason}")
-            install = install or _install(engine, machine)
+        if failed and index in failed:
+            rows.append(_row(index, engine, None, "tried", failed[index]))
             continue
-        if passed:
-            return FallBack(index, how, "; ".join([*passed, f"{engine['target']}: {reason}"]))
-        kind = Fit if how == "load" else Rebuild
-        return kind(index, f"{engine['target']}: {reason}")
-    if not passed:
-        runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
-        return Refuse(f"the bundle has no engine for {runtime}; it has: {runtimes}", "")
-    return Refuse("; ".join(passed), install)
+        rows.append(_one(index, engine, Asked(engine, machine, damaged, shape)))
+    return rows
 
 
-def _one(
-    engine: Mapping[str, Any],
-    machine: Machine,
-    damaged: Set[str],
-    shape: tuple[int, int] | None,
-) -> tuple[Literal["load", "build"] | None, str]:
-    """How one engine can be had here, or None, and why."""
-    obstacle = _device_obstacle(engine, machine)
-    if obstacle:
-        return None, obstacle
-    model_damage = sorted(damaged & set(engine["model_files"]))
-    if engine["runtime"] not in BUILDER_TARGETS:  # no engine files: the model is the engine
-        if model_damage:
-            return None, f"damaged: {', '.join(model_damage)}"
+def _one(index: int, engine: Mapping[str, Any], asked: Asked) -> Verdict:
+    """How one engine can be had here, or that it cannot, and why."""
+    column, why = _objection(POSSIBLE, asked)
+    if column:
+        return _row(index, engine, None, column, why, columns.install(asked))
+    if engine["runtime"] not in PRODUCTS:
+        column, why = _objection(MODEL, asked)
         unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
-        return "load", f"portable ONNX, and the runtime is installed{unseen}"
-    misfit = _engine_misfit(engine, machine, damaged, shape)
-    if not misfit:
-        return "load", "the engine was built for this runtime, system and GPU"
-    cannot = _builder_obstacle(engine, machine, shape)
-    if model_damage:
-        cannot = f"damaged: {', '.join(model_damage)}"
-    if cannot:
-        return None, f"{misfit}, and it cannot be built here: {cannot}"
-    return "build", f"{misfit}; it is built here from the portable ONNX"
+        fits = f"portable ONNX, and the runtime is installed{unseen}"
+        return _row(index, engine, None if column else "load", column or FITS, why or fits)
+    column, why = _objection(LOADABLE, asked)
+    if not column:
+        fits = "the engine was built for this runtime, system and GPU"
+        return _row(index, engine, "load", FITS, fits)
+    other, cannot = _objection(BUILDABLE, asked)
+    text = f"{column}: {why}"
+    if other:
+        text = f"{text}, and it cannot be built here: {other}: {cannot}"
+        return Verdict(index, engine["target"], None, (column, other), text)
+    text = f"{text}; it is built here from the portable ONNX"
+    return Verdict(index, engine["target"], "build", (column,), text)
 
 
-def _device_obstacle(engine: Mapping[str, Any], machine: Machine) -> str:
-    """Why this machine cannot run engines of this kind at all; '' when it can."""
-    runtime, fit = engine["runtime"], engine["fit"]
-    if runtime not in machine.runners:
-        return f"this version of the harness does not run {runtime} engines yet"
-    installed = _installed(engine, machine)
-    if installed is None:
-        return f"{DISTRIBUTION[runtime, engine['device']][0]} is not installed"
-    if _numbers(installed) < _numbers(fit.get("runtime_minimum", "")):
-        return f"{runtime} {installed} is older than {fit['runtime_minimum']}"
-    if engine["device"] != "cuda":
-        return ""
-    if machine.gpu is None:
-        return "no GPU was found"
-    if _numbers(machine.gpu.driver) < _numbers(fit.get("driver_minimum", "")):
-        return f"driver {machine.gpu.driver} is older than {fit['driver_minimum']}"
-    return ""
+def _objection(asked_of: Sequence[tuple[str, Column]], asked: Asked) -> tuple[str, str]:
+    """(column, why) of the first that objects; ("", "") when none does."""
+    for name, column in asked_of:
+        why = column(asked)
+        if why:
+            return name, why
+    return "", ""
 
 
-def _engine_misfit(
+def _row(
+    index: int,
     engine: Mapping[str, Any],
-    machine: Machine,
-    damaged: Set[str],
-    shape: tuple[int, int] | None,
-) -> str:
-    """Why the built engine must not be loaded here; '' when it may."""
-    fit, gpu = engine["fit"], machine.gpu
-    assert gpu is not None
-    if engine["deferred"]:
-        return "it was not built where the bundle was made"
-    if engine["engine"] in damaged:
-        return f"damaged: {engine['engine']}"
-    installed = _installed(engine, machine)
-    if installed != fit["runtime_version"]:
-        return f"built by {fit['runtime_version']}, {installed} is installed"
-    if (machine.os, machine.architecture) != (fit["os"], fit["architecture"]):
-        return (
-            f"built for {fit['os']} {fit['architecture']}, "
-            f"this is {machine.os} {machine.architecture}"
-        )
-    if _capability(gpu.compute_capability) not in fit["compute_capabilities"]:
-        built = ", ".join(fit["compute_capabilities"])
-        return f"built for compute capability {built}, this GPU is {gpu.compute_capability}"
-    return _shape_misfit(fit, shape)
-
-
-def _shape_misfit(fit: Mapping[str, Any], shape: tuple[int, int] | None) -> str:
-    for axis, size in zip(("batch", "sequence"), shape or (), strict=False):
-        low, _, high = fit["shapes"][axis]
-        if not low <= size <= high:
-            return f"its profile takes {axis} {low} to {high}, {size} is asked for"
-    return ""
-
-
-def _builder_obstacle(
-    engine: Mapping[str, Any], machine: Machine, shape: tuple[int, int] | None
-) -> str:
-    """Why the installed builder cannot make this engine for this GPU; '' when it can."""
-    assert machine.gpu is not None
-    known = BUILDER_TARGETS[engine["runtime"]]
-    if _capability(machine.gpu.compute_capability) not in known:
-        return (
-            f"{engine['runtime']} makes no engine for compute capability "
-            f"{machine.gpu.compute_capability}"
-        )
-    return _shape_misfit(engine["fit"], shape)  # a rebuild keeps the profile
-
-
-def _installed(engine: Mapping[str, Any], machine: Machine) -> str | None:
-    names = DISTRIBUTION[engine["runtime"], engine["device"]]
-    return next((machine.packages[n] for n in names if n in machine.packages), None)
-
-
-def _install(engine: Mapping[str, Any], machine: Machine) -> str:
-    """The pip line that would make the engine's runtime available, or ''."""
-    if engine["runtime"] not in machine.runners:  # no package would help
-        return ""
-    if engine["device"] == "cuda" and machine.gpu is None:
-        return ""
-    names = DISTRIBUTION[engine["runtime"], engine["device"]]
-    minimum = engine["fit"].get("runtime_minimum", "")
-    installed = _installed(engine, machine)
-    if installed is not None and _numbers(installed) >= _numbers(minimum):
-        return ""
-    return f'pip install "{names[0]}>={minimum}"' if minimum else f"pip install {names[0]}"
-
-
-def _capability(dotted: str) -> str:
-    """ "8.9" as engines write it: "89"."""
-    return dotted.replace(".", "")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, to compare by: "1.31.1rc1" -> (1, 31)."""
-    numbers = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    how: How | None,
+    column: str,
+    why: str,
+    install: str = "",
+) -> Verdict:
+    return Verdict(index, engine["target"], how, (column,), f"{column}: {why}", install)

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,18 @@ from typing import Any
 
 from .runtimes.ort import cores
 
-PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx", "tokenizers", "torch")
+PACKAGES = (
+    "cuda-bindings",
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "tensorrt-cu12",
+    "tensorrt-cu13",
+    "tensorrt-rtx",
+    "tokenizers",
+    "torch",
+)
 RUNNERS = frozenset({"onnxruntime"})  # runtimes this harness can run, not only build for
 
 
@@ -43,6 +55,10 @@ class Machine:
     cores: int = 0
     memory_mib: int = 0
     python: str = ""
+
+    def version(self, distributions: Iterable[str]) -> str | None:
+        """Of the first of these that is installed; None when none is."""
+        return next((self.packages[d] for d in distributions if d in self.packages), None)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for a report."""

@@ -84,7 +84,7 @@ def test_a_machine_that_could_build_is_not_served_in_silence(bundle: Path) -> No
     machine = Machine(
         "linux",
         "x86_64",
-        packages={"tensorrt-rtx": "1.7.1.116", "onnxruntime": "1.31.1"},
+        packages={"tensorrt-rtx": "1.7.1.116", "onnxruntime": "1.31.1", "cuda-bindings": "13"},
         gpu=Gpu("a card", "8.9", "580.65"),
         runners=frozenset({"onnxruntime", "tensorrt-rtx"}),
     )

@@ -46,6 +46,7 @@ DEFERRED_FIT = {
 }
 DEFERRED = {**RTX, "engine": None, "deferred": True, "fit": DEFERRED_FIT}
 BOTH = frozenset({"onnxruntime", "tensorrt-rtx"})
+CUDA = {"cuda-bindings": "13.0.3"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Row:
         return [{"rtx": rtx, "ort": ORT}[name] for name in self.order.split("+")]
 
     def decide(self) -> Any:
-        packages = {n: v for n, v in (("onnxruntime", self.ort), ("tensorrt-rtx", self.rtx)) if v}
+        given = (("onnxruntime", self.ort), ("tensorrt-rtx", self.rtx))
+        packages = {**CUDA, **{n: v for n, v in given if v}}
         gpu = Gpu("a card", self.gpu, self.driver) if self.gpu else None
         machine = Machine(*self.system, packages=packages, gpu=gpu, runners=self.runners)
         manifest = {"engines": self.engines}
@@ -168,7 +170,7 @@ def machine(**changes: Any) -> Machine:
     given: dict[str, Any] = {
         "os": "linux",
         "architecture": "x86_64",
-        "packages": {"onnxruntime": "1.31.1", "tensorrt-rtx": "1.7.1.116"},
+        "packages": {"onnxruntime": "1.31.1", "tensorrt-rtx": "1.7.1.116", **CUDA},
         "gpu": Gpu("a card", "8.9", "580.65.06"),
         "runners": BOTH,
     }
@@ -178,7 +180,7 @@ def machine(**changes: Any) -> Machine:
 def test_a_fall_back_names_every_engine_passed_over_and_why() -> None:
     made = decide({"engines": [RTX, ORT]}, machine(gpu=None))
     assert isinstance(made, FallBack)
-    assert "tensorrt-rtx-cuda: no GPU was found" in made.reason
+    assert "tensorrt-rtx-cuda: gpu: no GPU was found" in made.reason
 
 
 @pytest.mark.parametrize(
