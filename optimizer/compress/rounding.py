@@ -240,10 +240,11 @@ def _statistic(
 
     def see(_name: str, rows: Tensor) -> None:
         coded = coder.code(rows)
-        hessian.add_(coded.T @ coded)
-        if cross is not None:
-            exact = next(wanted)
-            cross.add_(coded.T @ (exact if factor is None else exact * factor))
+        with stream.sums():
+            hessian.add_(coded.T @ coded)
+            if cross is not None:
+                exact = next(wanted)
+                cross.add_(coded.T @ (exact if factor is None else exact * factor))
 
     walk.run(model, stream, segment, see, (leader,), stop=True)
     return hessian.float(), None if cross is None else cross.float()

@@ -63,6 +63,18 @@ class Stream:
         """The context in which blocks are run."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self.float == "bf16")
 
+    @contextmanager
+    def sums(self) -> Iterator[None]:
+        """The context in which sums over tokens are made: float32, of inputs cast as `products`
+        casts them. (Twice as fast for bf16, and its sums are not rounded.)"""
+        matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "bf16" if self.float == "bf16" else before
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+
     @property
     def spare(self) -> int:
         """Bytes of activations that may still be kept in memory."""
@@ -121,7 +133,8 @@ def run(
 
         def look(name: str, x: Tensor, i: int = i, seen: list[Tensor] = seen) -> None:
             if not (shared and seen and seen[0] is x):
-                see(name, real_rows(x, stream.real[i]).float())
+                with torch.autocast("cpu", enabled=False):
+                    see(name, real_rows(x, stream.real[i]).float())
             seen[:] = [x]
             if stop and len(segment) == 1:
                 raise _Enough

@@ -80,3 +80,21 @@ def test_an_expanded_mask_is_kept_as_one_slice() -> None:
     assert torch.equal(kept, mask)
     assert kept.untyped_storage().nbytes() == 4 * 9 * 4
     assert _compact("not a tensor") == "not a tensor"
+
+
+def test_with_products_in_bf16_what_is_summed_over_tokens_is_not_rounded(
+    walked: tuple[nn.Module, walk.Stream],
+) -> None:
+    model, stream = walked
+    stream.float = "bf16"
+    made: list[tuple[Tensor, Tensor]] = []
+
+    def see(_name: str, rows: Tensor) -> None:
+        with stream.sums():
+            made.append((rows.T @ rows, rows))
+
+    walk.run(model, stream, range(1), see, QKV)
+    total, rows = made[0]
+    assert not torch.equal(total, total.bfloat16().float())
+    assert torch.allclose(total, rows.T @ rows, rtol=2**-7, atol=1e-3)
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
