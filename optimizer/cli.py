@@ -354,17 +354,22 @@ def bench(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> Non
 
 
 @main.command()
+@click.argument("bundle", type=click.Path(path_type=Path), required=False)
 @click.pass_obj
-def doctor(obj: dict[str, bool]) -> None:
-    """Say what this machine can build and run, and the pip line for what is missing.
+def doctor(obj: dict[str, bool], bundle: Path | None) -> None:
+    """Say what this machine can build and run, and the pip line for what is missing; of BUNDLE,
+    which engines run here and why.
 
     \b
     Example:
       optimize doctor
+      optimize doctor artifacts/minilm-int8/1
     """
     from optimizer import doctor
 
     document = doctor.examine()
+    if bundle is not None:
+        document["engines"] = doctor.bundle(bundle)
     print(json.dumps(document, indent=1) if obj["json"] else doctor.text(document))
 
 

@@ -1,31 +1,36 @@
-"""`optimize doctor`: what this machine can build and run, and the pip line for what is missing."""
+"""`optimize doctor`: what this machine can build and run, and the pip line for what is missing;
+of a bundle, which of its engines runs here and why."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from optimizer.harness.machine import RUNNERS
+from optimizer.harness.fit import verdicts
+from optimizer.harness.fit_columns import REQUIRED
+from optimizer.harness.machine import Machine, this_machine
+from optimizer.harness.runtimes.trt_products import PRODUCTS
 from optimizer.store import package_version
-from optimizer.targets import TARGETS
 
 EXTRAS = {
-    "onnxruntime": "pip install 'optimize-toolchain[cpu]'",
-    "tensorrt-rtx": "pip install 'optimize-toolchain[rtx]'",
+    ("onnxruntime", "cpu"): "pip install 'optimize-toolchain[cpu]'",
+    ("tensorrt-rtx", "cuda"): "pip install 'optimize-toolchain[rtx]'",
 }
-MODULES = {"onnxruntime": "onnxruntime", "tensorrt-rtx": "tensorrt_rtx"}
+LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers")
 
 
-def examine() -> dict[str, Any]:
-    """{machine: {...}, packages: {name: version}, targets: [{runtime, builds, runs, reason, fix}]}.
+def examine(machine: Machine | None = None) -> dict[str, Any]:
+    """{machine: {...}, packages: {name: version}, targets: [{runtime, provider, builds, runs,
+    reason, fix}]}, a row for everything the harness knows how to run.
 
     Looks only at what is installed and present; loads no heavy package.
     """
-    nvidia = shutil.which("nvidia-smi") is not None or os.path.exists("/dev/nvidiactl")
+    here = machine or this_machine()
     disk = shutil.disk_usage(".")
+    runtimes = dict.fromkeys(d for groups in REQUIRED.values() for group in groups for d in group)
     return {
         "machine": {
             "os": platform.platform(),
@@ -33,49 +38,68 @@ def examine() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "disk_free_bytes": disk.free,
-            "nvidia_gpu": nvidia,
+            "nvidia_gpu": here.gpu is not None,
+            "gpu": None if here.gpu is None else vars(here.gpu),
         },
         "packages": {
-            name: package_version(name)
-            for name in (
-                "torch",
-                "transformers",
-                "onnx",
-                "onnxscript",
-                "datasets",
-                "tokenizers",
-                "onnxruntime",
-                "onnxruntime-gpu",
-                "tensorrt-rtx",
-            )
+            **{name: package_version(name) for name in LISTED},
+            **{name: here.packages.get(name) for name in runtimes},
         },
-        "targets": [_target(runtime) for runtime in TARGETS],
+        "targets": [_target(runtime, provider, here) for runtime, provider in REQUIRED],
     }
 
 
-def _target(runtime: str) -> dict[str, Any]:
-    installed = find_spec(MODULES[runtime]) is not None
-    row: dict[str, Any] = {"runtime": runtime, "builds": installed, "fix": ""}
-    if not installed:
-        row |= {
-            "runs": False,
-            "reason": f"{MODULES[runtime]} is not installed",
-            "fix": EXTRAS[runtime],
-        }
-    elif runtime not in RUNNERS:
-        row |= {"runs": False, "reason": "builds engines; this version cannot run them yet"}
-    else:
-        row |= {"runs": True, "reason": "ready"}
-    return row
+def _target(runtime: str, provider: str, machine: Machine) -> dict[str, Any]:
+    """What the harness would decide about an engine of this kind that was left for this machine
+    to build."""
+    row = PRODUCTS.get(runtime)
+    fit = {"driver_minimum": row.driver_minimum} if row else {}
+    engine: dict[str, Any] = {
+        "target": runtime,
+        "runtime": runtime,
+        "device": "cpu" if provider == "cpu" else "cuda",
+        "provider": provider if provider not in ("cpu", "cuda") else None,
+        "model_files": [],
+        "deferred": True,
+        "fit": fit,
+    }
+    (verdict,) = verdicts({"engines": [engine]}, machine)
+    installed = machine.version(REQUIRED[runtime, provider][0]) is not None
+    missing = EXTRAS.get((runtime, provider), verdict.install)
+    return {
+        "runtime": runtime,
+        "provider": provider,
+        "builds": installed and not (row is not None and row.needs_gpu and machine.gpu is None),
+        "runs": verdict.how is not None,
+        "reason": "ready" if verdict.how else verdict.why,
+        "fix": "" if installed and not verdict.install else verdict.install or missing,
+    }
+
+
+def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
+    """[{target, how, why, install}] of a bundle's engines, digests verified.
+
+    Raises harness.errors.BundleError when there is no bundle.
+    """
+    from optimizer.harness.bundle import damaged_files, read_manifest
+
+    manifest = read_manifest(folder)
+    rows = verdicts(manifest, machine or this_machine(), damaged=damaged_files(folder, manifest))
+    return [{"target": r.target, "how": r.how, "why": r.why, "install": r.install} for r in rows]
 
 
 def text(document: dict[str, Any]) -> str:
     """The document as lines for a person."""
-    m = document["machine"]
+    m, gpu = document["machine"], document["machine"]["gpu"]
+    card = (
+        f"{gpu['name']} (compute capability {gpu['compute_capability']}, driver {gpu['driver']})"
+        if gpu
+        else "no NVIDIA GPU"
+    )
     lines = [
         f"{m['os']}, Python {m['python']}, {m['cores']} cores, "
         f"{m['memory_bytes'] / 2**30:.0f} GiB memory, {m['disk_free_bytes'] / 2**30:.0f} GiB free "
-        f"disk, {'an NVIDIA GPU' if m['nvidia_gpu'] else 'no NVIDIA GPU'}",
+        f"disk, {card}",
         "",
     ]
     for name, version in document["packages"].items():
@@ -83,7 +107,12 @@ def text(document: dict[str, Any]) -> str:
     lines.append("")
     for t in document["targets"]:
         can = f"builds: {'yes' if t['builds'] else 'no':<4} runs: {'yes' if t['runs'] else 'no':<4}"
-        lines.append(f"  {t['runtime']:<18}{can} {t['reason']}")
+        name = f"{t['runtime']} {t['provider']}"
+        lines.append(f"  {name:<26}{can} {t['reason']}")
         if t["fix"]:
-            lines.append(f"{'':<20}{t['fix']}")
+            lines.append(f"{'':<28}{t['fix']}")
+    for row in document.get("engines", []):
+        lines.append(f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}")
+        if row["install"]:
+            lines.append(f"{'':<9}{row['install']}")
     return "\n".join(lines)

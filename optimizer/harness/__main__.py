@@ -5,7 +5,7 @@ predict   answer texts: as arguments, or one per line on standard input; a model
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, beside the ratio to float that was measured when it was built; for a model that
           continues texts, the first token and the next ones
-check     verify every digest, and say which engine runs here and why
+check     verify every digest, and say of each engine whether it runs here and why
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard
 error. Exit: 0 done, 2 the request or the bundle is wrong, 5 this machine cannot run it.
@@ -73,7 +73,12 @@ def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
             accepted="one per text, in the order of the texts, or none",
         )
     with Bundle(
-        folder, runtime=args.runtime, threads=args.threads, say=_say, genai=args.genai
+        folder,
+        runtime=args.runtime,
+        threads=args.threads,
+        say=_say,
+        genai=args.genai,
+        cache=args.cache,
     ) as bundle:
         about = {"engine": bundle.engine["target"], "decision": bundle.decision.reason}
         if bundle.contract.generation is not None:
@@ -94,7 +99,12 @@ def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
     texts = [t for t in texts if t.strip()]
     with Bundle(
-        folder, runtime=args.runtime, threads=args.threads, say=_say, genai=args.genai
+        folder,
+        runtime=args.runtime,
+        threads=args.threads,
+        say=_say,
+        genai=args.genai,
+        cache=args.cache,
     ) as bundle:
         generates = bundle.contract.generation is not None
         if generates:
@@ -107,11 +117,12 @@ def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     job = generation.largest(document) if generates else f"predict([{' '.join(TEXTS)!r}])"
+    cache = f"Path({str(args.cache.resolve())!r})" if args.cache else None
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
         f"from {__package__}.generate import Options\n"
         f"Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
-        f"threads={args.threads!r}, genai={args.genai!r}).{job}"
+        f"threads={args.threads!r}, genai={args.genai!r}, cache={cache}).{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
     return document, (generation.bench_text if generates else bench_text)(document)
@@ -141,7 +152,8 @@ def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -
 
 def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .bundle import damaged_files, read_manifest, unlisted_files
-    from .fit import Refuse, decide
+    from .engines import Workshop, default_cache
+    from .fit import Refuse, decide, verdicts
     from .machine import this_machine
     from .runtimes.onnx_external import check_inside
 
@@ -154,6 +166,18 @@ def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     machine = this_machine()
     decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
     refused = isinstance(decision, Refuse)
+    shop = Workshop(folder, manifest, machine, args.cache or default_cache())
+    rows = [
+        {
+            "target": row.target,
+            "how": row.how,
+            "decided": list(row.decided),
+            "why": row.why,
+            "install": row.install,
+            "built_before": row.how == "build" and shop.cached(manifest["engines"][row.index]),
+        }
+        for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
+    ]
     document = {
         "exit_code": 2 if damaged or extra else 5 if refused else 0,
         "files": len(manifest["files"]),
@@ -162,15 +186,22 @@ def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "decision": type(decision).__name__,
         "reason": decision.reason,
         "install": decision.install if isinstance(decision, Refuse) else "",
+        "engines": rows,
         "machine": machine.to_json(),
     }
     lines = [f"{len(manifest['files'])} files, {len(damaged)} damaged, {len(extra)} unlisted"]
     lines += [f"  damaged   {name}" for name in sorted(damaged)]
     lines += [f"  unlisted  {name}" for name in extra]
+    lines += [line for row in rows for line in _verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    if document["install"]:
-        lines.append(f"  {document['install']}")
     return document, "\n".join(lines)
+
+
+def _verdict(row: dict[str, Any]) -> list[str]:
+    """One engine's decision for a person."""
+    before = " (built here before)" if row["built_before"] else ""
+    lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
+    return lines + ([f"         {row['install']}"] if row["install"] else [])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,13 +214,14 @@ def _parser() -> argparse.ArgumentParser:
     for run, text in (
         (predict, "answer texts"),
         (bench, "measure time, memory and size"),
-        (check, "verify digests and say which engine runs here"),
+        (check, "verify digests and say which engines run here, and why"),
     ):
         command = commands.add_parser(run.__name__, help=text, description=text)
         command.set_defaults(run=run)
         command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
         command.add_argument("--runtime", help="use engines of this runtime only")
         command.add_argument("--json", action="store_true", help="one JSON document")
+        command.add_argument("--cache", type=Path, help="folder of the engines built here")
         if run is not check:
             command.add_argument("--threads", type=int, help="default: the recipe's")
         if run is predict:

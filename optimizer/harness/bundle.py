@@ -20,14 +20,15 @@ from typing import Any
 
 from . import contract as contracts
 from .bench import System
-from .errors import BundleError, HarnessError, InputError, MachineError
-from .fit import Decision, FallBack, Fit, Rebuild, Refuse, decide
+from .engines import Workshop, default_cache
+from .errors import BuildError, BundleError, InputError, MachineError
+from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
 from .runtimes.decoder import DecoderRunner
 from .runtimes.genai import GenaiRunner
 from .runtimes.onnx_external import check_inside
-from .runtimes.ort import OrtRunner
+from .runtimes.runner import Runner
 from .tasks import Array, answers, decode, encode
 from .tasks.text_generation import Prompt
 
@@ -40,8 +41,11 @@ class Bundle:
     """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
 
     runtime: use engines of this runtime only. threads: overrides the recipe's. say: receives one
-    line when an earlier engine was passed over. genai: generate with onnxruntime-genai instead of
-    the plain loop, one prompt at a time.
+    line when an earlier engine was passed over, and lines while an engine is built. genai:
+    generate with onnxruntime-genai instead of the plain loop, one prompt at a time. cache: where
+    engines built here are kept; engines.default_cache() when None.
+    An engine that fits and yet does not build or start here is passed over, which is said, and
+    the next one tried.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
     """
 
@@ -54,6 +58,7 @@ class Bundle:
         machine: Machine | None = None,
         say: Callable[[str], None] | None = None,
         genai: bool = False,
+        cache: Path | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
@@ -61,25 +66,59 @@ class Bundle:
         _refuse_shared_damage(self.folder, self.manifest, damaged)
         self.contract = contracts.Contract.from_json(self.manifest["contract"], MANIFEST)
         self.tokenizer = contracts.load_tokenizer(self.folder / "tokenizer", self.contract)
-        self.decision = decide(
-            self.manifest, machine or this_machine(), damaged=damaged, runtime=runtime
+        self._shop = Workshop(
+            self.folder,
+            self.manifest,
+            machine or this_machine(),
+            default_cache() if cache is None else cache,
+            say,
         )
-        if isinstance(self.decision, Refuse):
-            if damaged:
-                raise BundleError(self.decision.reason, where=str(self.folder))
-            raise MachineError(self.decision.reason, fix=self.decision.install)
+        self._choose(damaged, runtime, threads, genai)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
-        self.engine: dict[str, Any] = self.manifest["engines"][self.decision.index]
-        self.threads = self.engine["threads"] if threads is None else threads
-        model = self.folder / self.engine["model"]
-        check_inside(model, self.folder, set(self.manifest["files"]))
-        if genai and self.contract.generation is None:
+
+    def _choose(
+        self, damaged: frozenset[str], runtime: str | None, threads: int | None, genai: bool
+    ) -> None:
+        """Decide and open, again without each engine that does not open."""
+        failed: dict[int, str] = {}
+        fix = ""
+        self._genai: GenaiRunner | None = None
+        self._open: Runner | None = None
+        while True:
+            self.decision: Decision = decide(
+                self.manifest, self._shop.machine, damaged=damaged, runtime=runtime, failed=failed
+            )
+            if isinstance(self.decision, Refuse):
+                if damaged:
+                    raise BundleError(self.decision.reason, where=str(self.folder))
+                raise MachineError(self.decision.reason, fix=self.decision.install or fix)
+            index = self.decision.index
+            self.engine: dict[str, Any] = self.manifest["engines"][index]
+            self.threads = self.engine["threads"] if threads is None else threads
+            model = self.folder / self.engine["model"]
+            check_inside(model, self.folder, set(self.manifest["files"]))
+            if genai:
+                self._genai = self._open_genai(model.parent)
+                return
+            build = (
+                isinstance(self.decision, Rebuild) or getattr(self.decision, "how", "") == "build"
+            )
+            try:
+                self._open = self._shop.open(
+                    self.engine, "build" if build else "load", self.threads
+                )
+            except (MachineError, BuildError) as e:
+                failed[index], fix = str(e), fix or e.fix
+            else:
+                return
+
+    def _open_genai(self, folder: Path) -> GenaiRunner:
+        if self.contract.generation is None:
             raise InputError(
                 f"the model does {self.contract.task}", where="genai", accepted="text-generation"
             )
-        self._genai = GenaiRunner(model.parent) if genai else None
-        self._ort = None if genai else _open(model, self.engine, self.decision, self.threads)
+        return GenaiRunner(folder)
 
     def predict(
         self,
@@ -133,12 +172,12 @@ class Bundle:
         return self._genai or self._runner
 
     @property
-    def _runner(self) -> OrtRunner:
-        if self._ort is None:
+    def _runner(self) -> Runner:
+        if self._open is None:
             raise InputError(
                 "onnxruntime-genai gives texts only", where="genai", fix="Open it without genai."
             )
-        return self._ort
+        return self._open
 
     def values(self, texts: Sequence[str]) -> Array:
         """The array the task is about, for texts as one batch; see tasks.decode."""
@@ -166,7 +205,7 @@ class Bundle:
         return sum(self.manifest["files"][n]["size"] for n in names)
 
     def close(self) -> None:
-        for runner in (self._ort, self._genai):
+        for runner in (self._open, self._genai):
             if runner is not None:
                 runner.close()
 
@@ -271,10 +310,3 @@ def _refuse_shared_damage(folder: Path, manifest: dict[str, Any], damaged: froze
             where=str(folder),
             fix="Get the bundle again.",
         )
-
-
-def _open(model: Path, engine: dict[str, Any], decision: Decision, threads: int) -> OrtRunner:
-    load = isinstance(decision, Fit) or (isinstance(decision, FallBack) and decision.how == "load")
-    if engine["runtime"] != "onnxruntime" or isinstance(decision, Rebuild) or not load:
-        raise HarnessError(f"no runner for {decision}", where=str(model))
-    return OrtRunner(model, device=engine["device"], threads=threads)

@@ -20,7 +20,13 @@ Version 1, UTF-8, keys sorted:
         model          the portable ONNX; model_files: [it and its external data]
         engine         file | null: onnxruntime runs the ONNX itself and has none
         deferred       true: not built, or not opened, where the bundle was made; why
-        fit            what a machine must have: harness/fit.py
+        provider       null, or ONNX Runtime's "tensorrt" | "tensorrt-rtx" on a GPU
+        timing_cache   null, or the file a builder's timings were kept in: a rebuild starts there
+        fit            what a machine must have, read by harness/fit_columns.py:
+                       runtime_minimum; driver_minimum (of a GPU); and of an engine os,
+                       architecture, shapes ({axis: [min, opt, max]}, or a list of them), the
+                       options it was built with and, once built, runtime_version,
+                       compute_capabilities ["89"] and gpu (its name, where that binds it)
         fallbacks      modules that run wider than the recipe asked, accepted there
     files              {name: {sha256, size, measured}} of every file but this one. measured:
                        reports hold times and TensorRT does not build reproducibly, so these

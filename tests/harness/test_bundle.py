@@ -15,7 +15,7 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.archive import unpack
 from optimizer.harness.bundle import Bundle, damaged_files, read_manifest
-from optimizer.harness.errors import BundleError, HarnessError, MachineError
+from optimizer.harness.errors import BundleError, MachineError
 from optimizer.harness.machine import Gpu, Machine
 from tests.package import small_bundle
 
@@ -80,7 +80,11 @@ def test_nothing_that_runs_here_says_what_to_install(bundle: Path) -> None:
         Bundle(bundle, machine=Machine("linux", "x86_64"))
 
 
-def test_a_machine_that_could_build_is_not_served_in_silence(bundle: Path) -> None:
+def test_an_engine_is_built_at_first_start_and_one_that_does_not_open_is_passed_over_aloud(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """The machine says that it has a GPU, and has none: the engine builds and does not start."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     machine = Machine(
         "linux",
         "x86_64",
@@ -88,8 +92,13 @@ def test_a_machine_that_could_build_is_not_served_in_silence(bundle: Path) -> No
         gpu=Gpu("a card", "8.9", "580.65"),
         runners=frozenset({"onnxruntime", "tensorrt-rtx"}),
     )
-    with pytest.raises(HarnessError, match="no runner"):
-        Bundle(bundle, machine=machine)
+    said: list[str] = []
+    with Bundle(bundle, machine=machine, say=said.append, cache=tmp_path / "cache") as opened:
+        assert opened.engine["target"] == "onnxruntime-cpu"
+        assert len(opened.predict(TEXTS)) == 3
+    assert any(line.startswith("building tensorrt-rtx-cuda for this GPU") for line in said)
+    assert said[-1].startswith("falling back: tensorrt-rtx-cuda: tried: ")
+    assert list((tmp_path / "cache").glob("*/model.engine"))
 
 
 def names(bundle: Path) -> list[str]:
@@ -119,7 +128,9 @@ def test_a_damaged_file_that_all_engines_share_stops_everything(name: str, bundl
 def test_a_damaged_model_is_never_opened(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = bundle / "model" / "onnxruntime-cpu" / "model.onnx"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    monkeypatch.setattr("optimizer.harness.bundle.OrtRunner", lambda *a, **k: pytest.fail("opened"))
+    monkeypatch.setattr(
+        "optimizer.harness.engines.OrtRunner", lambda *a, **k: pytest.fail("opened")
+    )
     with pytest.raises(BundleError, match=r"damaged: model/onnxruntime-cpu/model\.onnx"):
         Bundle(bundle)
 
@@ -141,7 +152,9 @@ def test_weights_outside_the_bundle_are_refused_before_the_model_is_opened(
     digest = hashlib.sha256((bundle / name).read_bytes()).hexdigest()
     size = (bundle / name).stat().st_size
     edited(bundle, lambda m: m["files"].update({name: {"sha256": digest, "size": size}}))
-    monkeypatch.setattr("optimizer.harness.bundle.OrtRunner", lambda *a, **k: pytest.fail("opened"))
+    monkeypatch.setattr(
+        "optimizer.harness.engines.OrtRunner", lambda *a, **k: pytest.fail("opened")
+    )
     with pytest.raises(BundleError, match="outside the bundle"):
         Bundle(bundle)
 

@@ -1,0 +1,132 @@
+"""Open the engine that fit.py chose: as it is, or built here first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import engine_cache
+from .engine_cache import Build, Say
+from .errors import MachineError
+from .fit import How
+from .fit_columns import Asked, capability
+from .machine import Machine
+from .runtimes.ort import OrtRunner
+from .runtimes.runner import Runner
+from .runtimes.trt_products import PRODUCTS, Options
+
+Span = tuple[int, int, int]
+
+
+def default_cache() -> Path:
+    """Where engines that were built on this machine are kept, for this user."""
+    return Path.home() / ".cache" / "optimize-engines"
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where and how engines are opened. builder: makes the Build of an engine's entry; the real
+    one is `builder`."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    machine: Machine
+    cache: Path
+    say: Say | None = None
+    builder: Callable[[Workshop, Mapping[str, Any]], Build] | None = None
+
+    def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
+        """Raises MachineError when something it needs is missing or does not start, BuildError
+        when the builder does not take the model, BundleError when the file is no engine."""
+        if engine["runtime"] not in PRODUCTS:
+            provider = engine.get("provider") or engine["device"]
+            return OrtRunner(self.folder / engine["model"], device=provider, threads=threads)
+        from .runtimes.trt_run import TrtRunner
+
+        path = self.folder / engine["engine"] if how == "load" else self.built(engine)
+        return TrtRunner(path, product=engine["runtime"])
+
+    def built(self, engine: Mapping[str, Any]) -> Path:
+        """The engine's file in the cache, built now if need be."""
+        shipped = engine.get("timing_cache")
+        return engine_cache.obtain(
+            self.cache,
+            self.made_from(engine),
+            (self.builder or builder)(self, engine),
+            timing_cache=self.folder / shipped if shipped else None,
+            say=self.say,
+        )
+
+    def cached(self, engine: Mapping[str, Any]) -> bool:
+        """Whether `built` would find it."""
+        return engine_cache.cached(self.cache, self.made_from(engine)) is not None
+
+    def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
+        version = Asked(engine, self.machine, frozenset(), None).installed or ""
+        return engine_cache.made_from(engine, self.manifest["files"], self.machine, version)
+
+
+def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
+    """Builds with the runtime's own builder, for the GPU of shop.machine, saying how far it is."""
+    from .runtimes import trt
+
+    product, gpu = engine["runtime"], shop.machine.gpu
+    named = PRODUCTS[product].compute_capabilities
+    if gpu is None:
+        raise MachineError("no GPU was found", where=engine["target"])
+    # For this machine alone: what lets an engine travel costs speed.
+    options = replace(
+        Options.from_json(engine["fit"]),
+        hardware_compatible="none",
+        version_compatible=False,
+        strip_weights=False,
+        compute_capabilities=(capability(gpu.compute_capability),) if named else (),
+    )
+
+    def build(path: Path, timing_cache: Path) -> None:
+        trt.build(
+            shop.folder / engine["model"],
+            path,
+            shapes=spans(engine["fit"]["shapes"]),
+            product=product,
+            options=options,
+            timing_cache=timing_cache if PRODUCTS[product].timing_cache else None,
+            progress=_progress(engine["target"], shop.say),
+        )
+
+    return build
+
+
+def spans(shapes: Any) -> list[dict[str, Span]]:
+    """A fit's shapes as the builder takes them: a list of profiles, [min, opt, max] by axis name.
+    A decoder's mask covers what is in the cache and what is new."""
+    profiles = shapes if isinstance(shapes, list) else [shapes]
+    made = []
+    for profile in profiles:
+        spans = {
+            axis: (int(low), int(opt), int(high)) for axis, (low, opt, high) in profile.items()
+        }
+        if "past" in spans and "total" not in spans:
+            low, opt, high = (p + s for p, s in zip(spans["past"], spans["sequence"], strict=True))
+            spans["total"] = (low, opt, high)
+        made.append(spans)
+    return made
+
+
+def _progress(target: str, say: Say | None) -> Callable[[str, int, int], None] | None:
+    """Lines for a person: steps of the outermost phase, and the time so far."""
+    if say is None:
+        return None
+    start = time.monotonic()
+    outermost: list[str] = []
+
+    def tell(phase: str, done: int, of: int) -> None:
+        if not outermost:
+            outermost.append(phase)
+        if phase == outermost[0]:
+            say(f"building {target} for this GPU: {done}/{of}, {time.monotonic() - start:.0f} s")
+
+    return tell

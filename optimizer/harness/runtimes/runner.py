@@ -1,0 +1,30 @@
+"""What every open model or engine answers to, whichever runtime it is open in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ..contract import Contract
+from ..tasks.batch import Array
+from .decoder import Decoder
+
+
+class Runner(Protocol):
+    """See OrtRunner, whose interface this is."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Name and element type of each input."""
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names, in the graph's order."""
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
+        """A new batch of sequences to continue; see decoder.DecoderRunner."""
+
+    def close(self) -> None: ...
