@@ -54,7 +54,8 @@ class Ort:
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads
         settings.log_severity_level = 3
-        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        settings.add_session_config_entry("session.force_spinning_stop", "1")
         self.value = onnxruntime.OrtValue.ortvalue_from_numpy
         self.session = onnxruntime.InferenceSession(
             model, settings, providers=["CPUExecutionProvider"]

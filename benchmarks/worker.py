@@ -53,14 +53,15 @@ def ours(model: str, threads: int, _options: dict[str, Any]) -> Run:
 
 
 def onnxruntime(model: str, threads: int, options: dict[str, Any]) -> Run:
-    """A plain session. options: disabled_optimizers. Workers sleep instead of spin, as in ours:
-    on a machine that is not idle, spinning made float slower on two threads than on one."""
+    """A plain session. options: disabled_optimizers. Workers spin while a run lasts, as in
+    ours."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = threads
     settings.log_severity_level = 3
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
     session = ort.InferenceSession(
         model,
         settings,
