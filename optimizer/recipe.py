@@ -17,7 +17,7 @@ from optimizer.recipe_targets import (
     OnnxRuntimeTarget,
     Shapes,
     Target,
-    TensorRTRTXTarget,
+    TensorRTTarget,
 )
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "Section",
     "Shapes",
     "Target",
-    "TensorRTRTXTarget",
+    "TensorRTTarget",
     "Weights",
 ]
 
@@ -273,7 +273,7 @@ class Recipe(Section):
     def _sections_suit_the_task(self) -> Recipe:
         generates = self.model.task == "text-generation"
         only = {
-            "quantize": ("head", "embedding"),
+            "quantize": ("head", "embedding", "allocate"),
             "validate_": ("max_kl", "min_top1", "sequence_length"),
         }
         for section, fields in only.items():
@@ -293,8 +293,8 @@ class Recipe(Section):
     def _calibration_when_needed(self) -> Recipe:
         if self.quantize.calibrated and self.calibrate is None:
             raise ValueError(
-                "calibrate is missing, and static activations, bias_correction and methods "
-                f"{', '.join(CALIBRATED)} need it; add calibrate: {{data: ...}}"
+                "calibrate is missing, and static activations, bias_correction, allocate and "
+                f"methods {', '.join(CALIBRATED)} need it; add calibrate: {{data: ...}}"
             )
         return self
 

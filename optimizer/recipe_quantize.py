@@ -66,6 +66,47 @@ class LayerRule(Section):
     weights: Weights
 
 
+_BY_SENSITIVITY = (
+    *(Weights(bits=4, granularity="group", group_size=g) for g in (16, 32, 64, 128, 256)),
+    Weights(bits=8, granularity="channel"),
+)
+
+
+class Allocate(Section):
+    """optimizer/compress/allocation.py; holds the whole model in memory once. Modules that a rule
+    in `layers` names are left out of it."""
+
+    choices: tuple[Weights, ...] = Field(
+        _BY_SENSITIVITY,
+        min_length=1,
+        description="what a module may get beside quantize.weights; group sizes that do not divide "
+        "its inputs are passed over",
+    )
+    average_bits: float | None = Field(
+        None,
+        gt=0,
+        description="bits per weight, scales (of 16 bits) included; absent: no file becomes larger "
+        "than with quantize.weights everywhere",
+    )
+    together: bool = Field(
+        False,
+        description="one choice for modules that read the same tensor, so that query, key and "
+        "value stay one product at run time",
+    )
+    windows: int = Field(8, ge=1, description="calibration windows to measure on")
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _choices_are_stored_in_their_bits(self) -> Allocate:
+        for i, choice in enumerate(self.choices):
+            if choice.bits == 3:
+                raise ValueError(
+                    f"choices.{i}: 3 bits are stored as 4 in the state and in ONNX, so they would "
+                    "cost accuracy and save nothing; a rule in quantize.layers takes them"
+                )
+        return self
+
+
 class Gptq(Section):
     """optimizer/compress/gptq.py"""
 
@@ -124,6 +165,10 @@ class Quantize(Section):
         None, description="absent: weight-only, activations stay float"
     )
     layers: tuple[LayerRule, ...] = Field((), description="other weights for some modules")
+    allocate: Allocate | None = Field(
+        None,
+        description="text-generation: weights per module, by what their errors do to the answer",
+    )
     head: Weights | Literal["float"] = Field(
         "float", description="text-generation: how the output head (lm_head) is stored"
     )
@@ -166,7 +211,8 @@ class Quantize(Section):
     def calibrated(self) -> bool:
         """Whether anything here looks at activations."""
         static = self.activations is not None and self.activations.granularity == "tensor"
-        return static or self.bias_correction or any(m in CALIBRATED for m in self._asked)
+        looks = static or self.bias_correction or self.allocate is not None
+        return looks or any(m in CALIBRATED for m in self._asked)
 
     @property
     def _asked(self) -> tuple[Method, ...]:
@@ -201,6 +247,8 @@ class Quantize(Section):
             raise ValueError(
                 f"method {min(learned)} learns for float inputs; use gptq with activations"
             )
+        if self.allocate is not None and self.activations is not None:
+            raise ValueError("allocate weighs errors of weights only; leave activations out")
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
         for name in ("gptq", "awq", "rotate", "autoround", "distill"):

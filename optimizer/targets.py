@@ -2,7 +2,8 @@
 
 The check runs before any weight is read. Rows are measured facts, not hopes: TensorRT-RTX 1.7
 parses no zero point other than 0, no uint8 and no run-time activation ranges; ONNX Runtime 1.31
-turns only power-of-two blocks from 16 to 256 into MatMulNBits.
+turns only power-of-two blocks from 16 to 256 into MatMulNBits. TensorRT's row is RTX's, whose
+parser it shares; it is not measured.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optimizer.errors import RecipeError
-from optimizer.recipe import Recipe, Weights
+from optimizer.harness.runtimes.trt_products import PRODUCTS, Options
+from optimizer.recipe import Recipe, TensorRTTarget, Weights
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ TARGETS: dict[str, Accepts] = {
         group_sizes=(16, 32, 64, 128, 256),
         int4_granularities=("group",),
     ),
+    "tensorrt": Accepts(
+        lowering="trt_qdq",
+        builds_engine=True,
+        distribution="tensorrt",
+        weight_zero_point=False,
+        dynamic_activations=False,
+        group_sizes=(16, 32, 64, 128, 256),
+        int4_granularities=("group",),
+    ),
 }
 
 
@@ -54,6 +65,45 @@ def check(recipe: Recipe) -> None:
         row = TARGETS[target.runtime]
         _check_weights(recipe, f"targets.{i}", target.runtime, row)
         _check_activations(recipe, f"targets.{i}", target.runtime, row)
+        if isinstance(target, TensorRTTarget):
+            _check_options(target, f"targets.{i}")
+            _check_calibrated_length(recipe, target, f"targets.{i}")
+
+
+def options(target: TensorRTTarget) -> Options:
+    """What the builder is told, beside the shapes."""
+    return Options.from_json(target.model_dump())
+
+
+def _check_options(target: TensorRTTarget, at: str) -> None:
+    """An option its product does not have would be dropped in silence by the builder."""
+    row = PRODUCTS[target.runtime]
+    for name in options(target).asked():
+        if name not in row.options:
+            others = [p for p, r in PRODUCTS.items() if name in r.options]
+            raise RecipeError(
+                f"target {target.runtime} has no such option",
+                where=f"{at}.{name}",
+                fix=f"Remove it, or use a target that has it: {', '.join(others)}.",
+            )
+
+
+def _check_calibrated_length(recipe: Recipe, target: TensorRTTarget, at: str) -> None:
+    """Ranges measured on texts that no profile takes are ranges of something else."""
+    if recipe.calibrate is None:
+        return
+    length, generates = recipe.calibrate.sequence_length, recipe.model.task == "text-generation"
+    spans = [
+        (p.sequence[0], p.sequence[2] + (p.past[2] if generates else 0))
+        for p in target.shapes.profiles()
+    ]
+    if not any(low <= length <= high for low, high in spans):
+        raise RecipeError(
+            f"no profile takes a sequence of {length}, which calibrate.sequence_length has",
+            where=f"{at}.shapes.sequence",
+            accepted=" or ".join(f"{low} to {high}" for low, high in spans),
+            fix="Widen the profile, or calibrate at a length that will be run.",
+        )
 
 
 def _others(attribute: str) -> str:
@@ -65,6 +115,8 @@ def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
     quantize = recipe.quantize
     found = [("quantize.weights", quantize.weights)]
     found += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]
+    choices = quantize.allocate.choices if quantize.allocate else ()
+    found += [(f"quantize.allocate.choices.{i}", w) for i, w in enumerate(choices)]
     named = (("head", quantize.head), ("embedding", quantize.embedding))
     return found + [(f"quantize.{n}", w) for n, w in named if not isinstance(w, str)]
 

@@ -52,6 +52,11 @@ class Row:
         return asdict(self)
 
 
+def explained(row: Row, why: str) -> Row:
+    """The line with `why` added to its note."""
+    return replace(row, note="; ".join(filter(None, (row.note, why))))
+
+
 def compress(
     model: nn.Module,
     schemes: Mapping[str, Scheme],

@@ -23,12 +23,15 @@ WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 class Selection:
     """quantized: {module: scheme} inside the blocks; outside: {module: scheme} of a decoder's
     head and token embedding, where the recipe quantizes them; blocks: the names of the blocks, in
-    the list's order; notes: why each other weighted module stays float."""
+    the list's order; notes: why each other weighted module stays float; choices: what allocate may
+    give to a module instead, its scheme among them; said: why a module got the scheme it has."""
 
     quantized: Mapping[str, Scheme]
     blocks: tuple[str, ...]
     notes: tuple[Note, ...]
     outside: Mapping[str, Scheme] = field(default_factory=dict)
+    choices: Mapping[str, tuple[Scheme, ...]] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) -> Selection:
@@ -62,7 +65,19 @@ def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) ->
             where="quantize.keep_float",
             fix="Remove a pattern; `*` alone matches every module.",
         )
-    return Selection(quantized, blocks, tuple(notes), outside)
+    free = {n: s for n, s in quantized.items() if n not in rules} if quantize.allocate else {}
+    choices = {n: _choices(model, n, s, quantize) for n, s in free.items()}
+    return Selection(quantized, blocks, tuple(notes), outside, choices)
+
+
+def _choices(model: nn.Module, name: str, asked: Scheme, quantize: Quantize) -> tuple[Scheme, ...]:
+    """The scheme asked for, and those of quantize.allocate whose groups divide the inputs."""
+    assert quantize.allocate is not None
+    inputs = cast(nn.Linear, model.get_submodule(name)).in_features
+    given = quantize.allocate.choices
+    found = [Scheme(w.bits, w.symmetric, w.granularity, w.group_size) for w in given]
+    fitting = [s for s in found if not s.group_size or inputs % s.group_size == 0]
+    return tuple(dict.fromkeys([asked, *fitting]))
 
 
 def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:

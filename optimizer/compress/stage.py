@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from optimizer import safetensors_stream, state
 from optimizer.compress import calibration, walk
 from optimizer.compress import segment as segments
+from optimizer.compress.allocation import allocated
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.estimate import estimate
@@ -81,6 +82,11 @@ def compress(
     judges: list[Batch] = []
     if "distill" in section.quantize.rounders:
         given, judges = calibration.held_out(given, section.quantize.distill.held_out)
+    if section.quantize.allocate:
+        entry = _entry(facts, section.task)
+        selection = allocated(
+            model, tensors, facts, prefix, entry, given, section, selection, progress
+        )
     calibrate = section.calibrate
     if given and calibrate and calibrate.generated:
         given += calibration.generated(model, tensors, given, calibrate, progress)
@@ -162,6 +168,7 @@ def _walk(
         for block in blocks:
             release(model, block)
         last = i + 1 == len(groups)
+        rows = [segments.explained(row, selection.said.get(row.module, "")) for row in rows]
         _keep(folders[i], made, rows, None if last or not batches else stream)
         if i:
             (folders[i - 1] / STREAM).unlink(missing_ok=True)

@@ -1,0 +1,228 @@
+"""Bits by sensitivity: what sensitivity.py and allocate.py need of the model, and what comes of it.
+
+First the whole float model is in memory for one backward pass per window; then its blocks go by
+one by one, for the second moments of their inputs. The choice is kept in a file, so that a run
+that goes on makes no other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress import walk
+from optimizer.compress.allocate import Option, choose, stored_sizes, total
+from optimizer.compress.calibration import singly
+from optimizer.compress.capture import Batch, Entry, capture
+from optimizer.compress.selection import Selection
+from optimizer.compress.sensitivity import output_slopes, predicted, unanswered
+from optimizer.errors import CheckpointError, RecipeError
+from optimizer.load.families import Family
+from optimizer.load.model import materialize, release
+from optimizer.progress import bar, say
+from optimizer.qtensor import Scheme
+from optimizer.recipe import Compression
+from optimizer.recipe_quantize import Allocate
+
+WHERE = "quantize.allocate"
+Costs = Mapping[str, Mapping[Scheme, float]]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """costs: {module: {scheme: predicted nats per token}}; leader: {module: the first of those
+    that read the same tensor}; shapes: {module: (out, in)}."""
+
+    costs: Costs
+    leader: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, int]]
+
+
+def allocated(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    facts: Family,
+    prefix: str,
+    entry: Entry,
+    given: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    folder: Path,
+) -> Selection:
+    """selection with the schemes chosen among its choices, and why. model: a skeleton, left as
+    one; folder: where the choice is kept.
+
+    Raises RecipeError when average_bits is less than the smallest choices take, CheckpointError
+    when a gradient or a moment is not usable.
+    """
+    asked = section.quantize.allocate
+    assert asked is not None
+    file = folder / "allocation.json"
+    if not file.exists():
+        say("compress: measuring what bits are worth; the whole model is in memory for it")
+        windows = [*islice(singly(given), asked.windows)]
+        try:
+            slopes = _slopes(model, tensors, facts, prefix, windows, section, selection)
+            measured = _measured(model, tensors, entry, windows, section, selection, slopes)
+        except ValueError as e:
+            raise CheckpointError(
+                str(e), where=WHERE, fix="Leave allocate out of the recipe."
+            ) from e
+        chosen = _chosen(measured, asked, selection)
+        kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        partial.rename(file)
+    read = json.loads(file.read_text(encoding="utf-8"))
+    schemes = {m: Scheme(**row["scheme"]) for m, row in read.items()}
+    return replace(
+        selection,
+        quantized={**selection.quantized, **schemes},
+        said={m: row["why"] for m, row in read.items()},
+    )
+
+
+def _slopes(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    facts: Family,
+    prefix: str,
+    windows: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+) -> dict[str, Tensor]:
+    asked = section.quantize.allocate
+    assert asked is not None
+    materialize(model, "", tensors)
+    base: Any = model.get_submodule(prefix.removesuffix("."))
+
+    def features(batch: Batch) -> Tensor:
+        return cast(Tensor, base(**batch, use_cache=False).last_hidden_state)
+
+    try:
+        return output_slopes(
+            features,
+            cast(Tensor, model.get_submodule(facts.head).weight),
+            {n: cast(nn.Linear, model.get_submodule(n)) for n in selection.choices},
+            bar(windows, "sensitivity"),
+            seed=asked.seed,
+            dtype=torch.bfloat16 if section.compress.precision == "bf16" else torch.float32,
+        )
+    finally:
+        release(model)
+
+
+def _measured(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    entry: Entry,
+    windows: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    slopes: Mapping[str, Tensor],
+) -> Sensitivity:
+    """Walk the float blocks: second moments of inputs, and with them what each choice costs."""
+    stream = capture(model, selection.blocks, tensors, windows, entry)
+    stream.float = section.compress.precision
+    leader: dict[str, str] = {}
+    costs: dict[str, dict[Scheme, float]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
+    answers = "gptq" in section.quantize.rounders
+    for segment in walk.segments(stream.uses[0]):
+        blocks = tuple(dict.fromkeys(stream.uses[0][use].block for use in segment))
+        names = [m for m in selection.choices if any(m.startswith(f"{b}.") for b in blocks)]
+        for block in blocks:
+            materialize(model, block, tensors)
+        leader |= walk.sharing(model, stream, segment, names)
+        for first, moment in _moments(model, stream, segment, names).items():
+            pivots = unanswered(moment) if answers else None
+            for name in (n for n in names if leader.get(n) == first):
+                weight = cast(Tensor, model.get_submodule(name).weight).detach()
+                shapes[name] = (weight.shape[0], weight.shape[1])
+                costs[name] = {
+                    scheme: predicted(weight, scheme, slopes[name], moment, pivots)
+                    for scheme in selection.choices[name]
+                }
+        for block in blocks:
+            release(model, block)
+    return Sensitivity(costs, leader, shapes)
+
+
+def _moments(
+    model: nn.Module, stream: walk.Stream, segment: range, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """{the first module that reads it: mean of x x^T (in, in)}; the stream moves on."""
+    sums: dict[str, Tensor] = {}
+
+    def see(name: str, rows: Tensor) -> None:
+        product = rows.T @ rows
+        sums[name] = sums[name] + product if name in sums else product
+
+    walk.run(model, stream, segment, see, names, advance=True)
+    return {name: value / stream.tokens for name, value in sums.items()}
+
+
+def _chosen(
+    measured: Sensitivity, asked: Allocate, selection: Selection
+) -> dict[str, tuple[Scheme, str]]:
+    """{module: (its scheme, why)}, no larger in any file than uniform weights or average_bits."""
+    units: dict[str, list[str]] = {}
+    for module in measured.costs:
+        unit = measured.leader[module] if asked.together else module
+        units.setdefault(unit, []).append(module)
+    schemes = {u: _common(selection.choices[m] for m in members) for u, members in units.items()}
+    menus = {
+        unit: [_option(measured, members, scheme) for scheme in schemes[unit]]
+        for unit, members in units.items()
+    }
+    uniform = {u: schemes[u].index(selection.quantized[m[0]]) for u, m in units.items()}
+    cost, limits = total(menus, uniform)
+    if asked.average_bits is not None:
+        weights = sum(out * inputs for out, inputs in measured.shapes.values())
+        room = int(asked.average_bits * weights / 8)
+        limits = (limits[0] + room - limits[1], room)
+    try:
+        chosen = choose(menus, limits)
+    except ValueError as e:
+        raise RecipeError(
+            f"{asked.average_bits} is less than the smallest choices take ({e})",
+            where=f"{WHERE}.average_bits",
+            fix="Give more bits, or add a choice with larger groups.",
+        ) from e
+    if asked.average_bits is None and total(menus, chosen)[0] > cost:
+        chosen = uniform
+    found, sizes = total(menus, chosen)
+    share = max(size / limit for size, limit in zip(sizes, limits, strict=True))
+    say(
+        f"compress: {cost:.4f} nats predicted for uniform weights -> {found:.4f} by sensitivity, "
+        f"in {share:.4f} of the size allowed"
+    )
+    result = {}
+    for unit, members in units.items():
+        scheme, before = schemes[unit][chosen[unit]], schemes[unit][uniform[unit]]
+        for module in members:
+            nats = measured.costs[module]
+            why = f"by sensitivity: {nats[scheme]:.3g} nats predicted"
+            if scheme != before:
+                why += f", {nats[before]:.3g} as quantize.weights says"
+            result[module] = (scheme, why)
+    return {module: result[module] for module in measured.costs}
+
+
+def _common(menus: Iterable[Sequence[Scheme]]) -> list[Scheme]:
+    """The schemes that all of these have, in the order of the first."""
+    first, *others = menus
+    return [s for s in first if all(s in menu for menu in others)]
+
+
+def _option(measured: Sensitivity, members: Sequence[str], scheme: Scheme) -> Option:
+    sizes = [stored_sizes(scheme, *measured.shapes[m]) for m in members]
+    cost = sum(measured.costs[m][scheme] for m in members)
+    return Option(cost, tuple(map(sum, zip(*sizes, strict=True))))
