@@ -12,7 +12,7 @@ from . import engine_cache
 from .engine_cache import Build, Say
 from .errors import MachineError
 from .fit import How
-from .fit_columns import Asked, capability
+from .fit_columns import Asked, capability, profiles
 from .machine import Machine
 from .runtimes.ort import OrtRunner
 from .runtimes.runner import Runner
@@ -103,9 +103,8 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
 def spans(shapes: Any) -> list[dict[str, Span]]:
     """A fit's shapes as the builder takes them: a list of profiles, [min, opt, max] by axis name.
     A decoder's mask covers what is in the cache and what is new."""
-    profiles = shapes if isinstance(shapes, list) else [shapes]
     made = []
-    for profile in profiles:
+    for profile in profiles(shapes):
         spans = {
             axis: (int(low), int(opt), int(high)) for axis, (low, opt, high) in profile.items()
         }

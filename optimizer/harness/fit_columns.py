@@ -36,6 +36,7 @@ from .machine import Gpu, Machine
 from .runtimes.trt_products import PRODUCTS
 
 TENSORRT, RTX = PRODUCTS["tensorrt"].distributions, PRODUCTS["tensorrt-rtx"].distributions
+RTX_PLUGIN = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in ("", "-cu13", "-cu12"))
 CUDA_BINDINGS = ("cuda-bindings",)
 # (runtime, provider) -> groups of distributions; of each group one must be installed, and the
 # first group's is the runtime, whose version counts.
@@ -43,7 +44,7 @@ REQUIRED: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("onnxruntime", "cpu"): (("onnxruntime", "onnxruntime-gpu"),),
     ("onnxruntime", "cuda"): (("onnxruntime-gpu",),),
     ("onnxruntime", "tensorrt"): (("onnxruntime-gpu",), TENSORRT),
-    ("onnxruntime", "tensorrt-rtx"): (("onnxruntime-gpu",), RTX),
+    ("onnxruntime", "tensorrt-rtx"): (("onnxruntime",), RTX_PLUGIN),
     ("tensorrt-rtx", "cuda"): (RTX, CUDA_BINDINGS),
     ("tensorrt", "cuda"): (TENSORRT, CUDA_BINDINGS),
 }
@@ -187,9 +188,20 @@ def _tensorrt_architecture(a: Asked) -> str:
 
 def shapes(a: Asked) -> str:
     """No profile holds what is asked for; of several, the last one's complaint is told."""
-    said = a.fit.get("shapes") or {}
-    complaints = [_outside(p, a.shape) for p in (said if isinstance(said, list) else [said])]
+    complaints = [_outside(p, a.shape) for p in profiles(a.fit.get("shapes") or {})]
     return "" if "" in complaints else complaints[-1]
+
+
+def profiles(said: Any) -> list[dict[str, Any]]:
+    """A fit's shapes, {axis: [min, opt, max]} for each profile. They are written as one, as a
+    list, or as one with "buckets", each of which replaces some axes."""
+    if isinstance(said, list):
+        return said
+    whole = {axis: span for axis, span in said.items() if axis != "buckets"}
+    return [
+        whole | {axis: span for axis, span in bucket.items() if span is not None}
+        for bucket in said.get("buckets") or [{}]
+    ]
 
 
 def _outside(profile: Mapping[str, Any], shape: tuple[int, int] | None) -> str:

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from optimizer.harness.errors import BundleError, InputError, MachineError
+from optimizer.harness.runtimes import ort_providers
 from optimizer.harness.runtimes.ort import OrtRunner
 from tests.harness import small_model
 
@@ -100,3 +101,69 @@ def test_the_saved_graph_is_the_fused_one_and_computes_the_same(tmp_path: Path) 
     assert kinds & {"MatMulIntegerToFloat", "QLinearMatMul"}
     with OrtRunner(tmp_path / "optimized.onnx", threads=1) as runner:
         np.testing.assert_array_equal(runner.infer(arrays())["last_hidden_state"], wanted)
+
+
+def test_buffers_that_stay_give_the_same_bits_whatever_shapes_came_before(model: Path) -> None:
+    with OrtRunner(model, threads=1) as plain, OrtRunner(model, threads=1, bound=True) as bound:
+        for shape in [(2, 5), (1, 7), (2, 5), (3, 2), (1, 7), *((1, n) for n in range(1, 20))]:
+            given = arrays(*shape)
+            given["input_ids"] = given["input_ids"][::-1]  # not contiguous
+            wanted = plain.infer(given)["last_hidden_state"]
+            first = bound.infer(given)["last_hidden_state"]
+            np.testing.assert_array_equal(first, wanted)
+            changed = {**given, "input_ids": given["input_ids"] + 1}
+            bound.infer(changed)
+            np.testing.assert_array_equal(first, wanted)  # a copy: not the buffer
+
+
+def test_what_is_resident_is_run_again_without_being_given_again(model: Path) -> None:
+    with OrtRunner(model, threads=1, bound=True) as runner:
+        held = runner.resident(arrays())
+        held.run()
+        wanted = runner.infer(arrays())["last_hidden_state"]
+        np.testing.assert_array_equal(held.outputs()["last_hidden_state"], wanted)
+
+
+def test_cuda_graphs_are_no_option_of_a_cpu(model: Path) -> None:
+    with pytest.raises(InputError, match="CUDA graphs were asked for"):
+        OrtRunner(model, graphs=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "fix"),
+    [
+        ("tensorrt", "pip install onnxruntime-gpu"),
+        ("tensorrt-rtx", "pip install onnxruntime onnxruntime-ep-nv-tensorrt-rtx"),
+    ],
+)
+def test_a_provider_that_is_not_installed_has_a_line_to_install_it(
+    device: str, fix: str, model: Path
+) -> None:
+    import onnxruntime
+
+    if ort_providers.PROVIDERS[device].name in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has the provider")
+    with pytest.raises(MachineError, match=fix):
+        OrtRunner(model, device=device)
+
+
+def test_a_session_that_quietly_runs_elsewhere_is_an_error() -> None:
+    cpu, cuda = ort_providers.PROVIDERS["cpu"].name, ort_providers.PROVIDERS["cuda"].name
+    refuse = ort_providers.refuse_elsewhere
+    refuse("cuda", [cuda, cpu], {cuda: 40, cpu: 2})
+    refuse("tensorrt", ["TensorrtExecutionProvider", cuda, cpu], {cuda: 3})
+    with pytest.raises(MachineError, match="did not start"):
+        refuse("cuda", [cpu], {})
+    with pytest.raises(MachineError, match="takes no node"):
+        refuse("cuda", [cuda, cpu], {cpu: 42})
+
+
+def test_the_placement_counts_every_node(model: Path) -> None:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(*ort_providers.RECORD_PLACEMENT)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    nodes = len(onnx.load(model).graph.node)
+    assert ort_providers.placement(session) == {"CPUExecutionProvider": nodes}

@@ -25,7 +25,9 @@ import numpy as np
 from ..contract import Contract
 from ..errors import BundleError, InputError, MachineError
 from ..tasks.batch import Array
+from .ort_bound import BoundSession, Buffers
 from .ort_decoder import OrtDecoder
+from .ort_providers import RECORD_PLACEMENT, placement, provider, refuse_elsewhere, start
 
 DTYPES = {
     "tensor(int64)": np.dtype("int64"),
@@ -34,25 +36,42 @@ DTYPES = {
     "tensor(float16)": np.dtype("float16"),
     "tensor(bool)": np.dtype("bool"),
 }
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
 ERRORS_ONLY = 3
 
 
 class OrtRunner:
-    """A model opened for inference on one device ("cpu" or "cuda").
+    """A model opened for inference on one device: a row of ort_providers.PROVIDERS.
 
     threads: workers inside an operator; 0 means one per core this process may use.
     Raises BundleError when the file is no model this version can run, MachineError when the
     package or the device is missing. It never runs on another device than asked. fuse: False runs
-    the operators one by one as the file has them, which is how a proof reads it.
+    the operators one by one as the file has them, which is how a proof reads it. bound: run on
+    buffers that stay on the device, see ort_bound.py; graphs: and replay a CUDA graph of each
+    combination of shapes, which raises BundleError for a graph that cannot be captured whole.
+    device is where arrays live, "cpu" or "cuda"; placed says how many nodes each provider runs.
     """
 
     def __init__(
-        self, model: Path, *, device: str = "cpu", threads: int = 0, fuse: bool = True
+        self,
+        model: Path,
+        *,
+        device: str = "cpu",
+        threads: int = 0,
+        fuse: bool = True,
+        bound: bool = False,
+        graphs: bool = False,
     ) -> None:
-        self.model, self.device, self.threads = Path(model), device, threads
-        self._session = _session(self.model, device, threads, fuse=fuse)
+        self.model, self.provider, self.threads = Path(model), device, threads
+        self.device = provider(device).device
+        self._session = _session(self.model, device, threads, fuse=fuse, graphs=graphs)
+        self.placed = {} if device == "cpu" else placement(self._session)
+        refuse_elsewhere(device, self._session.get_providers(), self.placed)
+        self._bound = (
+            BoundSession(_import(), self._session, self.device, graphs=graphs)
+            if bound or graphs
+            else None
+        )
         self._inputs: dict[str, tuple[Any, tuple[Any, ...]]] = {
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
@@ -66,6 +85,8 @@ class OrtRunner:
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
         self._check(arrays)
+        if self._bound is not None:
+            return self._bound.infer(arrays)
         values = self._session.run(self._outputs, dict(arrays))
         return dict(zip(self._outputs, values, strict=True))
 
@@ -78,6 +99,12 @@ class OrtRunner:
     def metadata(self) -> dict[str, str]:
         """What the file says of itself (metadata_props)."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
+
+    def resident(self, arrays: Mapping[str, Array]) -> Resident:
+        """The inputs copied to the device, for a benchmark. The runner must be `bound`."""
+        self._check(arrays)
+        assert self._bound is not None
+        return Resident(self._bound, self._bound.put(arrays))
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
         """A new batch of sequences to continue; see decoder.DecoderRunner."""
@@ -97,11 +124,13 @@ class OrtRunner:
 
     def save_optimized(self, path: Path) -> Path:
         """Write the graph as this session runs it, fusions done, for inspection."""
-        _session(self.model, self.device, self.threads, optimized=path)
+        _session(self.model, self.provider, self.threads, optimized=path)
         return path
 
     def close(self) -> None:
-        self._session = None
+        if self._bound is not None:
+            self._bound.close()
+        self._bound = self._session = None
 
     def __enter__(self) -> OrtRunner:
         return self
@@ -119,6 +148,21 @@ class OrtRunner:
         axes: dict[str, tuple[int, str]] = {}
         for name, (dtype, shape) in self._inputs.items():
             check_array(name, arrays[name], dtype, shape, axes)
+
+
+class Resident:
+    """Inputs that are on the device."""
+
+    def __init__(self, session: BoundSession, buffers: Buffers) -> None:
+        self._session, self._buffers = session, buffers
+
+    def run(self) -> None:
+        """One forward with nothing copied, waited for."""
+        self._session.run(self._buffers)
+
+    def outputs(self) -> dict[str, Array]:
+        """What the last one gave."""
+        return self._session.outputs(self._buffers)
 
 
 def check_names(given: set[str], wanted: set[str], model: str) -> None:
@@ -182,10 +226,14 @@ def version() -> str | None:
 
 
 def _session(
-    model: Path, device: str, threads: int, optimized: Path | None = None, fuse: bool = True
+    model: Path,
+    device: str,
+    threads: int,
+    optimized: Path | None = None,
+    fuse: bool = True,
+    graphs: bool = False,
 ) -> Any:
     ort = _import()
-    provider = _provider(ort, device)
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else levels.ORT_DISABLE_ALL
@@ -197,13 +245,16 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
+    if device != "cpu":
+        options.add_session_config_entry(*RECORD_PLACEMENT)
+    providers = start(ort, device, options, graphs=graphs)
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     try:
-        session = ort.InferenceSession(
+        return ort.InferenceSession(
             str(model),
             options,
-            providers=[provider],
+            providers=providers or None,
             disabled_optimizers=SLOW_ON_CPU if device == "cpu" else None,
         )
     except Exception as e:  # the binding raises a dozen unrelated classes
@@ -212,13 +263,6 @@ def _session(
             where=str(model),
             fix="The file is damaged, or needs a newer ONNX Runtime.",
         ) from e
-    if provider not in session.get_providers():  # it falls back to the CPU without raising
-        raise MachineError(
-            f"{provider} did not start; its libraries (CUDA, cuDNN) are missing or do not fit",
-            where=f"device {device}",
-            fix='Install them: pip install "onnxruntime-gpu[cuda,cudnn]", or use device: cpu.',
-        )
-    return session
 
 
 def _import() -> Any:
@@ -229,24 +273,6 @@ def _import() -> Any:
             f"ONNX Runtime cannot be imported ({e})", fix="pip install onnxruntime"
         ) from None
     return onnxruntime
-
-
-def _provider(ort: Any, device: str) -> str:
-    if device not in PROVIDERS:
-        raise InputError(
-            f"device {device!r} was asked for",
-            where="onnxruntime",
-            accepted=", ".join(PROVIDERS),
-        )
-    provider = PROVIDERS[device]
-    if provider not in ort.get_available_providers():
-        raise MachineError(
-            f"this ONNX Runtime has no {provider}",
-            where=f"device {device}",
-            fix="pip uninstall -y onnxruntime && pip install onnxruntime-gpu "
-            "(they own the same module: one or the other).",
-        )
-    return provider
 
 
 def _first_line(error: BaseException) -> str:
