@@ -2,6 +2,7 @@
 
 for block in bar(blocks, "compress"):      a bar with an ETA when stderr is a terminal,
     ...                                    one line every ten percent when it is not
+with meter("build") as tell:                tell(done, total) from a callback, shown alike
 say("load: reused")                        one line
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -41,3 +43,27 @@ def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]
         if tenth > shown:
             shown = tenth
             say(f"{label}: {done}/{total} ({time.monotonic() - started:.0f} s)")
+
+
+@contextmanager
+def meter(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """`tell(done)` for what reports its own progress; done never goes back. A bar with an ETA on
+    a terminal, a line every ten percent in a log."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(desc=label, total=total, leave=False, dynamic_ncols=True) as shown:
+            yield lambda done: shown.update(done - shown.n) and None
+        return
+    started, told = time.monotonic(), 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        tenth = 10 * done // total
+        if tenth > told:
+            told = tenth
+            spent = time.monotonic() - started
+            left = spent * (total - done) / done
+            say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")
+
+    yield tell

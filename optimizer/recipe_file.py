@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from optimizer import targets
 from optimizer.errors import InputError, RecipeError, closest
-from optimizer.recipe import OnnxRuntimeTarget, Recipe, Section, TensorRTRTXTarget
+from optimizer.recipe import OnnxRuntimeTarget, Recipe, Section, TensorRTTarget
 from optimizer.yaml_lines import Lines, read_yaml
 
 DATA_FIELDS = (
@@ -136,7 +136,7 @@ def _explain(error: ValidationError, lines: Lines) -> RecipeError:
     problems = error.errors()
     # A misspelt key also makes the right one missing: the misspelling is the thing to say.
     first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-    tags = ("onnxruntime", "tensorrt-rtx")
+    tags = ("onnxruntime", "tensorrt-rtx", "tensorrt")
     loc = tuple(part for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags))
     path = ".".join(map(str, loc))
     where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)
@@ -169,8 +169,8 @@ def _known_keys(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...
     model: Any = Recipe
     for part in loc:
         if isinstance(part, int):
-            kinds = dict(zip(tags, (OnnxRuntimeTarget, TensorRTRTXTarget), strict=True))
-            model = kinds[next(t for t in raw if t in tags)]
+            tag = next(t for t in raw if t in tags)
+            model = OnnxRuntimeTarget if tag == "onnxruntime" else TensorRTTarget
             continue
         fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
         annotation = fields[str(part)]

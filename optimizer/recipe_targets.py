@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -20,24 +21,56 @@ Positive = Annotated[int, Field(ge=1)]
 Span = tuple[Positive, Positive, Positive]
 
 
+Past = tuple[Annotated[int, Field(ge=0)], Positive, Positive]
+AXES = ("batch", "sequence", "past")
+
+
+class Bucket(Section):
+    """One of several profiles: the axes in which it is narrower than the shapes around it."""
+
+    batch: Span | None = None
+    sequence: Span | None = None
+    past: Past | None = None
+
+
 class Shapes(Section):
-    """One optimization profile: [min, opt, max] of each dynamic axis."""
+    """What an engine takes: [min, opt, max] of each dynamic axis. One optimization profile, or
+    one for each of `buckets`, whose kernels are then chosen for its own middle."""
 
     batch: Span = (1, 8, 32)
     sequence: Span = (16, 128, 256)
-    past: tuple[Annotated[int, Field(ge=0)], Positive, Positive] = Field(
-        (0, 256, 1024), description="text-generation: tokens already in the cache"
-    )
+    past: Past = Field((0, 256, 1024), description="text-generation: tokens already in the cache")
+    buckets: tuple[Bucket, ...] = ()
+
+    def profiles(self) -> tuple[Shapes, ...]:
+        """Each profile whole: every axis of a bucket, and no buckets."""
+        plain = {axis: getattr(self, axis) for axis in AXES}
+        return tuple(
+            Shapes(**(plain | {a: s for a in AXES if (s := getattr(bucket, a)) is not None}))
+            for bucket in self.buckets or (Bucket(),)
+        )
 
     @model_validator(mode="after")
     def _ordered(self) -> Shapes:
-        for axis in ("batch", "sequence", "past"):
+        for axis in AXES:
             low, opt, high = getattr(self, axis)
-            if not low <= opt <= high:
-                raise ValueError(
-                    f"{axis}: [{low}, {opt}, {high}] must be [min, opt, max], ascending"
-                )
+            _check_order(axis, low, opt, high)
+            for i, bucket in enumerate(self.buckets):
+                span = getattr(bucket, axis)
+                if span is None:
+                    continue
+                _check_order(f"buckets.{i}.{axis}", *span)
+                if span[0] < low or span[2] > high:
+                    raise ValueError(
+                        f"buckets.{i}.{axis}: {list(span)} is not inside {axis}: "
+                        f"[{low}, {opt}, {high}]"
+                    )
         return self
+
+
+def _check_order(where: str, low: int, opt: int, high: int) -> None:
+    if not low <= opt <= high:
+        raise ValueError(f"{where}: [{low}, {opt}, {high}] must be [min, opt, max], ascending")
 
 
 class OnnxRuntimeTarget(Section):
@@ -50,27 +83,39 @@ class OnnxRuntimeTarget(Section):
         "keeps the cache in place",
     )
     on_missing: Literal["fail", "defer"] = "fail"
-    allow_fallback: bool = Field(False, description="accept modules that run wider than asked")
+    allow_wider: bool = Field(False, description="accept modules that run wider than asked")
 
     @property
     def export(self) -> Export:
         return Export(float="fp32")
 
 
-class TensorRTRTXTarget(Section):
-    runtime: Literal["tensorrt-rtx"]
+class TensorRTTarget(Section):
+    """Any product of the family; targets.py says which has which option."""
+
+    runtime: Literal["tensorrt-rtx", "tensorrt"]
     device: Literal["cuda"] = "cuda"
     shapes: Shapes = Shapes()
     float: Literal["fp32", "fp16"] = Field("fp16", description="what the unquantized part runs in")
     compute_capabilities: tuple[Literal["75", "80", "86", "89", "120", "121"], ...] = Field(
         (), description="GPU generations the engine is built for; the builder's default when empty"
     )
+    workspace_gb: Annotated[builtins.float, Field(gt=0)] | None = Field(
+        None, description="device memory a kernel may use while it runs; the builder's own limit"
+    )
+    sparse_weights: bool = Field(False, description="kernels for 2:4 sparse weights where faster")
+    hardware_compatible: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
+        "none", description="GPUs beyond the one it is built on"
+    )
+    version_compatible: bool = Field(False, description="later versions of the runtime load it")
+    refittable: bool = Field(False, description="weights can be replaced without a build")
+    strip_weights: bool = Field(False, description="weights come from the ONNX when it is loaded")
     on_missing: Literal["fail", "defer"] = "fail"
-    allow_fallback: bool = False
+    allow_wider: bool = Field(False, description="accept modules that run wider than asked")
 
     @property
     def export(self) -> Export:
         return Export(float=self.float)
 
 
-Target = Annotated[OnnxRuntimeTarget | TensorRTRTXTarget, Field(discriminator="runtime")]
+Target = Annotated[OnnxRuntimeTarget | TensorRTTarget, Field(discriminator="runtime")]

@@ -6,10 +6,11 @@ Writes engine.json, and model.engine for a runtime that has engines of its own:
     engine            "model.engine" | null (the ONNX model is what runs)
     fit               what a machine must have to load it; harness/fit.py reads it
     inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
-    fallbacks         [module, ...] run wider than asked, accepted by allow_fallback
+    fallbacks         [module, ...] run wider than asked, accepted by allow_wider
     network           TensorRT only: I/O, profiles, layers and types of the network definition
-The same input gives the same bytes, except for model.engine and what follows from its size
-(inspected.bytes): TensorRT does not build reproducibly.
+    timing_cache      "timing.cache" | null: what the builder measured, for builds to come
+The same input gives the same bytes, except for model.engine, timing.cache and what follows from
+them (inspected.bytes): TensorRT does not build reproducibly.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ import platform
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness import errors as harness
-from optimizer.harness.runtimes import ort, trt
-from optimizer.progress import say
-from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
+from optimizer.harness.runtimes import ort, trt, trt_inspect
+from optimizer.harness.runtimes.trt_watch import PARTS
+from optimizer.progress import meter, say
+from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.recipe import Shapes as Profile
 from optimizer.store import Estimate, Shapes, Stage
+from optimizer.targets import options
 
 ONNXRUNTIME_MINIMUM = "1.26"
-TENSORRT_RTX_MINIMUM = "1.7"
 ENGINE = "model.engine"
+TIMING_CACHE = "timing.cache"
 
-Target = OnnxRuntimeTarget | TensorRTRTXTarget
+Target = OnnxRuntimeTarget | TensorRTTarget
 
 
 def run(target: Target, model: Path, *, out: Path) -> None:
@@ -43,7 +47,7 @@ def run(target: Target, model: Path, *, out: Path) -> None:
 
     Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
     RecipeError when the builder does not take the model, GateError naming the modules that run
-    wider than the recipe asks (unless allow_fallback).
+    wider than the recipe asks (unless allow_wider).
     """
     fit = _fit(target)
     document: dict[str, Any]
@@ -52,7 +56,7 @@ def run(target: Target, model: Path, *, out: Path) -> None:
             if isinstance(target, OnnxRuntimeTarget):
                 document = _onnxruntime(target, model)
             else:
-                document = _tensorrt_rtx(target, model, out / ENGINE)
+                document = _tensorrt(target, model, out / ENGINE)
                 fit["runtime_version"] = document["network"]["version"]
                 fit["compute_capabilities"] = document["network"]["compute_capabilities"]
     except MachineError as e:
@@ -61,12 +65,12 @@ def run(target: Target, model: Path, *, out: Path) -> None:
         say(f"build: not built here, as on_missing: defer allows: {e}")
         document = {"deferred": True, "why": str(e), "engine": None, "inspected": None}
     fallbacks = (document["inspected"] or {}).get("wider", [])
-    if fallbacks and not target.allow_fallback:
+    if fallbacks and not target.allow_wider:
         raise GateError(
             f"{len(fallbacks)} of {document['inspected']['eligible']} quantized modules run wider "
             f"than asked: {', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
             where=f"target {target.runtime}",
-            fix="List them in quantize.keep_float, or accept it with allow_fallback: true.",
+            fix="List them in quantize.keep_float, or accept it with allow_wider: true.",
         )
     document |= {
         "runtime": target.runtime,
@@ -82,12 +86,16 @@ def _fit(target: Target) -> dict[str, Any]:
     """What holds before anything is built; see harness/fit.py for how it is read."""
     if isinstance(target, OnnxRuntimeTarget):
         return {"runtime_minimum": ONNXRUNTIME_MINIMUM}
+    row = trt.PRODUCTS[target.runtime]
+    asked = asdict(options(target))
+    profiles = [p.model_dump(mode="json", exclude={"buckets"}) for p in target.shapes.profiles()]
     return {
-        "runtime_minimum": TENSORRT_RTX_MINIMUM,
-        "driver_minimum": trt.PRODUCTS[target.runtime].driver_minimum,
+        **{name: value for name, value in asked.items() if name in row.options},
+        "runtime_minimum": row.versions[0],
+        "driver_minimum": row.driver_minimum,
         "os": platform.system().lower(),
         "architecture": platform.machine().lower(),
-        "shapes": target.shapes.model_dump(mode="json"),
+        "shapes": profiles[0] if len(profiles) == 1 else profiles,
     }
 
 
@@ -105,23 +113,27 @@ def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:
     return {"deferred": False, "why": "", "engine": None, "inspected": inspected}
 
 
-def _tensorrt_rtx(target: TensorRTRTXTarget, model: Path, engine: Path) -> dict[str, Any]:
+def _tensorrt(target: TensorRTTarget, model: Path, engine: Path) -> dict[str, Any]:
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))["modules"]
-    network = trt.build(
-        model / "model.onnx",
-        engine,
-        shapes=spans(target.shapes),
-        options=trt.Options(compute_capabilities=target.compute_capabilities),
-        modules={name: entry["codes"] for name, entry in lowering.items()},
-        product=target.runtime,
-        progress=_tell,
-    )
+    cache = engine.with_name(TIMING_CACHE)
+    with meter("build: engine", PARTS) as tell:
+        network = trt.build(
+            model / "model.onnx",
+            engine,
+            shapes=[spans(profile) for profile in target.shapes.profiles()],
+            product=target.runtime,
+            options=options(target),
+            modules={name: entry["codes"] for name, entry in lowering.items()},
+            timing_cache=cache,
+            progress=lambda _phase, done, _of: tell(done),
+        )
     return {
         "deferred": False,
         "why": "",
         "engine": engine.name,
         "inspected": inspect_network(lowering, network),
         "network": network,
+        "timing_cache": cache.name if cache.is_file() else None,
     }
 
 
@@ -138,47 +150,60 @@ def spans(shapes: Profile) -> dict[str, tuple[int, int, int]]:
 
 
 def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
-    """What a network definition and the engine's size tell of the quantized modules.
+    """What a network definition and the engine tell of the quantized modules.
 
     fused counts modules that reach the builder as codes, a dequantization and a product, with
-    the activation coded as asked. An engine too large for its codes to be codes makes all wider.
+    the activation coded as asked, and that the engine, where it could be opened, does not run
+    wider. An engine too large for its codes to be codes makes all wider.
     """
-    found = network["modules"]
-    wider = [
-        name
+    found, kernels = network["modules"], network.get("kernels")
+    wider = {
+        name: "not in the network as codes"
         for name, asked in lowering.items()
         if name not in found
         or (asked["activation"] != "float" and found[name]["activation"] is None)
-    ]
+    }
+    if kernels is not None:
+        wider |= trt_inspect.wider(lowering, kernels)
     if network["kept_packed"] is False:
-        wider = list(lowering)
-    packed = {
-        True: "its size: the quantized weights are kept as codes",
-        False: "its size: the quantized weights were widened",
-        None: "",
-    }[network["kept_packed"]]
-    unsized = "whether weights are kept as codes: too small a part of the engine to tell"
+        wider = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
+    known, unknown = _told(lowering, network)
     return {
         "eligible": len(lowering),
         "fused": len(lowering) - len(wider),
         "wider": sorted(wider),
+        "why_wider": dict(sorted(wider.items())),
+        "runs_in": kernels,
         "bytes": network["bytes"],
-        "known": [
-            "the engine's header: complete, version, GPUs it was built for",
-            "the network definition: each module's codes, their type and the product they enter",
-            *([packed] if packed else []),
-        ],
-        "unknown": [
-            *([] if packed else [unsized]),
-            "the kernels chosen, and the precision they compute in: an engine opens only on its "
-            "GPU",
-        ],
+        "known": known,
+        "unknown": unknown,
     }
 
 
-def _tell(phase: str, done: int, steps: int) -> None:
-    if phase == "Building engine":  # the outermost phase
-        say(f"build: engine {done}/{steps}")
+def _told(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What of an engine is known, and what is not."""
+    known = [
+        "the engine's version, and the GPUs it was built for",
+        "the network definition: each module's codes, their type and the product they enter",
+    ]
+    unknown = []
+    kept = network["kept_packed"]
+    if kept is None:
+        unknown.append("whether weights are kept as codes: too small a part of the engine to tell")
+    else:
+        verdict = "kept as codes" if kept else "widened"
+        known.append(f"its size: the quantized weights are {verdict}")
+    kernels = network.get("kernels")
+    if kernels is None:
+        unknown.append(
+            "the kernels chosen, and the precision they compute in: an engine opens only on its GPU"
+        )
+        return known, unknown
+    known.append("the engine's own layers: which kernel each module runs in, and its types")
+    untold = trt_inspect.untold(lowering, kernels)
+    if untold:
+        unknown.append(f"what these compute in, which the engine does not say: {', '.join(untold)}")
+    return known, unknown
 
 
 @contextmanager
@@ -207,6 +232,6 @@ STAGE = Stage(
     "build",
     1,
     run,
-    packages=("onnxruntime", "onnxruntime-gpu", "tensorrt-rtx"),
+    packages=("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx"),
     estimate=estimate,
 )

@@ -31,12 +31,12 @@ from optimizer.lower import ort_attention, ort_norm, ort_pack, ort_qdq, trt_qdq
 from optimizer.lower.qdq import codes_name, read_back
 from optimizer.progress import say
 from optimizer.qtensor import Scheme
-from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
+from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.state import CompressedState
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.targets import TARGETS
 
-Target = OnnxRuntimeTarget | TensorRTRTXTarget
+Target = OnnxRuntimeTarget | TensorRTTarget
 
 
 def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) -> None:

@@ -32,7 +32,7 @@ from optimizer.load.source import LICENCES
 from optimizer.package import genai_config
 from optimizer.package import manifest as manifests
 from optimizer.package.verdict import worst
-from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, TensorRTRTXTarget
+from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
 
 MADE_WITH = (
@@ -52,7 +52,7 @@ MADE_WITH = (
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
-Target = OnnxRuntimeTarget | TensorRTRTXTarget
+Target = OnnxRuntimeTarget | TensorRTTarget
 
 
 def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -> None:  # noqa: ARG001

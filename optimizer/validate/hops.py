@@ -345,7 +345,7 @@ def engine(m: Materials) -> Entry:
     """What was built against the lowered graph, and what the builder said of it."""
     document, target = m.inspected, m.section.target
     wider = (document.get("inspected") or {}).get("wider", [])
-    problems = [] if target.allow_fallback else [f"{n}: runs wider than asked" for n in wider]
+    problems = [] if target.allow_wider else [f"{n}: runs wider than asked" for n in wider]
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")

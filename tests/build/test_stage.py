@@ -13,16 +13,16 @@ from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes import trt
 from optimizer.harness.runtimes.trt_header import read_header
-from optimizer.recipe import OnnxRuntimeTarget, Shapes, TensorRTRTXTarget
+from optimizer.recipe import OnnxRuntimeTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
 
 SHAPES = Shapes(batch=(1, 2, 4), sequence=(4, 16, 32))
 ORT = OnnxRuntimeTarget(runtime="onnxruntime", threads=1)
 
 
-def rtx(**changes: Any) -> TensorRTRTXTarget:
+def rtx(**changes: Any) -> TensorRTTarget:
     given = {"runtime": "tensorrt-rtx", "float": "fp32", "shapes": SHAPES, **changes}
-    return TensorRTRTXTarget(**given)
+    return TensorRTTarget(**given)
 
 
 def built(target: Any, model: Path, out: Path) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def wider_model(tmp_path: Path) -> Path:
 
 
 def test_a_module_that_runs_wider_is_named_and_refused(wider_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(GateError, match=r"encoder\.other.*allow_fallback") as caught:
+    with pytest.raises(GateError, match=r"encoder\.other.*allow_wider") as caught:
         built(ORT, wider_model, tmp_path / "out")
     assert caught.value.exit_code == 3
 
 
-def test_allow_fallback_records_what_runs_wider(wider_model: Path, tmp_path: Path) -> None:
-    target = ORT.model_copy(update={"allow_fallback": True})
+def test_allow_wider_records_what_runs_wider(wider_model: Path, tmp_path: Path) -> None:
+    target = ORT.model_copy(update={"allow_wider": True})
     assert built(target, wider_model, tmp_path / "out")["fallbacks"] == ["encoder.other"]
 
 

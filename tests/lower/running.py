@@ -12,13 +12,13 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 from optimizer.lower import stage as lower
-from optimizer.recipe import OnnxRuntimeTarget, TensorRTRTXTarget
+from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.state import CompressedState
 from tests.export.folders import Exported, stated
 
 ORT = OnnxRuntimeTarget(runtime="onnxruntime")
-TRT = TensorRTRTXTarget(runtime="tensorrt-rtx", float="fp32")
-TRT16 = TensorRTRTXTarget(runtime="tensorrt-rtx", float="fp16")
+TRT = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
+TRT16 = TensorRTTarget(runtime="tensorrt-rtx", float="fp16")
 Arrays = dict[str, np.ndarray]
 
 

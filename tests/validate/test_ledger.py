@@ -12,7 +12,7 @@ import pytest
 from optimizer.errors import LedgerError
 from optimizer.lower import cut
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import TensorRTRTXTarget
+from optimizer.recipe import TensorRTTarget
 from optimizer.validate import ledger
 from optimizer.validate.hops import Entry
 from tests.conftest import write_tiny_bert
@@ -83,7 +83,7 @@ def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_pa
 def for_tensorrt(run: Run, root: Path) -> Run:
     """The run lowered for TensorRT-RTX instead, its engine not opened."""
     copy = run.copy(root)
-    target = TensorRTRTXTarget(runtime="tensorrt-rtx", float="fp32")
+    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
     copy = replace(copy, section=copy.section.model_copy(update={"target": target}))
     for name in ("model", "engine"):
         shutil.rmtree(copy.folder(name))

@@ -56,10 +56,12 @@ class Product:
     """One member of the family.
 
     distributions: any of them makes `module` importable; the first is what to install. versions:
-    the oldest accepted and the first that is not. options: the fields of Options it has.
-    with_gpu: those of them that it builds only where a GPU is present. compute_capabilities:
-    the GPUs it can name; empty when it builds for the GPU that is present. driver_minimum: of
-    the oldest CUDA release its libraries are built with.
+    the oldest accepted and the first that is not. needs_gpu: to build at all. timing_cache: it
+    measures kernels, and can keep what it measured. runtime_config: contexts are made from one,
+    which captures CUDA graphs by itself and keeps compiled kernels in a runtime cache. options:
+    the fields of Options it has. with_gpu: those of them that it builds only where a GPU is
+    present. compute_capabilities: the GPUs it can name; empty when it builds for the GPU that is
+    present. driver_minimum: of the oldest CUDA release its libraries are built with.
     """
 
     module: str
@@ -67,7 +69,7 @@ class Product:
     versions: tuple[str, str]
     needs_gpu: bool
     timing_cache: bool
-    runtime_cache: bool
+    runtime_config: bool
     options: frozenset[str]
     with_gpu: frozenset[str]
     compute_capabilities: tuple[str, ...]
@@ -86,22 +88,21 @@ PRODUCTS = {
         versions=("1.7", "2"),
         needs_gpu=False,
         timing_cache=False,  # the calls are there and do nothing
-        runtime_cache=True,
-        options=frozenset(
-            ("workspace_gb", "sparse_weights", "version_compatible", "refittable", "strip_weights")
-        )
-        | {"compute_capabilities"},
-        with_gpu=frozenset(("version_compatible", "refittable", "strip_weights")),
+        runtime_config=True,
+        # no version_compatible: that takes a lean runtime, which RTX does not ship
+        options=frozenset(f.name for f in fields(Options))
+        - {"hardware_compatible", "version_compatible"},
+        with_gpu=frozenset(("refittable", "strip_weights")),
         compute_capabilities=("75", "80", "86", "89", "120", "121"),
         driver_minimum="580",
     ),
     "tensorrt": Product(
         module="tensorrt",
         distributions=("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
-        versions=("10.13", "12"),
+        versions=("10.3", "12"),
         needs_gpu=True,
         timing_cache=True,
-        runtime_cache=False,
+        runtime_config=False,
         options=frozenset(f.name for f in fields(Options)) - {"compute_capabilities"},
         with_gpu=frozenset(),
         compute_capabilities=(),

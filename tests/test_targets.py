@@ -1,0 +1,88 @@
+"""What a product of the TensorRT family does not have is refused before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer import recipe_file, targets
+from optimizer.errors import RecipeError
+from optimizer.harness.runtimes.trt_products import PRODUCTS, Options
+
+RECIPE = """
+name: probe
+model: {{source: somewhere, task: sentence-embedding}}
+calibrate: {{data: {{source: text, files: [a.txt]}}, sequence_length: 64}}
+quantize:
+  weights: {{bits: 8, granularity: channel}}
+  activations: {{range: minmax}}
+targets:
+  - {target}
+validate: {{data: {{source: text, files: [b.txt]}}, metric: cosine}}
+"""
+ASKED: dict[str, Any] = {
+    "workspace_gb": "2",
+    "sparse_weights": "true",
+    "hardware_compatible": "ampere_plus",
+    "version_compatible": "true",
+    "refittable": "true",
+    "strip_weights": "true",
+    "compute_capabilities": "['89']",
+}
+
+
+def target(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(target=text))
+    recipe = recipe_file.read(path)
+    targets.check(recipe)
+    return recipe.targets[0]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("option", ASKED)
+def test_an_option_is_taken_or_refused_with_what_takes_it(
+    product: str, option: str, tmp_path: Path
+) -> None:
+    text = f"{{runtime: {product}, {option}: {ASKED[option]}}}"
+    if option in PRODUCTS[product].options:
+        assert targets.options(target(tmp_path, text)).asked() == [option]
+        return
+    with pytest.raises(RecipeError, match=rf"targets\.0\.{option}") as caught:
+        target(tmp_path, text)
+    (other,) = set(PRODUCTS) - {product}
+    assert f"use a target that has it: {other}." in str(caught.value)
+
+
+def test_every_option_is_some_products() -> None:
+    assert frozenset().union(*(p.options for p in PRODUCTS.values())) == frozenset(ASKED)
+    assert Options().asked() == []
+
+
+def test_a_profile_that_excludes_the_calibrated_length_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no profile takes a sequence of 64.*8 to 32"):
+        target(tmp_path, "{runtime: tensorrt-rtx, shapes: {sequence: [8, 16, 32]}}")
+
+
+def test_a_bucket_that_holds_the_calibrated_length_suffices(tmp_path: Path) -> None:
+    buckets = "[{sequence: [16, 16, 32]}, {sequence: [33, 64, 256], batch: [1, 1, 1]}]"
+    made = target(tmp_path, f"{{runtime: tensorrt-rtx, shapes: {{buckets: {buckets}}}}}")
+    small, large = made.shapes.profiles()
+    assert (small.sequence, small.batch) == ((16, 16, 32), (1, 8, 32))
+    assert (large.sequence, large.batch) == ((33, 64, 256), (1, 1, 1))
+    gap = "[{sequence: [16, 16, 32]}, {sequence: [128, 128, 256]}]"
+    with pytest.raises(RecipeError, match="16 to 32 or 128 to 256"):
+        target(tmp_path, f"{{runtime: tensorrt-rtx, shapes: {{buckets: {gap}}}}}")
+
+
+def test_a_bucket_outside_its_shapes_is_refused(tmp_path: Path) -> None:
+    text = "{runtime: tensorrt-rtx, shapes: {buckets: [{sequence: [8, 64, 512]}]}}"
+    with pytest.raises(RecipeError, match=r"buckets\.0\.sequence.*is not inside"):
+        target(tmp_path, text)
+
+
+def test_a_key_that_no_product_has_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"did you mean.*workspace_gb|workspace_gb"):
+        target(tmp_path, "{runtime: tensorrt, workspce_gb: 2}")
