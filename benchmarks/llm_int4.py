@@ -60,6 +60,12 @@ METHODS |= {
         "generated": 96,
     },
     "gptq + own text": {"methods": ["gptq"], "weights": G64, "generated": 32},
+    "gptq + bits by sensitivity": {"methods": ["gptq"], "weights": G64, "allocate": {}},
+    "gptq + bits by sensitivity by input": {
+        "methods": ["gptq"],
+        "weights": G64,
+        "allocate": {"together": True},
+    },
 }
 DITHERED = ("rtn", "gptq")
 

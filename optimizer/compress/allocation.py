@@ -22,7 +22,7 @@ from optimizer.compress.allocate import Option, choose, stored_sizes, total
 from optimizer.compress.calibration import singly
 from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.selection import Selection
-from optimizer.compress.sensitivity import output_slopes, predicted, unanswered
+from optimizer.compress.sensitivity import Slopes, metric, output_slopes, predicted
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
@@ -97,7 +97,7 @@ def _slopes(
     windows: Sequence[Batch],
     section: Compression,
     selection: Selection,
-) -> dict[str, Tensor]:
+) -> dict[str, Slopes]:
     asked = section.quantize.allocate
     assert asked is not None
     materialize(model, "", tensors)
@@ -126,7 +126,7 @@ def _measured(
     windows: Sequence[Batch],
     section: Compression,
     selection: Selection,
-    slopes: Mapping[str, Tensor],
+    slopes: Mapping[str, Slopes],
 ) -> Sensitivity:
     """Walk the float blocks: second moments of inputs, and with them what each choice costs."""
     stream = capture(model, selection.blocks, tensors, windows, entry)
@@ -140,33 +140,49 @@ def _measured(
         names = [m for m in selection.choices if any(m.startswith(f"{b}.") for b in blocks)]
         for block in blocks:
             materialize(model, block, tensors)
-        leader |= walk.sharing(model, stream, segment, names)
-        for first, moment in _moments(model, stream, segment, names).items():
-            pivots = unanswered(moment) if answers else None
-            for name in (n for n in names if leader.get(n) == first):
-                weight = cast(Tensor, model.get_submodule(name).weight).detach()
-                shapes[name] = (weight.shape[0], weight.shape[1])
-                costs[name] = {
-                    scheme: predicted(weight, scheme, slopes[name], moment, pivots)
-                    for scheme in selection.choices[name]
-                }
+        shared = walk.sharing(model, stream, segment, names)
+        leader |= shared
+        plain, weighted = _moments(model, stream, segment, shared, slopes)
+        for name in (n for n in names if n in weighted):
+            weight = cast(Tensor, model.get_submodule(name).weight).detach()
+            shapes[name] = (weight.shape[0], weight.shape[1])
+            price = metric(weighted[name], plain[leader[name]] if answers else None)
+            costs[name] = {
+                scheme: predicted(weight, scheme, slopes[name].outputs, price)
+                for scheme in selection.choices[name]
+            }
         for block in blocks:
             release(model, block)
     return Sensitivity(costs, leader, shapes)
 
 
 def _moments(
-    model: nn.Module, stream: walk.Stream, segment: range, names: Sequence[str]
-) -> dict[str, Tensor]:
-    """{the first module that reads it: mean of x x^T (in, in)}; the stream moves on."""
-    sums: dict[str, Tensor] = {}
+    model: nn.Module,
+    stream: walk.Stream,
+    segment: range,
+    leader: Mapping[str, str],
+    slopes: Mapping[str, Slopes],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """{leader: H} and {module: A} of sensitivity.py, (in, in); the stream moves on."""
+    plain: dict[str, Tensor] = {}
+    weighted: dict[str, Tensor] = {}
+    batch = dict.fromkeys(slopes, 0)
 
-    def see(name: str, rows: Tensor) -> None:
-        product = rows.T @ rows
-        sums[name] = sums[name] + product if name in sums else product
+    def see(first: str, rows: Tensor) -> None:
+        _add(plain, first, rows.T @ rows / stream.tokens)
+        for name in (n for n in leader if leader[n] == first):
+            tokens = slopes[name].tokens
+            whole = sum(float(t.sum()) for t in tokens)  # 0: nothing there matters
+            share = tokens[batch[first]] / (whole or 1.0)
+            _add(weighted, name, (rows * share[:, None]).T @ rows)
+        batch[first] += 1
 
-    walk.run(model, stream, segment, see, names, advance=True)
-    return {name: value / stream.tokens for name, value in sums.items()}
+    walk.run(model, stream, segment, see, tuple(leader), advance=True)
+    return plain, weighted
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    sums[name] = sums[name] + value if name in sums else value
 
 
 def _chosen(

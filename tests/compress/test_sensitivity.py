@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from optimizer.compress.gptq import gptq
 from optimizer.compress.rtn import rtn
-from optimizer.compress.sensitivity import output_slopes, predicted, unanswered
+from optimizer.compress.sensitivity import Slopes, metric, output_slopes, predicted
 from optimizer.qtensor import Scheme
 from tests.compress import correlated
-from tests.compress.test_distill import Tiny, batches
+from tests.compress.test_distill import Batch, Tiny, batches
 
 G16 = Scheme(4, granularity="group", group_size=16)
 
 
-def moments(model: Tiny, on: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """E[x x^T] of each linear's input."""
+def weighted(model: Tiny, slopes: Mapping[str, Slopes], on: list[Batch]) -> dict[str, Tensor]:
+    """A of each linear."""
     seen: dict[str, list[Tensor]] = {}
     linears, _ = model.named()
 
-    def keep(name: str):  # type: ignore[no-untyped-def]
+    def keep(name: str) -> Callable[..., None]:
         return lambda _m, args: seen.setdefault(name, []).append(args[0].flatten(0, -2))
 
     handles = [m.register_forward_pre_hook(keep(n)) for n, m in linears.items()]
@@ -30,11 +32,14 @@ def moments(model: Tiny, on: list[dict[str, Tensor]]) -> dict[str, Tensor]:
             model(batch)
     for handle in handles:
         handle.remove()
-    rows = {n: torch.cat(x) for n, x in seen.items()}
-    return {n: x.T @ x / len(x) for n, x in rows.items()}
+    found = {}
+    for name, rows in seen.items():
+        x, share = torch.cat(rows), torch.cat(slopes[name].tokens)
+        found[name] = (x * share[:, None] / share.sum()).T @ x
+    return found
 
 
-def divergence(model: Tiny, name: str, weight: Tensor, on: list[dict[str, Tensor]]) -> float:
+def divergence(model: Tiny, name: str, weight: Tensor, on: list[Batch]) -> float:
     """Mean KL in nats when one weight is another."""
     linear = model.named()[0][name]
     with torch.no_grad():
@@ -49,12 +54,12 @@ def test_what_rounding_one_weight_costs_is_foretold() -> None:
     model, text = Tiny(), batches(40)
     linears, _ = model.named()
     slopes = output_slopes(model, model.embedding, linears, text)
-    seen = moments(model, text)
+    seen = weighted(model, slopes, text)
     for name, linear in linears.items():
         for bits in (3, 4, 8):
             scheme = Scheme(bits)
             weight = linear.weight.detach()
-            said = predicted(weight, scheme, slopes[name], seen[name], None)
+            said = predicted(weight, scheme, slopes[name].outputs, metric(seen[name]))
             true = divergence(model, name, rtn(weight, scheme).dequantize(), text)
             assert said == pytest.approx(true, rel=0.5)
 
@@ -70,7 +75,8 @@ def test_padding_has_no_say_in_the_mean() -> None:
     ]
     linears, _ = model.named()
     one, two = (output_slopes(model, model.embedding, linears, b) for b in (plain, padded))
-    assert all(torch.allclose(one[n], two[n], rtol=1e-4) for n in one)
+    assert all(torch.allclose(one[n].outputs, two[n].outputs, rtol=1e-4) for n in one)
+    assert all(len(t) == 32 for n in two for t in two[n].tokens)
 
 
 def test_the_same_seed_draws_the_same_text() -> None:
@@ -79,8 +85,9 @@ def test_the_same_seed_draws_the_same_text() -> None:
     one, two, other = (
         output_slopes(model, model.embedding, linears, text, seed=s) for s in (1, 1, 2)
     )
-    assert torch.equal(one["linears.0"], two["linears.0"])
-    assert not torch.equal(one["linears.0"], other["linears.0"])
+    first = [made["linears.0"].outputs for made in (one, two, other)]
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
 
 
 def test_a_module_that_no_answer_depends_on_is_named() -> None:
@@ -90,26 +97,33 @@ def test_a_module_that_no_answer_depends_on_is_named() -> None:
         output_slopes(model, model.embedding, linears, batches(1))
 
 
-def test_unanswered_shares_multiply_to_the_determinant() -> None:
+def test_what_gptq_cannot_move_on_multiplies_to_the_determinant() -> None:
     _, moment = correlated.layer(inputs=32)
-    shares = unanswered(moment)
+    costs = metric(moment, moment)
+    assert costs.importance is not None
     damped = moment.double() + 0.01 * moment.diagonal().mean() * torch.eye(32)
-    assert float(shares.double().log().sum()) == pytest.approx(float(damped.logdet()), rel=1e-4)
-    assert bool((shares <= damped.diagonal() * 1.0001).all())
+    assert float(costs.importance.double().log().sum()) == pytest.approx(
+        float(damped.logdet()), rel=1e-4
+    )
+    assert bool((costs.importance <= damped.diagonal() * 1.0001).all())
 
 
 def test_independent_inputs_answer_for_nothing() -> None:
-    moment = torch.diag(torch.rand(32) + 0.5)
-    damping = 0.01 * moment.diagonal().mean()
-    assert torch.allclose(unanswered(moment), moment.diagonal() + damping, rtol=1e-5)
+    moment = torch.diag(torch.rand(32, generator=torch.Generator().manual_seed(1)) + 0.5)
+    other = torch.diag(torch.rand(32, generator=torch.Generator().manual_seed(2)))
+    costs = metric(other, moment)
+    assert costs.left is not None
+    assert torch.allclose(costs.left, other.diagonal(), rtol=1e-4)
 
 
-def test_what_gptq_leaves_is_foretold() -> None:
-    weight, moment = correlated.layer()
+@pytest.mark.parametrize("seed", [1, 5])
+def test_what_gptq_leaves_is_foretold_where_tokens_count_unequally(seed: int) -> None:
+    weight, moment = correlated.layer(seed)
+    x = correlated.rows(1500, 128, seed)
+    share = x[:, 1].abs().clamp(max=1)
+    other = (x * share[:, None] / share.sum()).T @ x
     slopes = torch.rand(len(weight), generator=torch.Generator().manual_seed(1)) + 0.5
-    said = predicted(weight, G16, slopes, moment, unanswered(moment))
     error = gptq(weight, moment, G16, sweeps=0).q.dequantize() - weight
-    true = 0.5 * float(slopes @ ((error @ moment) * error).sum(1))
-    nearest = predicted(weight, G16, slopes, moment, None)
-    assert said == pytest.approx(true, rel=0.3)
-    assert nearest > 1.5 * true
+    true = 0.5 * float(slopes @ ((error @ other) * error).sum(1))
+    assert predicted(weight, G16, slopes, metric(other, moment)) == pytest.approx(true, rel=0.35)
+    assert predicted(weight, G16, slopes, metric(other)) > 1.5 * true
