@@ -29,8 +29,9 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-gpu: $(STAMP)  ## needs an NVIDIA GPU
+test-gpu: $(STAMP)  ## needs an NVIDIA GPU: what only one can show, then eight minutes of measurements
 	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu_suite.py
 
 bench: $(STAMP)  ## the comparison of benchmarks/results/encoder_int8.md, about 15 minutes
 	$(BIN)/python benchmarks/encoder_int8.py --with-openvino

@@ -1,0 +1,173 @@
+"""The models that gpu_suite.py times: of MiniLM's and SmolLM2's shapes, real or random.
+
+Time does not depend on the values of weights, so where the real checkpoint is not installed a
+random one of the same shape is compressed and exported instead, and the JSON says which it was.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WORDS = (  # noqa: SIM905 - a list of literals reads worse
+    "the a of and to in is it was for on with as this that good bad great poor food phone movie "
+    "service not very really love hate film place time work battery sound quality price waste"
+).split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a model: hidden, layers, heads, inner, vocabulary, and of its cache."""
+
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    vocabulary: int
+    kv_heads: int = 0
+
+
+SHAPES = {
+    "encoder": Shape(384, 6, 12, 1536, 30522),
+    "decoder": Shape(576, 30, 9, 1536, 49152, 3),
+}
+TINY = {
+    "encoder": Shape(64, 2, 4, 128, 200),
+    "decoder": Shape(64, 2, 4, 128, 320, 2),
+}
+GRID = {"batch": (1, 8, 32), "sequence": (16, 128, 256)}
+TINY_GRID = {"batch": (1, 2), "sequence": (16,)}
+
+RECIPE = """\
+name: {kind}
+model: {{source: {folder}, task: {task}}}
+calibrate: {{data: {{source: json, files: [calibrate.jsonl]}}, samples: 16, sequence_length: 64}}
+quantize: {quantize}
+targets:
+  - runtime: tensorrt-rtx
+    on_missing: defer
+    float: fp16
+    shapes: {{batch: [1, 8, 32], sequence: [1, 128, 256]{past}}}
+validate:
+  data: {{source: json, files: [evaluate.jsonl]}}
+  metric: {metric}
+  max_drop: 0.5
+  latency: {{data: {{source: json, files: [time.jsonl]}}, must_beat_float: false}}
+"""
+QUANTIZE = {
+    "encoder": "{method: rtn, weights: {bits: 8, granularity: channel}, "
+    "activations: {bits: 8, granularity: tensor, range: minmax}}",
+    "decoder": "{method: rtn, weights: {bits: 4, granularity: group, group_size: 64}}",
+}
+
+
+def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, Any]:
+    """{"weights": "real" | "random", "checkpoint", "contract", "float", "lowered": paths,
+    "modules": {module: codes}, "shapes"}. float is the fp16 graph, lowered the coded one."""
+    from optimizer import recipe_file
+    from optimizer.compress.stage import STAGE as compress
+    from optimizer.export.stage import STAGE as export
+    from optimizer.load.stage import STAGE as load
+    from optimizer.lower.stage import STAGE as lower
+    from optimizer.store import Store
+
+    folder = work / kind
+    real = source if source and kind == "encoder" else None
+    checkpoint = Path(real) if real else write_random(kind, folder / "model", tiny)
+    recipe = recipe_file.read(write_recipe(kind, folder, checkpoint))
+    store, target = Store(work / "store"), recipe.targets[0]
+    loaded = store.step(load, recipe.model)
+    state = store.step(compress, recipe.compression, loaded)
+    graph = store.step(export, target.export, loaded, state)
+    model = store.step(lower, target, loaded, state, graph)
+    lowering = json.loads((model.path / "lowering.json").read_text(encoding="utf-8"))
+    return {
+        "weights": "real" if real else "random",
+        "checkpoint": str(loaded.path / "checkpoint"),
+        "contract": str(loaded.path / "contract.json"),
+        "float": str(graph.path / "model.onnx"),
+        "lowered": str(model.path / "model.onnx"),
+        "modules": {name: entry["codes"] for name, entry in lowering["modules"].items()},
+        "shapes": target.shapes.model_dump(mode="json"),
+    }
+
+
+def write_recipe(kind: str, folder: Path, checkpoint: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(0)
+    for name, count in (("calibrate", 32), ("evaluate", 32), ("time", 8)):
+        rows = [" ".join(chance.choices(WORDS, k=chance.randint(5, 40))) for _ in range(count)]
+        text = "".join(json.dumps({"text": row, "label": 0}) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(text)
+    generates = kind == "decoder"
+    text = RECIPE.format(
+        kind=kind,
+        folder=checkpoint,
+        task="text-generation" if generates else "sentence-embedding",
+        quantize=QUANTIZE[kind],
+        metric="perplexity" if generates else "cosine",
+        past=", past: [0, 128, 1024]" if generates else "",
+    )
+    (folder / "recipe.yaml").write_text(text)
+    return folder / "recipe.yaml"
+
+
+def write_random(kind: str, folder: Path, tiny: bool) -> Path:
+    """A Hugging Face folder with random weights."""
+    import torch
+    import transformers
+
+    shape = (TINY if tiny else SHAPES)[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    known = _tokenizer(kind, folder)
+    common = {
+        "vocab_size": max(shape.vocabulary, known),
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.inner,
+    }
+    if kind == "encoder":
+        model = transformers.BertModel(transformers.BertConfig(**common))
+    else:
+        config = transformers.LlamaConfig(
+            **common,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=1,
+        )
+        model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(folder, safe_serialization=True)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\nRandom weights.\n")
+    return folder
+
+
+def _tokenizer(kind: str, folder: Path) -> int:
+    """WordPiece for the encoder, bytes for the decoder; returns the vocabulary's size."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if kind == "encoder":
+        vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+        vocabulary += [*(f"##{c}" for c in LETTERS), *(w for w in WORDS if w != "a")]
+        (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+        ids = {word: i for i, word in enumerate(vocabulary)}
+        made: Any = transformers.BertTokenizerFast(vocab=ids, model_max_length=512)
+    else:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        ids = {token: i for i, token in enumerate(["<s>", "</s>", *alphabet])}
+        core = Tokenizer(models.BPE(vocab=ids, merges=[]))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        core.decoder = decoders.ByteLevel()
+        made = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=core, bos_token="<s>", eos_token="</s>"
+        )
+    made.save_pretrained(folder)
+    return len(ids)
