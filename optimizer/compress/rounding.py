@@ -101,7 +101,7 @@ def choose(
             for names in _alike(group, schemes):
                 linears = {n: cast(nn.Linear, model.get_submodule(n)) for n in names}
                 stacked = torch.cat([inputs.weight(n, m) for n, m in linears.items()])
-                q, said = _coded(names[0], stacked, hessian, cross, schemes[names[0]], quantize)
+                q, said = coded(names[0], stacked, hessian, cross, schemes[names[0]], quantize)
                 parts = _unstacked(q, [m.out_features for m in linears.values()])
                 for (name, linear), part in zip(linears.items(), parts, strict=True):
                     made.weights[name], made.said[name] = part, said
@@ -164,7 +164,7 @@ def _look_away(_name: str, _rows: Tensor) -> None:
     return None
 
 
-def _coded(
+def coded(
     name: str,
     weight: Tensor,
     hessian: Tensor,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer import safetensors_stream, state
-from optimizer.compress import calibration, walk
+from optimizer.compress import calibration, outside, walk
 from optimizer.compress import segment as segments
 from optimizer.compress.allocation import allocated
 from optimizer.compress.buffer import Budget, Buffer
@@ -39,14 +39,14 @@ from optimizer.load.checkpoint import Tensors, open_checkpoint
 from optimizer.load.families import Family, family
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.progress import bar, say
-from optimizer.qtensor import QTensor
-from optimizer.recipe import Compression, Quantize, Task
-from optimizer.state import CompressedState, Note
+from optimizer.recipe import Compression, Task
+from optimizer.state import CompressedState
 from optimizer.store import Stage, finish
 
 VERSION = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
+MOMENTS = "head.safetensors"
 
 
 def run(section: Compression, source: Path, out: Path) -> None:
@@ -95,8 +95,14 @@ def compress(
         tuned = _tuned(model, tensors, facts, prefix, given, judges, section, done, progress)
         done.insert(0, tuned)
     if selection.outside:
-        embedding = f"{prefix}{facts.embeddings}.weight"
-        done.append(_outside(tensors, embedding, section.quantize, selection, progress))
+        folder = progress / "outside"
+        if not folder.exists():
+            embedding = f"{prefix}{facts.embeddings}.weight"
+            made, rows = outside.compress(
+                tensors, facts, embedding, section.quantize, selection, progress / MOMENTS
+            )
+            _keep(folder, made, rows, None)
+        done.append(folder)
     _assemble(done, tensors, model, selection, out)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
@@ -168,6 +174,9 @@ def _walk(
         for block in blocks:
             release(model, block)
         last = i + 1 == len(groups)
+        if last and batches and outside.by_moments(section.quantize, selection, facts):
+            prefix = facts.prefix(section.task)
+            outside.keep_moments(model, tensors, facts, prefix, stream, progress / MOMENTS)
         rows = [segments.explained(row, selection.said.get(row.module, "")) for row in rows]
         _keep(folders[i], made, rows, None if last or not batches else stream)
         if i:
@@ -183,34 +192,6 @@ def _entry(facts: Family, task: Task) -> Entry:
         return Entry()
     prefix = facts.prefix(task)
     return Entry(prefix.removesuffix("."), f"{prefix}{facts.embeddings}", facts.head)
-
-
-def _outside(
-    tensors: Mapping[str, Tensor],
-    embedding: str,
-    quantize: Quantize,
-    selection: Selection,
-    progress: Path,
-) -> Path:
-    """A decoder's head and embedding, rounded to nearest: their error does not pass through any
-    later layer, and what they hold is looked up or multiplied once. A tied head has the values of
-    `embedding`."""
-    folder = progress / "outside"
-    if folder.exists():
-        return folder
-    weights: dict[str, QTensor] = {}
-    rows, notes = [], []
-    mode = quantize.activations.granularity if quantize.activations else None
-    for name, scheme in selection.outside.items():
-        parameter = f"{name}.weight"
-        weight = tensors[parameter if parameter in tensors else embedding]
-        weights[parameter], row = segments.rounded_alone(name, weight, scheme)
-        rows.append(row)
-        if mode is not None:
-            notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
-    made = CompressedState(weights, activations=mode, notes=tuple(notes))
-    _keep(folder, made, rows, None)
-    return folder
 
 
 def _tuned(

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from optimizer import state as states
-from optimizer.compress import stage
+from optimizer.compress import outside, stage
+from optimizer.compress.selection import select
 from optimizer.compress.simulate import simulated
 from optimizer.errors import DataError, RecipeError
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.load.families import family
+from optimizer.load.model import skeleton, torch_model
 from optimizer.recipe import Calibrate, Compress, Compression, DataSpec, Quantize
 from tests.compress.checkpoints import contents, load
 from tests.conftest import sentences, write_rows
@@ -163,6 +166,41 @@ def test_a_tied_head_gets_codes_of_its_own(llama: Path, tmp_path: Path) -> None:
     coded = state.weights["lm_head.weight"].dequantize()
     assert float((coded - embedding).norm() / embedding.norm()) < 0.02
     assert "model.embed_tokens.weight" not in state.weights
+
+
+def test_a_head_in_four_bits_is_rounded_by_what_reaches_it(llama: Path, tmp_path: Path) -> None:
+    made = {}
+    for method in ("rtn", "gptq"):
+        state = compress(llama, tmp_path / method, methods=[method], head=GROUPS)
+        alone = {"lm_head.weight": state.weights["lm_head.weight"]}
+        made[method] = error(llama, states.CompressedState(alone))
+    assert made["gptq"] < 0.9 * made["rtn"]
+
+
+def test_a_head_rounded_some_rows_at_a_time_is_the_same(llama: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(llama)
+    facts = family(checkpoint.config)
+    quantize = section(llama, methods=["gptq"], head=GROUPS).quantize
+    model = skeleton(checkpoint, TASK)
+    chosen = select(model, facts, facts.prefix(TASK), quantize)
+    features = checkpoint.tensors["model.embed_tokens.weight"].shape[1]
+    x = torch.randn(200, features, generator=torch.Generator().manual_seed(0))
+    save_file({"moments": x.T @ x}, tmp_path / "m.safetensors")
+    one, two = (
+        outside.compress(
+            checkpoint.tensors,
+            facts,
+            "model.embed_tokens.weight",
+            quantize,
+            chosen,
+            tmp_path / "m.safetensors",
+            at_once=rows,
+        )[0].weights["lm_head.weight"]
+        for rows in (7, 10**6)
+    )
+    assert one.codes.shape == two.codes.shape
+    assert torch.allclose(one.dequantize(), two.dequantize(), atol=float(two.scale.max()))
+    assert float((one.codes == two.codes).float().mean()) > 0.99
 
 
 def test_a_head_is_weight_only_beside_coded_activations(llama: Path, tmp_path: Path) -> None:
