@@ -127,7 +127,28 @@ def dither(file: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, float]:
+def answers(source: Path, exact: Any, evaluation: list[list[int]]) -> Any:
+    """The float model's last hidden states (windows, tokens, features), kept beside `source`."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tokens = torch.tensor(evaluation)
+    file = source.with_name(f"{source.name}-{len(evaluation)}.safetensors")
+    if file.is_file():
+        kept = load_file(file)
+        if torch.equal(kept["tokens"], tokens):
+            return kept["hidden"]
+    with torch.no_grad():
+        parts = [
+            exact.model(input_ids=window[None], use_cache=False).last_hidden_state
+            for window in tokens
+        ]
+    hidden = torch.cat(parts)
+    save_file({"tokens": tokens, "hidden": hidden}, file)
+    return hidden
+
+
+def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, Any]:
     """dNLL, KL, top-1 and the perplexities over the evaluation windows."""
     import torch
 
@@ -135,14 +156,16 @@ def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, f
     from optimizer.load.checkpoint import open_checkpoint
     from optimizer.load.model import torch_model
 
-    exact = torch_model(open_checkpoint(source), "text-generation")
+    exact: Any = torch_model(open_checkpoint(source), "text-generation")
+    hidden = answers(source, exact, evaluation)
+    head = exact.lm_head.weight.detach().clone()
     coded = simulated(exact, state)
     sums = dict.fromkeys(("float_nll", "nll", "kl", "top1"), 0.0)
     count, differences = 0, []
-    for ids in evaluation:
+    for ids, features in zip(evaluation, hidden, strict=True):
         tokens = torch.tensor(ids)[None]
         with torch.no_grad():
-            p = exact(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
+            p = (features[:-1] @ head.T).log_softmax(-1)
             q = coded(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
         wanted = tokens[0, 1:, None]
         a, b = -p.gather(1, wanted), -q.gather(1, wanted)
@@ -153,7 +176,7 @@ def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, f
         count += len(wanted)
         differences.append(float((b - a).mean()))
     mean = {k: v / count for k, v in sums.items()}
-    return {"dnll": mean["nll"] - mean["float_nll"], **mean, "windows": differences}  # type: ignore[dict-item]
+    return {"dnll": mean["nll"] - mean["float_nll"], **mean, "windows": differences}
 
 
 def work(name: str, args: argparse.Namespace) -> dict[str, Any]:
