@@ -64,7 +64,7 @@ class OrtDecoder:
         self._capacity = capacity
         self._names = cache_names(self._spec.layers)
         self._wanted = [i.name for i in contract.inputs]
-        _check_graph(runner, self._wanted, self._names)
+        check_graph(runner, self._wanted, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]
         self._cache: dict[str, Any] = {}  # name of the past -> the runtime's array
         self._binding = runner.binding()
@@ -141,7 +141,7 @@ class OrtDecoder:
         return self._runner.value(array)
 
 
-def _check_graph(runner: Opened, inputs: list[str], names: list[tuple[str, str]]) -> None:
+def check_graph(runner: Opened, inputs: list[str], names: list[tuple[str, str]]) -> None:
     pasts, presents = {p for p, _ in names}, {p for _, p in names}
     for kind, found, wanted in (
         ("inputs", set(runner.inputs), pasts | set(inputs)),

@@ -1,4 +1,8 @@
-"""Run a TensorRT engine of any product on a GPU."""
+"""Run a TensorRT engine of any product on a GPU, through NVIDIA's cuda-python.
+
+Arrays pass through pinned buffers, copies and forward are enqueued on one stream, and a shape
+that comes again is replayed as a CUDA graph, copies included.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,31 @@ from typing import Any
 import numpy as np
 
 from ..contract import Contract
-from ..errors import MachineError
+from ..errors import InputError, MachineError
 from ..tasks.batch import Array
+from .ort import check_names
+from .trt_cuda import open_cuda
 from .trt_decoder import TrtDecoder
+from .trt_graphs import Graphs
+from .trt_inspect import layer_information
+from .trt_memory import Device, Pinned
+from .trt_products import imported
+from .trt_profiles import Shape, choose
+from .trt_session import Session, allocator
+
+Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, shapes of the outputs
 
 
 class TrtRunner:
     """An engine opened for inference; see OrtRunner, whose interface this is.
 
     engine: a file that fit.py found to fit this machine; a wrong one is never given here.
-    product: a row of trt_products.PRODUCTS. graphs: replay a captured CUDA graph for shapes seen
-    before. runtime_cache: where RTX keeps the kernels it compiles, read if there and written at
-    close; other products have none.
-    Raises BundleError when the file is no engine, MachineError when the package, cuda-python or
-    the GPU is missing.
+    product: a row of trt_products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
+    that an engine without weights takes them from. runtime_cache: where RTX keeps the kernels it
+    compiles, read if there and written at close; other products have none. trt, driver: what runs
+    it, opened here when they are None.
+    Raises BundleError when the file is no engine for this machine, MachineError when the package,
+    cuda-python or the GPU is missing.
     """
 
     device = "cuda"
@@ -35,21 +50,38 @@ class TrtRunner:
         *,
         product: str = "tensorrt-rtx",
         graphs: bool = True,
+        weights: Path | None = None,
         runtime_cache: Path | None = None,
+        trt: Any = None,
+        driver: Any = None,
     ) -> None:
-        self.engine, self.product, self.graphs = Path(engine), product, graphs
-        self.runtime_cache = runtime_cache
-        raise MachineError("engines are not run yet", where=str(engine))
+        self.model = Path(engine)
+        trt = trt if trt is not None else imported(product)
+        self._driver = driver if driver is not None else open_cuda()
+        self.session = Session(
+            trt,
+            self._driver,
+            self.model,
+            product,
+            graphs=graphs,
+            weights=weights,
+            runtime_cache=runtime_cache,
+        )
+        names = (*self.session.inputs, *self.session.outputs)
+        self._device = {n: Device(self._driver) for n in names}
+        self._pinned = {n: Pinned(self._driver) for n in names}
+        self._graphs: Graphs[Captured] = Graphs(lambda held: self._driver.free_graph(held[0]))
+        self.not_captured: dict[str, str] = {}  # shapes -> why they run without a graph
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
         """Name and element type of each input."""
-        raise NotImplementedError
+        return dict(self.session.inputs)
 
     @property
     def outputs(self) -> list[str]:
         """Names, in the engine's order."""
-        raise NotImplementedError
+        return list(self.session.outputs)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -59,23 +91,118 @@ class TrtRunner:
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. Raises InputError naming the input that is missing, extra, mis-shaped or
         outside every profile, and the range it left."""
-        raise NotImplementedError
+        shapes = check_arrays(self.session, arrays, self.model.name)
+        profile = choose(self.session.profiles, shapes)
+        for name, array in arrays.items():
+            self._room(name, array.nbytes)
+            self._pinned[name].fill(array)
+        key = (profile, tuple(sorted(shapes.items())))
+        captured = self._graphs.get(key)
+        if captured is not None:
+            graph, _, made = captured
+            self._driver.launch(graph)
+        else:
+            made = self._first(key, profile, shapes)
+        self._driver.wait()
+        return {n: self._pinned[n].array(made[n], t) for n, t in self.session.outputs.items()}
 
-    def resident(self, arrays: Mapping[str, Array]) -> Any:
-        """The inputs copied to the device, for a benchmark: .run() is one forward with nothing
-        copied, waited for; .outputs() what it gave."""
-        raise NotImplementedError
+    def _first(self, key: Any, profile: int, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        """Enqueue a forward that has no graph; captured now if the key is due. Output shapes."""
+        context = self.session.context(profile)
+        made = self.session.set_shapes(context, shapes)
+        if any(size < 0 for shape in made.values() for size in shape):
+            return self._dependent(context, shapes, made)
+        for name, shape in made.items():
+            self._room(name, _bytes(shape, self.session.outputs[name]))
+        if self.session.captures and self._graphs.due(key):
+            captured = self._capture(profile, shapes)
+            if captured is not None:
+                self._graphs.put(key, captured)
+                self._driver.launch(captured[0])
+                return made
+        self._enqueue(context, shapes, made)
+        return made
+
+    def _enqueue(
+        self, context: Any, shapes: Mapping[str, Shape], made: Mapping[str, Shape]
+    ) -> None:
+        """Copies in, the forward, copies out."""
+        for name, shape in shapes.items():
+            size = _bytes(shape, self.session.inputs[name])
+            self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
+        self.session.enqueue(context, {n: d.address for n, d in self._device.items()})
+        for name, shape in made.items():
+            size = _bytes(shape, self.session.outputs[name])
+            self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
+
+    def _capture(self, profile: int, shapes: Mapping[str, Shape]) -> Captured | None:
+        """A graph of `_enqueue` with a context of its own; None, and why in `not_captured`, when
+        the engine cannot be captured."""
+        context = self.session.new_context(profile)
+        made = self.session.set_shapes(context, shapes)
+        self._enqueue(context, shapes, made)  # what is done once must not be in the graph
+        self._driver.wait()
+        graph, why = captured(self._driver, lambda: self._enqueue(context, shapes, made))
+        if graph is None:
+            self.not_captured[str(dict(shapes))] = why
+            return None
+        return graph, context, made
+
+    def _dependent(
+        self, context: Any, shapes: Mapping[str, Shape], made: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        """A forward some of whose outputs have shapes that only the data decide."""
+        unknown = [n for n, shape in made.items() if any(size < 0 for size in shape)]
+        room = allocator(self.session.trt, self._driver)
+        for name in unknown:
+            context.set_output_allocator(name, room)
+        known = {n: shape for n, shape in made.items() if n not in unknown}
+        for name, shape in known.items():
+            self._room(name, _bytes(shape, self.session.outputs[name]))
+        for name, shape in shapes.items():
+            size = _bytes(shape, self.session.inputs[name])
+            self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
+        self.session.enqueue(
+            context, {n: d.address for n, d in self._device.items() if n not in unknown}
+        )
+        self._driver.wait()
+        found = {**known, **{n: room.shapes[n] for n in unknown}}
+        for name, shape in found.items():
+            size = _bytes(shape, self.session.outputs[name])
+            self._pinned[name].room(size)
+            held = room.memory[name] if name in unknown else self._device[name]
+            self._driver.to_host(self._pinned[name].address, held.address, size)
+        self._driver.wait()
+        for name in unknown:
+            context.set_output_allocator(name, None)
+        room.close()
+        return found
+
+    def _room(self, name: str, size: int) -> None:
+        """Buffers of a tensor; graphs hold their addresses, and go when one changes."""
+        moved = self._device[name].room(size)
+        moved = self._pinned[name].room(size) or moved
+        if moved:
+            self._graphs.clear()
+
+    def resident(self, arrays: Mapping[str, Array]) -> Resident:
+        """The inputs put on the device once, for a benchmark of the forward alone."""
+        return Resident(self.session, arrays, self.model.name)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> TrtDecoder:
         """A new batch of sequences to continue; see decoder.DecoderRunner."""
-        raise NotImplementedError
+        return TrtDecoder(self.session, contract, capacity)
 
     def layer_information(self) -> str:
         """The engine's layers as the inspector writes them (JSON)."""
-        raise NotImplementedError
+        return layer_information(self.session.trt, self.session.engine)
 
     def close(self) -> None:
         """Free the device's memory; writes the runtime cache."""
+        self._graphs.clear()
+        close_all(self._device, self._pinned)
+        self.session.close()
+        self._driver.close()
 
     def __enter__(self) -> TrtRunner:
         return self
@@ -87,3 +214,103 @@ class TrtRunner:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Resident:
+    """A forward whose inputs lie on the device. run() is one forward, waited for; outputs() what
+    the last one gave. Raises MachineError for an engine whose output shapes depend on the data.
+    """
+
+    def __init__(self, session: Session, arrays: Mapping[str, Array], model: str) -> None:
+        self._session, self._driver = session, session.driver
+        shapes = check_arrays(session, arrays, model)
+        self._context = session.new_context(choose(session.profiles, shapes))
+        self._made = session.set_shapes(self._context, shapes)
+        if any(size < 0 for shape in self._made.values() for size in shape):
+            raise MachineError("shapes of the outputs depend on the data", where=model)
+        sizes = {n: a.nbytes for n, a in arrays.items()}
+        sizes |= {n: _bytes(s, session.outputs[n]) for n, s in self._made.items()}
+        self._device = {n: Device(self._driver) for n in sizes}
+        self._pinned = {n: Pinned(self._driver) for n in sizes}
+        for name, size in sizes.items():
+            self._device[name].room(size)
+            self._pinned[name].room(size)
+        for name, array in arrays.items():
+            self._pinned[name].fill(array)
+            self._driver.to_device(
+                self._device[name].address, self._pinned[name].address, array.nbytes
+            )
+        self._forward()
+        self._driver.wait()
+        self.graph: Any = None
+        self.not_captured = ""
+        if session.captures:
+            self.graph, self.not_captured = captured(self._driver, self._forward)
+
+    def _forward(self) -> None:
+        self._session.enqueue(self._context, {n: d.address for n, d in self._device.items()})
+
+    def run(self) -> None:
+        """One forward, nothing copied."""
+        if self.graph is not None:
+            self._driver.launch(self.graph)
+        else:
+            self._forward()
+        self._driver.wait()
+
+    def outputs(self) -> dict[str, Array]:
+        """Copied to the host."""
+        types = self._session.outputs
+        for name, shape in self._made.items():
+            size = _bytes(shape, types[name])
+            self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
+        self._driver.wait()
+        return {n: self._pinned[n].array(s, types[n]) for n, s in self._made.items()}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.graph is not None:
+            self._driver.free_graph(self.graph)
+        close_all(self._device, self._pinned)
+
+
+def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> None:
+    """Give all buffers back."""
+    for held in device.values():
+        held.close()
+    for beside in pinned.values():
+        beside.close()
+
+
+def captured(driver: Any, enqueue: Any) -> tuple[Any, str]:
+    """(a graph of what `enqueue` enqueues, "") or (None, why it cannot be captured)."""
+    driver.begin_capture()
+    try:
+        enqueue()
+    except MachineError as e:
+        why = str(e)
+    else:
+        why = ""
+    try:
+        graph = driver.end_capture()  # ends it in either case
+    except MachineError as e:
+        return None, why or str(e)
+    if why:
+        driver.free_graph(graph)
+        return None, why
+    return graph, ""
+
+
+def check_arrays(session: Session, arrays: Mapping[str, Array], model: str) -> dict[str, Shape]:
+    """Shapes by name. Raises InputError for a name or a type that is not the engine's."""
+    check_names(set(arrays), set(session.inputs), model)
+    for name, dtype in session.inputs.items():
+        if arrays[name].dtype != dtype:
+            raise InputError(
+                f"{arrays[name].dtype} was given", where=f"input {name}", accepted=str(dtype)
+            )
+    return {name: tuple(map(int, arrays[name].shape)) for name in session.inputs}
+
+
+def _bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape)) * dtype.itemsize

@@ -1,0 +1,115 @@
+"""The few CUDA calls that running an engine takes, through NVIDIA's cuda-python.
+
+A driver's call returns (error, results...); here an error is raised, and results returned.
+https://nvidia.github.io/cuda-python/cuda-bindings/latest/module/runtime.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ..errors import MachineError
+from ..tasks.batch import Array
+
+INSTALL = "pip install cuda-python"
+
+
+class Cuda:
+    """One stream of one device, and memory on it. runtime: the module cuda.bindings.runtime.
+
+    Raises MachineError when there is no device, and when a call fails.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        if self._call("cudaGetDeviceCount") == 0:
+            raise MachineError("no GPU was found", where="device cuda")
+        self._stream = self._call("cudaStreamCreate")
+        self.stream = int(self._stream)  # as TensorRT takes it
+
+    def allocate(self, size: int) -> int:
+        """Address of `size` bytes on the device, aligned to 256."""
+        return int(self._call("cudaMalloc", size))
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave."""
+        self._call("cudaFree", address)
+
+    def pinned(self, size: int) -> tuple[int, Array]:
+        """Page-locked bytes of this process, which the device copies from and to by itself."""
+        address = int(self._call("cudaMallocHost", size))
+        held = (ctypes.c_uint8 * size).from_address(address)
+        return address, np.ctypeslib.as_array(held)
+
+    def free_pinned(self, address: int) -> None:
+        """Give back what `pinned` gave."""
+        self._call("cudaFreeHost", address)
+
+    def to_device(self, device: int, host: int, size: int) -> None:
+        """Enqueue a copy; `host` is pinned."""
+        self._copy(device, host, size, "cudaMemcpyHostToDevice")
+
+    def to_host(self, host: int, device: int, size: int) -> None:
+        """Enqueue a copy; `host` is pinned."""
+        self._copy(host, device, size, "cudaMemcpyDeviceToHost")
+
+    def on_device(self, target: int, source: int, size: int) -> None:
+        """Enqueue a copy."""
+        self._copy(target, source, size, "cudaMemcpyDeviceToDevice")
+
+    def wait(self) -> None:
+        """Until everything enqueued is done."""
+        self._call("cudaStreamSynchronize", self._stream)
+
+    def begin_capture(self) -> None:
+        """From here on what is enqueued is recorded, not run."""
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", self._stream, mode)
+
+    def end_capture(self) -> Any:
+        """What was recorded, ready for `launch`."""
+        graph = self._call("cudaStreamEndCapture", self._stream)
+        try:
+            return self._call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._call("cudaGraphDestroy", graph)
+
+    def launch(self, graph: Any) -> None:
+        """Enqueue what a graph recorded."""
+        self._call("cudaGraphLaunch", graph, self._stream)
+
+    def free_graph(self, graph: Any) -> None:
+        """Give back what `end_capture` gave."""
+        self._call("cudaGraphExecDestroy", graph)
+
+    def close(self) -> None:
+        """The stream; memory is its owners'."""
+        self._call("cudaStreamDestroy", self._stream)
+
+    def _copy(self, target: int, source: int, size: int, kind: str) -> None:
+        if size:
+            which = getattr(self._runtime.cudaMemcpyKind, kind)
+            self._call("cudaMemcpyAsync", target, source, size, which, self._stream)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        error, *results = getattr(self._runtime, name)(*arguments)
+        if error != self._runtime.cudaError_t.cudaSuccess:
+            _, said = self._runtime.cudaGetErrorString(error)
+            text = said.decode() if isinstance(said, bytes) else str(said)
+            raise MachineError(f"{name} failed: {text}", where="device cuda")
+        return results[0] if results else None
+
+
+def open_cuda() -> Cuda:
+    """A stream on the current device. Raises MachineError when cuda-python is missing."""
+    try:
+        runtime = import_module("cuda.bindings.runtime")
+    except ImportError as e:
+        raise MachineError(
+            f"cuda.bindings cannot be imported ({e})", where="device cuda", fix=INSTALL
+        ) from None
+    return Cuda(runtime)
