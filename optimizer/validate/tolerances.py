@@ -6,11 +6,15 @@ and later layers multiply such flips until they are a share of the quantization 
 So those hops are proven piece by piece (lower/cut.py), each piece given the reference's own
 inputs, where only float rounding is left; the end-to-end distance is bounded by a share of the
 quantization error measured on the same inputs and is there to catch wrong wiring.
+
+Limits that a change of precision explains are derived in precisions.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from optimizer.validate.precisions import limit
 
 
 @dataclass(frozen=True)
@@ -38,33 +42,48 @@ TABLE: dict[str, Tolerance] = {
         "x sqrt(inputs) for each of the products that a rotation runs through",
     ),
     "export fp32": Tolerance(
-        1e-5,
+        limit("fp32", "fp32", "whole"),
         "the same operators in another order: eps 6e-8 x sqrt(about 4,000 roundings along a path)",
     ),
     "export fp16": Tolerance(
-        1e-2, "eps 4.9e-4 x sqrt(about 400 roundings that do not average out inside a sum)"
+        limit("fp32", "fp16", "whole"),
+        "eps 4.9e-4 x sqrt(about 400 roundings that do not average out inside a sum)",
     ),
     "piece fp32": Tolerance(
-        2e-5, "one linear module or the few operators between two: eps 6e-8 x sqrt(inputs) x margin"
+        limit("fp32", "fp32", "piece"),
+        "one linear module or the few operators between two: eps 6e-8 x sqrt(inputs) x margin",
     ),
     "piece int8 fp32": Tolerance(
-        2e-4,
+        limit("int8", "int8 fp32", "piece"),
         "integer sums are exact; an int32 bias is rounded to a step of input scale x weight scale, "
         "of three tokens in four at least (a tie flips a code in the others)",
     ),
-    "piece fp16": Tolerance(4e-3, "eps 4.9e-4 of inputs, weights and sum, x margin"),
+    "piece fp16": Tolerance(
+        limit("fp32", "fp16", "piece"), "eps 4.9e-4 of inputs, weights and sum, x margin"
+    ),
     "piece int8 fp16": Tolerance(
-        2e-2, "fp16 inputs lie up to 2^-11 from the reference's: a code in twenty flips by one step"
+        limit("int8", "int8 fp16", "piece"),
+        "fp16 inputs lie up to 2^-11 from the reference's: a code in twenty flips by one step",
     ),
     "lower fp32 float": Tolerance(
         1e-4, "the weights are the state's exactly; activations stay float: rounding only"
     ),
     "lower fp32 int8": Tolerance(1e-4, FLIPS, share=1.0),
-    "lower fp16 float": Tolerance(1e-2, "as the float16 graph from torch"),
-    "lower fp16 int8": Tolerance(1e-2, FLIPS, share=1.0),
+    "lower fp16 float": Tolerance(
+        limit("fp32", "fp16", "whole"), "as the float16 graph from torch"
+    ),
+    "lower fp16 int8": Tolerance(limit("fp32", "fp16", "whole"), FLIPS, share=1.0),
     "engine fp32 int8": Tolerance(1e-4, FLIPS, share=1.0),
+    "engine fp16 int8": Tolerance(limit("fp32", "fp16", "whole"), FLIPS, share=1.0),
+    "engine fp32 float": Tolerance(
+        limit("fp32", "tf32", "whole"), "a GPU's products of fp32 may round operands to TF32"
+    ),
+    "engine fp16 float": Tolerance(
+        limit("int4", "int4 fp16", "whole"),
+        "the same codes and operators in kernels of another order: as the float16 graph",
+    ),
     "engine blocks": Tolerance(
-        5e-2,
+        limit("int4", "int4 int8", "piece"),
         "for 4- and 8-bit weights alone MatMulNBits codes its float inputs to int8 in blocks: "
         "absmax/rms of a block (at most sqrt(128)) / (127 sqrt(12)) = 2.6e-2 per module",
     ),
