@@ -158,7 +158,7 @@ def _rounding(m: Materials) -> list[str]:
         ]
     method = quantize.rounders[-1]
     rounding = ROUNDING[method]
-    problems = state_laws.weights(m.state, m.parameters, rounding, m.outside_blocks)
+    problems = state_laws.weights(m.state, m.parameters, rounding, m.rounded_alone)
     if rounding.nearest:
         return problems
     wanted = {**m.parameters, **m.state.replaced}

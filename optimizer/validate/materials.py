@@ -94,10 +94,12 @@ class Materials:
         return family(self.checkpoint.config)
 
     @cached_property
-    def outside_blocks(self) -> set[str]:
-        """A decoder's embedding and head: rounded by themselves whatever the method."""
+    def rounded_alone(self) -> set[str]:
+        """A decoder's embedding, and its head where gptq is not asked for: rounded to nearest
+        whatever the method."""
         known = self.family
-        names = (f"{known.prefix(self.task)}{known.embeddings}", known.head)
+        names = [f"{known.prefix(self.task)}{known.embeddings}"]
+        names += [] if "gptq" in self.section.quantize.rounders else [known.head]
         return {f"{name}.weight" for name in names if known.kind == "decoder"}
 
     @cached_property
