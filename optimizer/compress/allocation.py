@@ -1,13 +1,14 @@
 """Bits by sensitivity: what sensitivity.py and allocate.py need of the model, and what comes of it.
 
-First the whole float model is in memory for one backward pass per window; then its blocks go by
-one by one, for the second moments of their inputs. The choice is kept in a file, so that a run
-that goes on makes no other.
+First the whole float model is in memory for one backward pass per window; what the outputs of all
+modules get is kept under the budget for activations. Then the blocks go by one by one, for their
+inputs. The choice is kept in a file, so that a run that goes on makes no other.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 
 from optimizer.compress import walk
 from optimizer.compress.allocate import Option, choose, stored_sizes, total
+from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.calibration import singly
 from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.selection import Selection
-from optimizer.compress.sensitivity import Slopes, metric, output_slopes, predicted
+from optimizer.compress.sensitivity import Curvature, metric, output_slopes, predicted
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
@@ -68,13 +70,15 @@ def allocated(
     if not file.exists():
         say("compress: measuring what bits are worth; the whole model is in memory for it")
         windows = [*islice(singly(given), asked.windows)]
+        scratch = folder / "slopes"
         try:
-            slopes = _slopes(model, tensors, facts, prefix, windows, section, selection)
+            slopes = _slopes(model, tensors, facts, prefix, windows, section, selection, scratch)
             measured = _measured(model, tensors, entry, windows, section, selection, slopes)
         except ValueError as e:
             raise CheckpointError(
                 str(e), where=WHERE, fix="Leave allocate out of the recipe."
             ) from e
+        shutil.rmtree(scratch, ignore_errors=True)
         chosen = _chosen(measured, asked, selection)
         kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
         partial = file.with_suffix(".partial")
@@ -97,9 +101,13 @@ def _slopes(
     windows: Sequence[Batch],
     section: Compression,
     selection: Selection,
-) -> dict[str, Slopes]:
+    scratch: Path,
+) -> dict[str, Buffer]:
+    """{module: the gradients at its output, (tokens, out) per window}."""
     asked = section.quantize.allocate
     assert asked is not None
+    budget = Budget(int(section.compress.memory_gb * 1e9))
+    kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     materialize(model, "", tensors)
     base: Any = model.get_submodule(prefix.removesuffix("."))
 
@@ -107,16 +115,18 @@ def _slopes(
         return cast(Tensor, base(**batch, use_cache=False).last_hidden_state)
 
     try:
-        return output_slopes(
+        output_slopes(
             features,
             cast(Tensor, model.get_submodule(facts.head).weight),
             {n: cast(nn.Linear, model.get_submodule(n)) for n in selection.choices},
             bar(windows, "sensitivity"),
+            lambda name, slope: kept[name].append(slope),
             seed=asked.seed,
             dtype=torch.bfloat16 if section.compress.precision == "bf16" else torch.float32,
         )
     finally:
         release(model)
+    return kept
 
 
 def _measured(
@@ -126,9 +136,9 @@ def _measured(
     windows: Sequence[Batch],
     section: Compression,
     selection: Selection,
-    slopes: Mapping[str, Slopes],
+    slopes: Mapping[str, Sequence[Tensor]],
 ) -> Sensitivity:
-    """Walk the float blocks: second moments of inputs, and with them what each choice costs."""
+    """Walk the float blocks for the inputs, and say what each choice costs."""
     stream = capture(model, selection.blocks, tensors, windows, entry)
     stream.float = section.compress.precision
     leader: dict[str, str] = {}
@@ -142,13 +152,13 @@ def _measured(
             materialize(model, block, tensors)
         shared = walk.sharing(model, stream, segment, names)
         leader |= shared
-        plain, weighted = _moments(model, stream, segment, shared, slopes)
-        for name in (n for n in names if n in weighted):
+        plain, curved = _moments(model, stream, segment, shared, slopes)
+        for name, curvature in curved.items():
             weight = cast(Tensor, model.get_submodule(name).weight).detach()
             shapes[name] = (weight.shape[0], weight.shape[1])
-            price = metric(weighted[name], plain[leader[name]] if answers else None)
+            price = metric(curvature.inputs, plain[leader[name]] if answers else None)
             costs[name] = {
-                scheme: predicted(weight, scheme, slopes[name].outputs, price)
+                scheme: predicted(weight, scheme, curvature.outputs, price)
                 for scheme in selection.choices[name]
             }
         for block in blocks:
@@ -161,28 +171,24 @@ def _moments(
     stream: walk.Stream,
     segment: range,
     leader: Mapping[str, str],
-    slopes: Mapping[str, Slopes],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """{leader: H} and {module: A} of sensitivity.py, (in, in); the stream moves on."""
+    slopes: Mapping[str, Sequence[Tensor]],
+) -> tuple[dict[str, Tensor], dict[str, Curvature]]:
+    """{leader: sum of x x^T (in, in)} and {module: curvature}; the stream moves on."""
     plain: dict[str, Tensor] = {}
-    weighted: dict[str, Tensor] = {}
-    batch = dict.fromkeys(slopes, 0)
+    curved: dict[str, Curvature] = {}
+    window = dict.fromkeys(leader, 0)
 
     def see(first: str, rows: Tensor) -> None:
-        _add(plain, first, rows.T @ rows / stream.tokens)
+        product = rows.T @ rows
+        plain[first] = plain[first] + product if first in plain else product
         for name in (n for n in leader if leader[n] == first):
-            tokens = slopes[name].tokens
-            whole = sum(float(t.sum()) for t in tokens)  # 0: nothing there matters
-            share = tokens[batch[first]] / (whole or 1.0)
-            _add(weighted, name, (rows * share[:, None]).T @ rows)
-        batch[first] += 1
+            slope = slopes[name][window[first]]
+            found = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
+            found.add(slope, rows)
+        window[first] += 1
 
     walk.run(model, stream, segment, see, tuple(leader), advance=True)
-    return plain, weighted
-
-
-def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    sums[name] = sums[name] + value if name in sums else value
+    return plain, curved
 
 
 def _chosen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.gptq import gptq
 from optimizer.compress.rtn import rtn
-from optimizer.compress.sensitivity import Slopes, metric, output_slopes, predicted
+from optimizer.compress.sensitivity import Curvature, metric, output_slopes, predicted
 from optimizer.qtensor import Scheme
 from tests.compress import correlated
 from tests.compress.test_distill import Batch, Tiny, batches
@@ -18,24 +18,25 @@ from tests.compress.test_distill import Batch, Tiny, batches
 G16 = Scheme(4, granularity="group", group_size=16)
 
 
-def weighted(model: Tiny, slopes: Mapping[str, Slopes], on: list[Batch]) -> dict[str, Tensor]:
-    """A of each linear."""
-    seen: dict[str, list[Tensor]] = {}
+def curvatures(model: Tiny, texts: list[Batch], seed: int = 0) -> dict[str, Curvature]:
+    """By linear, from its inputs and the gradients at its output."""
     linears, _ = model.named()
+    slopes: dict[str, list[Tensor]] = {n: [] for n in linears}
+    inputs: dict[str, list[Tensor]] = {n: [] for n in linears}
 
     def keep(name: str) -> Callable[..., None]:
-        return lambda _m, args: seen.setdefault(name, []).append(args[0].flatten(0, -2))
+        return lambda _m, args: inputs[name].append(args[0].detach())
 
     handles = [m.register_forward_pre_hook(keep(n)) for n, m in linears.items()]
-    with torch.no_grad():
-        for batch in on:
-            model(batch)
+    output_slopes(
+        model, model.embedding, linears, texts, lambda n, s: slopes[n].append(s), seed=seed
+    )
     for handle in handles:
         handle.remove()
-    found = {}
-    for name, rows in seen.items():
-        x, share = torch.cat(rows), torch.cat(slopes[name].tokens)
-        found[name] = (x * share[:, None] / share.sum()).T @ x
+    found = {n: Curvature(m.out_features, m.in_features) for n, m in linears.items()}
+    for name, curvature in found.items():
+        for text, slope, x in zip(texts, slopes[name], inputs[name], strict=True):
+            curvature.add(slope, x[text["attention_mask"].bool()])
     return found
 
 
@@ -50,42 +51,41 @@ def divergence(model: Tiny, name: str, weight: Tensor, on: list[Batch]) -> float
     return float(nn.functional.kl_div(q, p, log_target=True, reduction="batchmean"))
 
 
+def singles(count: int) -> list[Batch]:
+    """Texts, one by one."""
+    return [{k: t[i : i + 1] for k, t in b.items()} for b in batches(count // 2) for i in (0, 1)]
+
+
 def test_what_rounding_one_weight_costs_is_foretold() -> None:
-    model, text = Tiny(), batches(40)
+    model, texts = Tiny(), singles(80)
     linears, _ = model.named()
-    slopes = output_slopes(model, model.embedding, linears, text)
-    seen = weighted(model, slopes, text)
+    curved = curvatures(model, texts)
     for name, linear in linears.items():
         for bits in (3, 4, 8):
-            scheme = Scheme(bits)
-            weight = linear.weight.detach()
-            said = predicted(weight, scheme, slopes[name].outputs, metric(seen[name]))
-            true = divergence(model, name, rtn(weight, scheme).dequantize(), text)
+            weight, scheme = linear.weight.detach(), Scheme(bits)
+            costs = metric(curved[name].inputs)
+            said = predicted(weight, scheme, curved[name].outputs, costs)
+            true = divergence(model, name, rtn(weight, scheme).dequantize(), texts)
             assert said == pytest.approx(true, rel=0.5)
 
 
-def test_padding_has_no_say_in_the_mean() -> None:
-    model, plain = Tiny(), batches(4)
+def test_padding_has_no_say() -> None:
+    model, plain = Tiny(), singles(8)
     padded = [
         {
-            "input_ids": torch.cat([b["input_ids"], torch.full((2, 5), 7)], 1),
-            "attention_mask": torch.cat([b["attention_mask"], torch.zeros(2, 5)], 1),
+            "input_ids": torch.cat([b["input_ids"], torch.full((1, 5), 7)], 1),
+            "attention_mask": torch.cat([b["attention_mask"], torch.zeros(1, 5)], 1),
         }
         for b in plain
     ]
-    linears, _ = model.named()
-    one, two = (output_slopes(model, model.embedding, linears, b) for b in (plain, padded))
-    assert all(torch.allclose(one[n].outputs, two[n].outputs, rtol=1e-4) for n in one)
-    assert all(len(t) == 32 for n in two for t in two[n].tokens)
+    one, two = (curvatures(model, texts) for texts in (plain, padded))
+    for name in one:
+        assert torch.allclose(one[name].outputs, two[name].outputs, rtol=1e-4)
+        assert torch.allclose(one[name].inputs, two[name].inputs, rtol=1e-3, atol=1e-7)
 
 
 def test_the_same_seed_draws_the_same_text() -> None:
-    model, text = Tiny(), batches(2)
-    linears, _ = model.named()
-    one, two, other = (
-        output_slopes(model, model.embedding, linears, text, seed=s) for s in (1, 1, 2)
-    )
-    first = [made["linears.0"].outputs for made in (one, two, other)]
+    first = [curvatures(Tiny(), singles(2), seed)["linears.0"].outputs for seed in (1, 1, 2)]
     assert torch.equal(first[0], first[1])
     assert not torch.equal(first[0], first[2])
 
@@ -94,7 +94,15 @@ def test_a_module_that_no_answer_depends_on_is_named() -> None:
     model = Tiny()
     linears = {**model.named()[0], "idle": nn.Linear(2, 2)}
     with pytest.raises(ValueError, match="idle"):
-        output_slopes(model, model.embedding, linears, batches(1))
+        output_slopes(model, model.embedding, linears, singles(2), lambda _n, _s: None)
+
+
+def test_curvature_is_that_of_whole_texts() -> None:
+    """Two tokens whose gradients cancel cost nothing together."""
+    curved = Curvature(2, 3)
+    curved.add(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]), torch.ones(2, 3))
+    assert not bool(curved.outputs.any())
+    assert not bool(curved.inputs.any())
 
 
 def test_what_gptq_cannot_move_on_multiplies_to_the_determinant() -> None:
