@@ -52,7 +52,8 @@ def validity(_: Job) -> Result:
     x = network.add_input("x", trt.float32, (1, 8))
     network.mark_output(network.add_activation(x, trt.ActivationType.RELU).get_output(0))
     plan = bytes(builder.build_serialized_network(network, builder.create_builder_config()))
-    said, bits = trt.Runtime(log).get_engine_validity(plan[: trt.Runtime.engine_header_size])
+    runtime = trt.Runtime(log)
+    said, bits = runtime.get_engine_validity(plan[: runtime.engine_header_size])
     names = trt.EngineInvalidityDiagnostics.__members__
     return {
         "version": trt.__version__,

@@ -27,6 +27,7 @@ from typing import Any
 
 from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness import errors as harness
+from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes import ort, trt, trt_inspect
 from optimizer.harness.runtimes.trt_watch import PARTS
 from optimizer.progress import meter, say
@@ -59,6 +60,7 @@ def run(target: Target, model: Path, *, out: Path) -> None:
                 document = _tensorrt(target, model, out / ENGINE)
                 fit["runtime_version"] = document["network"]["version"]
                 fit["compute_capabilities"] = document["network"]["compute_capabilities"]
+                fit |= _built_on(target)
     except MachineError as e:
         if target.on_missing != "defer":
             raise
@@ -97,6 +99,13 @@ def _fit(target: Target) -> dict[str, Any]:
         "architecture": platform.machine().lower(),
         "shapes": profiles[0] if len(profiles) == 1 else profiles,
     }
+
+
+def _built_on(target: TensorRTTarget) -> dict[str, str]:
+    """The GPU whose model binds the engine, where the product builds for the one that is here."""
+    gpu = this_machine().gpu
+    bound = trt.PRODUCTS[target.runtime].needs_gpu
+    return {"gpu": gpu.name} if bound and gpu is not None else {}
 
 
 def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     <cache>/<key>/timing.cache   what its builder timed, for products that time
     <cache>/<key>/built.json     {"sha256", "size": of the engine, "made_from": what the key is of}
     <cache>/<key>.lock           held while it is built
+    <cache>/<key>.kernels        what TensorRT-RTX compiled for this GPU when the engine first ran
 
 A folder under its final name is complete: it is written beside, fsynced, then renamed, so a build
 killed at any instant leaves nothing that is taken for done. A process that finds another building

@@ -44,10 +44,28 @@ class Workshop:
         if engine["runtime"] not in PRODUCTS:
             provider = engine.get("provider") or engine["device"]
             return OrtRunner(self.folder / engine["model"], device=provider, threads=threads)
+        return self._open_engine(engine, how)
+
+    def _open_engine(self, engine: Mapping[str, Any], how: How) -> Runner:
+        """Of a runtime with engine files: first the runtime is asked, then it is deserialized."""
+        from .runtimes.trt_products import imported
         from .runtimes.trt_run import TrtRunner
+        from .runtimes.trt_validity import refuse_invalid
 
         path = self.folder / engine["engine"] if how == "load" else self.built(engine)
-        return TrtRunner(path, product=engine["runtime"])
+        product = engine["runtime"]
+        refuse_invalid(path, imported(product))
+        stripped = how == "load" and engine["fit"].get("strip_weights", False)
+        kernels = None
+        if PRODUCTS[product].runtime_config:
+            self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            kernels = self.cache / f"{engine_cache.key(self.made_from(engine))}.kernels"
+        return TrtRunner(
+            path,
+            product=product,
+            weights=self.folder / engine["model"] if stripped else None,
+            runtime_cache=kernels,
+        )
 
     def built(self, engine: Mapping[str, Any]) -> Path:
         """The engine's file in the cache, built now if need be."""

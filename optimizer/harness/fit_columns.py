@@ -134,7 +134,10 @@ def built(a: Asked) -> str:
 
 
 def engine_digest(a: Asked) -> str:
-    return f"damaged: {a.engine['engine']}" if a.engine["engine"] in a.damaged else ""
+    """Of the engine, and of the model where an engine without weights takes them from it."""
+    if a.engine["engine"] in a.damaged:
+        return f"damaged: {a.engine['engine']}"
+    return model_digest(a) if a.fit.get("strip_weights", False) else ""
 
 
 def model_digest(a: Asked) -> str:

@@ -29,7 +29,8 @@ PACKAGES = (
     "tokenizers",
     "torch",
 )
-RUNNERS = frozenset({"onnxruntime"})  # runtimes this harness can run, not only build for
+RUNNERS = frozenset({"onnxruntime", "tensorrt-rtx", "tensorrt"})
+"""Runtimes this harness can run, not only build for."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness.machine import RUNNERS
+from optimizer.harness.runtimes.trt_products import PRODUCTS
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
@@ -63,10 +64,10 @@ def runnable(manifest: Mapping[str, Any]) -> bool:
 def _state(engine: Mapping[str, Any]) -> str:
     """What was done with one engine where the bundle was made, and what can be done with it."""
     made = "not there yet" if engine["engine"] is None else "built and checked where it was made"
-    if engine["runtime"] in RUNNERS:
+    if engine["runtime"] not in PRODUCTS:
         made = "portable ONNX, opened and checked where it was made"
     if engine["deferred"]:
-        what = "not opened" if engine["runtime"] in RUNNERS else "not built"
+        what = "not built" if engine["runtime"] in PRODUCTS else "not opened"
         made = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"
     yet = "" if engine["runtime"] in RUNNERS else "; this version's harness does not run it yet"
     return made + yet

@@ -190,8 +190,9 @@ def _add_target(
     folder = bundle / "engines" / name
     folder.mkdir(parents=True)
     shutil.copyfile(engine / "engine.json", folder / "engine.json")
-    if built["engine"] is not None:
-        shutil.copyfile(engine / built["engine"], folder / built["engine"])
+    timings = built.get("timing_cache")
+    for extra in filter(None, (built["engine"], timings)):
+        shutil.copyfile(engine / extra, folder / extra)
     return {
         "target": name,
         "runtime": target.runtime,
@@ -200,6 +201,7 @@ def _add_target(
         "model": files[0],
         "model_files": files,
         "engine": f"engines/{name}/{built['engine']}" if built["engine"] else None,
+        "timing_cache": f"engines/{name}/{timings}" if timings else None,
         "deferred": built["deferred"],
         "why": built["why"],
         "fit": built["fit"],

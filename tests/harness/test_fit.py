@@ -249,3 +249,20 @@ def test_versions_compare_as_numbers() -> None:
 def test_the_ends_of_a_profile_are_inside_it(shape: tuple[int, int], fits: bool) -> None:
     made = decide({"engines": [RTX]}, machine(), shape=shape)
     assert isinstance(made, Fit if fits else Refuse)
+
+
+def test_an_engine_without_weights_is_not_loaded_beside_a_damaged_model() -> None:
+    stripped = {**RTX, "fit": {**RTX["fit"], "strip_weights": True}}  # type: ignore[dict-item]
+    model = frozenset({"model/rtx/model.onnx"})
+    assert isinstance(decide({"engines": [RTX]}, machine(), damaged=model), Fit)
+    assert isinstance(decide({"engines": [stripped]}, machine()), Fit)
+    assert isinstance(decide({"engines": [stripped]}, machine(), damaged=model), Refuse)
+
+
+def test_a_shape_between_two_profiles_is_in_neither() -> None:
+    low, high = {"batch": [1, 1, 2]}, {"batch": [8, 8, 8], "sequence": [16, 64, 64]}
+    whole = {"batch": [1, 4, 8], "sequence": [16, 128, 256], "buckets": [low, high]}
+    engine = {**RTX, "fit": {**RTX["fit"], "shapes": whole}}  # type: ignore[dict-item]
+    for shape, fits in {(2, 256): True, (8, 64): True, (4, 64): False, (8, 65): False}.items():
+        made = decide({"engines": [engine]}, machine(), shape=shape)
+        assert isinstance(made, Fit if fits else Refuse), shape
