@@ -72,6 +72,7 @@ class Bundle:
             machine or this_machine(),
             default_cache() if cache is None else cache,
             say,
+            self.contract,
         )
         self._choose(damaged, runtime, threads, genai)
         if isinstance(self.decision, FallBack) and say is not None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from . import engine_cache
+from .contract import Contract
 from .engine_cache import Build, Say
 from .errors import MachineError
 from .fit import How
 from .fit_columns import Asked, capability, profiles
 from .machine import Machine
+from .runtimes.fitted import FittedRunner
 from .runtimes.ort import OrtRunner
 from .runtimes.runner import Runner
 from .runtimes.trt_products import PRODUCTS, Options
@@ -28,14 +30,15 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where and how engines are opened. builder: makes the Build of an engine's entry; the real
-    one is `builder`."""
+    """Where and how engines are opened. contract: of the model, where it is opened. builder: makes
+    the Build of an engine's entry; the real one is `builder`."""
 
     folder: Path
     manifest: Mapping[str, Any]
     machine: Machine
     cache: Path
     say: Say | None = None
+    contract: Contract | None = None
     builder: Callable[[Workshop, Mapping[str, Any]], Build] | None = None
 
     def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
@@ -60,12 +63,15 @@ class Workshop:
         if PRODUCTS[product].runtime_config:
             self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             kernels = self.cache / f"{engine_cache.key(self.made_from(engine))}.kernels"
-        return TrtRunner(
+        runner = TrtRunner(
             path,
             product=product,
             weights=self.folder / engine["model"] if stripped else None,
             runtime_cache=kernels,
         )
+        if self.contract is None or self.contract.generation is not None:
+            return runner
+        return FittedRunner(runner, self.contract, profiles(engine["fit"]["shapes"]))
 
     def built(self, engine: Mapping[str, Any]) -> Path:
         """The engine's file in the cache, built now if need be."""

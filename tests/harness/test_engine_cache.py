@@ -160,11 +160,15 @@ def test_the_real_builder_makes_an_engine_for_this_gpu_alone_and_says_how_far_it
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     small_model.model(tmp_path / "m.onnx", dialect="trt_qdq")
     said: list[str] = []
-    shop = Workshop(tmp_path, {"files": FILES}, HERE, tmp_path / "cache", said.append, builder)
+    shop = Workshop(
+        tmp_path, {"files": FILES}, HERE, tmp_path / "cache", said.append, None, builder
+    )
     made = shop.built(ENTRY)
     assert read_header(made).compute_capabilities == ("89",)
     assert any("building tensorrt-rtx-cuda for this GPU: " in line for line in said)
-    again = Workshop(tmp_path, {"files": FILES}, HERE, tmp_path / "cache", None, lambda *_: never)
+    again = Workshop(
+        tmp_path, {"files": FILES}, HERE, tmp_path / "cache", None, None, lambda *_: never
+    )
     assert shop.cached(ENTRY)
     assert again.built(ENTRY) == made
     assert json.loads((made.parent / "built.json").read_text())["made_from"]["gpu"] == [

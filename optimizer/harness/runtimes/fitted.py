@@ -1,0 +1,97 @@
+"""Any batch through an engine whose profiles take only some shapes.
+
+A text shorter than a profile's shortest gets padding that the mask hides, a batch smaller than its
+smallest gets empty rows, and one larger than its largest is run in parts; what was added is cut
+off again. Answers differ from unpadded ones by float rounding only, as those of any batch do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..contract import Contract
+from ..tasks.batch import Array
+from .decoder import Decoder
+from .runner import Runner
+
+Span = Sequence[int]
+
+
+class FittedRunner:
+    """A runner of encoders; arrays are (batch, sequence), outputs have the contract's axes.
+
+    profiles: [{"batch": [min, opt, max], "sequence": ...}]. A sequence longer than all of them is
+    passed on, and the engine's own InputError names it.
+    """
+
+    def __init__(
+        self, runner: Runner, contract: Contract, profiles: Sequence[Mapping[str, Span]]
+    ) -> None:
+        self._runner, self._profiles = runner, profiles
+        self._axes = {o.name: o.axes for o in contract.outputs}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return self._runner.inputs
+
+    @property
+    def outputs(self) -> list[str]:
+        return self._runner.outputs
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Run, in as many parts as it takes."""
+        rows, tokens = next(iter(arrays.values())).shape
+        profile = self._profile(rows, tokens)
+        if profile is None:
+            return self._runner.infer(arrays)
+        most = profile["batch"][2]
+        parts = [
+            self._part({n: a[i : i + most] for n, a in arrays.items()}, profile)
+            for i in range(0, rows, most)
+        ]
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
+        return self._runner.decoder(contract, capacity)
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def __enter__(self) -> FittedRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
+        """The one that takes the batch in the fewest parts, and of those with least padding."""
+        wide = [p for p in self._profiles if tokens <= p["sequence"][2]]
+
+        def cost(p: Mapping[str, Span]) -> tuple[int, int]:
+            parts = -(-rows // p["batch"][2])
+            return parts, max(rows, p["batch"][0]) * max(tokens, p["sequence"][0])
+
+        return min(wide, key=cost, default=None)
+
+    def _part(self, arrays: Mapping[str, Array], profile: Mapping[str, Span]) -> dict[str, Array]:
+        rows, tokens = next(iter(arrays.values())).shape
+        more = (max(profile["batch"][0] - rows, 0), max(profile["sequence"][0] - tokens, 0))
+        if more == (0, 0):
+            return self._runner.infer(arrays)
+        padded = {n: np.pad(a, ((0, more[0]), (0, more[1]))) for n, a in arrays.items()}
+        if more[0]:  # a row without any token divides by zero: it gets one
+            padded["attention_mask"][rows:, 0] = 1
+        return {n: self._cut(n, a, rows, tokens) for n, a in self._runner.infer(padded).items()}
+
+    def _cut(self, name: str, array: Array, rows: int, tokens: int) -> Array:
+        sizes = {"batch": rows, "sequence": tokens}
+        return array[tuple(slice(sizes.get(str(axis))) for axis in self._axes.get(name, ()))]
