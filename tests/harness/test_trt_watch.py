@@ -23,6 +23,15 @@ def test_a_phase_left_early_counts_as_done() -> None:
     assert made.finish("outer") == PARTS
 
 
+def test_what_comes_before_a_slow_phase_is_worth_little() -> None:
+    made = Advance("slow")
+    made.start("outer", 2)
+    before = made.step("outer", 1)
+    made.start("slow", 1)
+    assert made.finish("slow") > 4 * before > 0
+    assert made.finish("outer") == PARTS
+
+
 @given(st.lists(st.tuples(st.sampled_from(["start", "step", "finish"]), st.integers(0, 9))))
 def test_what_is_told_never_goes_back(events: list[tuple[str, int]]) -> None:
     made, told = Advance(), [0]

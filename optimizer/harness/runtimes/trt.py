@@ -66,7 +66,7 @@ def build(
     several = [shapes] if isinstance(shapes, Mapping) else shapes
     profiles = [_add_profile(builder, network, config, one, log.messages) for one in several]
     known = facts(network, modules or {})
-    watching = monitor(trt, progress)
+    watching = monitor(trt, progress, PRODUCTS[product].slow_phase)
     config.progress_monitor = watching
     with interruptible(watching):
         plan = builder.build_serialized_network(network, config)

@@ -8,7 +8,6 @@ import numpy as np
 
 from ..tasks.batch import Array
 
-
 GROWTH = 3  # halves: by half at least, so that sizes that creep up are not bought one by one
 
 

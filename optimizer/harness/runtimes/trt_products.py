@@ -61,7 +61,8 @@ class Product:
     which captures CUDA graphs by itself and keeps compiled kernels in a runtime cache. options:
     the fields of Options it has. with_gpu: those of them that it builds only where a GPU is
     present. compute_capabilities: the GPUs it can name; empty when it builds for the GPU that is
-    present. driver_minimum: of the oldest CUDA release its libraries are built with.
+    present. driver_minimum: of the oldest CUDA release its libraries are built with. slow_phase:
+    of a build, see trt_watch.Advance.
     """
 
     module: str
@@ -74,6 +75,7 @@ class Product:
     with_gpu: frozenset[str]
     compute_capabilities: tuple[str, ...]
     driver_minimum: str
+    slow_phase: str = ""
 
     @property
     def distribution(self) -> str:
@@ -95,6 +97,7 @@ PRODUCTS = {
         with_gpu=frozenset(("refittable", "strip_weights")),
         compute_capabilities=("75", "80", "86", "89", "120", "121"),
         driver_minimum="580",
+        slow_phase="Determining refit engines",
     ),
     "tensorrt": Product(
         module="tensorrt",
