@@ -23,6 +23,7 @@ from optimizer.lower import cut
 from optimizer.validate import bisect, contract_laws, pieces, rounding_laws, state_laws, trace
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
+from optimizer.validate.on_gpu import compared, not_here
 from optimizer.validate.tolerances import LEARNING, ROUNDING, TABLE, Tolerance
 from optimizer.validate.trace import Trace
 
@@ -349,16 +350,14 @@ def engine(m: Materials) -> Entry:
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
-    reason = ""
-    if document.get("deferred"):
-        reason = f"not built on this machine: {document.get('why')}"
-    elif target.runtime != "onnxruntime":
-        reason = f"a {target.runtime} engine opens only on its GPU; it is not proven here"
-    elif target.device != "cpu":
+    reason = not_here(m)
+    if not reason and target.runtime == "onnxruntime" and target.device != "cpu":
         reason = f"device {target.device} is not compared here"
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
+    if target.runtime != "onnxruntime":
+        return _entry("engine", "lowered graph", *compared(m), problems)
     blocks = m.state.activations is None
     tolerance = TABLE["engine blocks" if blocks else f"engine {m.precision} int8"]
     path = m.model / "model.onnx"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ import torch
 from optimizer.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.batch import Batch
 from optimizer.load.datasets import Sample, check_disjoint, digest, labelled_as, samples
@@ -42,6 +41,7 @@ from optimizer.validate import (
     generation_quality,
     generation_speed,
     ledger,
+    on_gpu,
     quality,
     significance,
     speed,
@@ -86,19 +86,21 @@ def run(
         "fallbacks": _fallbacks(materials),
     }
     gates = [_ledger_gate(entries)]
-    elsewhere = not_here(materials)
+    elsewhere = on_gpu.not_here(materials)
+    untimed = elsewhere or on_gpu.untimed(materials)
     device = "cpu" if elsewhere else section.target.device
     with _one_torch_thread():
         judged, report["quality"] = _quality(materials, rows, data.get("validate.train"), device)
     gates += judged
+    if untimed:
+        report["not_measured"] = {"speed": untimed}
+        gates += speed.unmeasured(section.validate_.latency, untimed)
     if elsewhere:
-        report["not_measured"] = {"speed": elsewhere}
-        gates += speed.unmeasured(section.validate_.latency, elsewhere)
         report["quality"]["note"] = (
             "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the "
             "same function in its own kernels"
         )
-    else:
+    if not untimed:
         texts = [r.text for r in data.get("validate.latency.data", ())] or list(speed.NEUTRAL)
         timing = generation_speed if materials.task == "text-generation" else speed
         report["speed"] = timing.measure(materials, texts)
@@ -161,19 +163,6 @@ def ledger_texts(rows: Sequence[Sample]) -> list[str]:
     return [texts[i] for i in at]
 
 
-def not_here(m: Materials) -> str:
-    """Why this machine cannot run the built engine, or ""."""
-    target = m.section.target
-    if m.inspected.get("deferred"):
-        return f"the engine was not built here: {m.inspected.get('why')}"
-    if target.runtime != "onnxruntime":
-        return (
-            f"a {target.runtime} engine opens only on an NVIDIA GPU, and this version builds and "
-            "checks it without running it"
-        )
-    return ""
-
-
 def _ledger_gate(entries: Sequence[Entry]) -> Gate:
     bad = next((e for e in entries if e.ok is False), None)
     if bad is None:
@@ -203,8 +192,7 @@ def _quality(
         return generation_quality.quality(m, rows, device)
     wanted = m.section.validate_
     baseline = answer(m, _TorchRunner(m), rows, "validate: baseline")
-    threads = getattr(m.section.target, "threads", 0)
-    with OrtRunner(m.model / "model.onnx", device=device, threads=threads) as runner:
+    with closing(on_gpu.candidate(m, device)) as runner:
         candidate = answer(m, runner, rows, "validate: candidate")
     fit_on = None
     if wanted.metric == "probe_accuracy" and train is not None:

@@ -1,0 +1,87 @@
+"""The built engine itself, asked where its GPU is: by the same table that serves a bundle."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness.engines import Workshop, default_cache
+from optimizer.harness.fit import verdicts
+from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.harness.runtimes.trt_products import PRODUCTS
+from optimizer.validate import pieces
+from optimizer.validate.distance import Distance
+from optimizer.validate.materials import Materials
+from optimizer.validate.tolerances import TABLE, Tolerance
+
+
+def not_here(m: Materials) -> str:
+    """Why this machine cannot run the built engine, or "". ONNX Runtime runs the model itself."""
+    document, target = m.inspected, m.section.target
+    if document.get("deferred"):
+        return f"the engine was not built here: {document.get('why')}"
+    if target.runtime not in PRODUCTS:
+        return ""
+    (row,) = verdicts({"engines": [_entry(m)]}, this_machine())
+    return "" if row.how == "load" else f"the {target.runtime} engine is not run here: {row.why}"
+
+
+def untimed(m: Materials) -> str:
+    """Why a report has no times of an engine that runs here, or ""."""
+    if m.section.target.runtime not in PRODUCTS:
+        return ""
+    return "engines are timed beside their peers by benchmarks/gpu_suite.py"
+
+
+def candidate(m: Materials, device: str) -> Any:
+    """What answers for the engine: itself, where it runs, and otherwise the lowered model in ONNX
+    Runtime on `device`. Has infer and close."""
+    target = m.section.target
+    if target.runtime in PRODUCTS and not not_here(m):
+        return opened(m)
+    threads = getattr(target, "threads", 0)
+    kind = pieces.Graph if m.task == "text-generation" else OrtRunner
+    return kind(m.model / "model.onnx", device=device, threads=threads)
+
+
+def opened(m: Materials) -> Runner:
+    """The engine as a bundle opens it. Raises harness.errors.MachineError, BundleError."""
+    shop = Workshop(m.engine, {"files": {}}, this_machine(), default_cache(), contract=m.contract)
+    return shop.open(_entry(m), "load", 0)
+
+
+def compared(m: Materials) -> tuple[Tolerance, float, Distance]:
+    """What it may differ from the lowered graph by, that limit, and what it does: on everything
+    the ledger asks of graphs."""
+    coded = "float" if m.state.activations is None else "int8"
+    tolerance = TABLE[f"engine {m.precision} {coded}"]
+    asked = m.asked(m.simulated_traces, m.model / "model.onnx")
+    results = []
+    runner: Any = opened(m)
+    with closing(runner):
+        for trace in asked:
+            found = runner.infer(pieces.typed(runner, dict(trace.given)))
+            results.append({n: np.asarray(found[n], np.float32) for n in m.compared})
+    lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
+    limit = tolerance.at(m.quantization_error)
+    return tolerance, limit, m.between(results, lowered, m.compared)
+
+
+def _entry(m: Materials) -> dict[str, Any]:
+    """The engine as a manifest lists it, its files intact: this process has just made them."""
+    document, target = m.inspected, m.section.target
+    return {
+        "target": f"{target.runtime}-{target.device}",
+        "runtime": target.runtime,
+        "device": target.device,
+        "model": str((m.model / "model.onnx").resolve()),
+        "model_files": [],
+        "engine": document["engine"],
+        "deferred": False,
+        "fit": document["fit"],
+    }
