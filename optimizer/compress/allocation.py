@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,11 +68,12 @@ def allocated(
     file = folder / "allocation.json"
     if not file.exists():
         say("compress: measuring what bits are worth; the whole model is in memory for it")
-        windows = [*islice(singly(given), asked.windows)]
-        scratch = folder / "slopes"
+        windows, scratch = singly(given), folder / "slopes"
+        some = windows[: asked.windows]
+        used = windows if "gptq" in section.quantize.rounders else some
         try:
-            slopes = _slopes(model, tensors, facts, prefix, windows, section, selection, scratch)
-            measured = _measured(model, tensors, entry, windows, section, selection, slopes)
+            slopes = _slopes(model, tensors, facts, prefix, some, section, selection, scratch)
+            measured = _measured(model, tensors, entry, used, section, selection, slopes, scratch)
         except ValueError as e:
             raise CheckpointError(
                 str(e), where=WHERE, fix="Leave allocate out of the recipe."
@@ -103,7 +103,7 @@ def _slopes(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Buffer]:
-    """{module: the gradients at its output, (tokens, out) per window}."""
+    """{module: the gradients at its output, (tokens, out) of each window}."""
     asked = section.quantize.allocate
     assert asked is not None
     budget = Budget(int(section.compress.memory_gb * 1e9))
@@ -137,9 +137,12 @@ def _measured(
     section: Compression,
     selection: Selection,
     slopes: Mapping[str, Sequence[Tensor]],
+    scratch: Path,
 ) -> Sensitivity:
-    """Walk the float blocks for the inputs, and say what each choice costs."""
-    stream = capture(model, selection.blocks, tensors, windows, entry)
+    """Walk the float blocks for the inputs, and say what each choice costs. windows: those with
+    slopes come first."""
+    hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
+    stream = capture(model, selection.blocks, tensors, windows, entry, hidden)
     stream.float = section.compress.precision
     leader: dict[str, str] = {}
     costs: dict[str, dict[Scheme, float]] = {}
@@ -173,15 +176,21 @@ def _moments(
     leader: Mapping[str, str],
     slopes: Mapping[str, Sequence[Tensor]],
 ) -> tuple[dict[str, Tensor], dict[str, Curvature]]:
-    """{leader: sum of x x^T (in, in)} and {module: curvature}; the stream moves on."""
+    """{leader: sum of x x^T (in, in)} and {module: curvature}; the stream moves on.
+
+    The sums are of the windows without slopes, when there are any: gptq's error is least on the
+    text it has seen (measured: of a down projection three times less than on another).
+    """
     plain: dict[str, Tensor] = {}
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
     def see(first: str, rows: Tensor) -> None:
-        product = rows.T @ rows
-        plain[first] = plain[first] + product if first in plain else product
-        for name in (n for n in leader if leader[n] == first):
+        measured = len(slopes[first])
+        if window[first] >= measured or measured == len(stream.uses):
+            product = rows.T @ rows
+            plain[first] = plain[first] + product if first in plain else product
+        for name in (n for n in leader if leader[n] == first and window[first] < measured):
             slope = slopes[name][window[first]]
             found = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
             found.add(slope, rows)
