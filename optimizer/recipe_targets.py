@@ -76,6 +76,9 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
 class OnnxRuntimeTarget(Section):
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
+    provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
+        None, description="device: cuda: compiles what it can of the graph; CUDA itself when null"
+    )
     threads: int = Field(0, ge=0, description="intra-op threads; 0: one per core")
     fuse_attention: bool = Field(
         True,
@@ -84,6 +87,17 @@ class OnnxRuntimeTarget(Section):
     )
     on_missing: Literal["fail", "defer"] = "fail"
     allow_wider: bool = Field(False, description="accept modules that run wider than asked")
+
+    @model_validator(mode="after")
+    def _on_a_gpu(self) -> OnnxRuntimeTarget:
+        if self.provider is not None and self.device != "cuda":
+            raise ValueError(f"provider: {self.provider} needs device: cuda")
+        return self
+
+    @property
+    def runs_on(self) -> str:
+        """The provider, by the name the harness's table has for it."""
+        return self.provider or self.device
 
     @property
     def export(self) -> Export:

@@ -115,7 +115,7 @@ def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
         with ort.OrtRunner(
-            model / "model.onnx", device=target.device, threads=target.threads
+            model / "model.onnx", device=target.runs_on, threads=target.threads
         ) as runner:
             runner.save_optimized(optimized)
         inspected = inspect(model, optimized)

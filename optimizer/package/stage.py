@@ -117,9 +117,10 @@ def target_names(targets: tuple[Target, ...]) -> list[str]:
 def requirements(recipe: Recipe) -> str:
     """The lines of requirements.txt: what the harness imports, at the versions used here."""
     wanted = ["numpy", "tokenizers"]
-    devices = {t.device for t in recipe.targets if t.runtime == "onnxruntime"}
+    devices = {t.runs_on for t in recipe.targets if t.runtime == "onnxruntime"}
     if devices:  # the two own one module; the GPU build runs on the CPU too
-        wanted.append("onnxruntime-gpu" if "cuda" in devices else "onnxruntime")
+        gpu = devices & {"cuda", "tensorrt"}  # tensorrt-rtx is a plugin of the other
+        wanted.append("onnxruntime-gpu" if gpu else "onnxruntime")
     if recipe.model.task == "text-generation":  # chat templates
         wanted.append("jinja2")
     return "".join(f"{name}=={_version(name)}\n" for name in wanted)
@@ -197,6 +198,7 @@ def _add_target(
         "target": name,
         "runtime": target.runtime,
         "device": target.device,
+        "provider": getattr(target, "provider", None),
         "threads": getattr(target, "threads", 0),
         "model": files[0],
         "model_files": files,

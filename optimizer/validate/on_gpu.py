@@ -55,14 +55,14 @@ def opened(m: Materials) -> Runner:
     return shop.open(_entry(m), "load", 0)
 
 
-def compared(m: Materials) -> tuple[Tolerance, float, Distance]:
+def compared(m: Materials, runner: Any = None) -> tuple[Tolerance, float, Distance]:
     """What it may differ from the lowered graph by, that limit, and what it does: on everything
-    the ledger asks of graphs."""
+    the ledger asks of graphs. runner: the engine, opened here when None."""
     coded = "float" if m.state.activations is None else "int8"
     tolerance = TABLE[f"engine {m.precision} {coded}"]
     asked = m.asked(m.simulated_traces, m.model / "model.onnx")
     results = []
-    runner: Any = opened(m)
+    runner = opened(m) if runner is None else runner
     with closing(runner):
         for trace in asked:
             found = runner.infer(pieces.typed(runner, dict(trace.given)))

@@ -41,7 +41,7 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
     latency, target = m.section.validate_.latency, m.section.target
     threads = getattr(target, "threads", 0) or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
-    device = target.device
+    device = getattr(target, "runs_on", target.device)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds each")

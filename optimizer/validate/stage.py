@@ -88,7 +88,8 @@ def run(
     gates = [_ledger_gate(entries)]
     elsewhere = on_gpu.not_here(materials)
     untimed = elsewhere or on_gpu.untimed(materials)
-    device = "cpu" if elsewhere else section.target.device
+    target = section.target
+    device = "cpu" if elsewhere else getattr(target, "runs_on", target.device)
     with _one_torch_thread():
         judged, report["quality"] = _quality(materials, rows, data.get("validate.train"), device)
     gates += judged

@@ -33,6 +33,23 @@ def test_a_file_imports_only_what_a_bundle_has(name: str) -> None:
         assert found <= ALLOWED | {ALSO.get(name, "")}, f"{name}:{node.lineno}"
 
 
+def test_answering_imports_neither_torch_nor_transformers_nor_another_runtime(
+    tmp_path: Path,
+) -> None:
+    """What makes the first answer quick, where all of them are installed."""
+    from tests.package import small_bundle
+
+    made = small_bundle.make(tmp_path) / "bundle"
+    code = (
+        "import sys\nfrom optimizer.harness.__main__ import main\n"
+        f"assert main(['predict', '--bundle', {str(made)!r}, 'a good film']) == 0\n"
+        "heavy = {'onnx', 'tensorrt', 'tensorrt_rtx', 'torch', 'transformers', 'cuda'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
 def test_opening_the_commands_imports_nothing_heavy() -> None:
     code = (
         "import sys, optimizer.harness.__main__\n"

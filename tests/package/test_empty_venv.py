@@ -77,6 +77,33 @@ def test_its_answers_are_the_evaluators_bit_for_bit(
     assert done.stderr == ""
 
 
+@pytest.fixture(scope="session")
+def with_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose first target is a TensorRT-RTX engine, built here."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    folder = tmp_path_factory.mktemp("with_engine")
+    made = small_bundle.make(folder, (small_bundle.RTX, small_bundle.ORT)) / "bundle"
+    return Path(shutil.copytree(made, tmp_path_factory.mktemp("copied") / "x"))
+
+
+def test_with_onnxruntime_alone_it_falls_back_from_an_engine_says_so_and_answers_the_same(
+    python: Path, bundle: Path, with_engine: Path
+) -> None:
+    assert list(with_engine.glob("engines/tensorrt-rtx-cuda/model.engine"))
+    plain = run(python, bundle, "-m", "harness", "predict", "--json", *TEXTS)
+    done = run(python, with_engine, "-m", "harness", "predict", "--json", *TEXTS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["engine"] == "onnxruntime-cpu"
+    assert json.loads(done.stdout)["answers"] == json.loads(plain.stdout)["answers"]
+    said = "falling back: tensorrt-rtx-cuda: package: tensorrt-rtx and cuda-bindings are not"
+    assert done.stderr.startswith(said)
+    checked = json.loads(run(python, with_engine, "-m", "harness", "check", "--json").stdout)
+    assert [(e["target"], e["how"]) for e in checked["engines"]] == [
+        ("tensorrt-rtx-cuda", None),
+        ("onnxruntime-cpu", "load"),
+    ]
+
+
 @pytest.mark.parametrize("arguments", [("check",), ("bench", "--iterations", "5", "--sequence=8")])
 def test_the_other_commands_run_there_too(
     arguments: tuple[str, ...], python: Path, bundle: Path
