@@ -3,7 +3,8 @@
 memory = the libraries + the larger of (what lies outside the blocks, read once to make the first
          hidden states; of a decoder the rows that are looked up) and (one block, as float,
          de-quantized and codes, with the statistics of its widest input) + the streams, as far as
-         compress.memory_gb lets them be held + what one batch makes inside a block
+         compress.memory_gb lets them be held + what one batch makes inside a block; with
+         quantize.allocate not less than the whole model and what its outputs get
 disk   = codes and scales + folded floats, twice while they are put together + the streams, kept
          to go on after a kill and where memory has no room for them
 time   = multiply-adds of all passes at a measured rate, texts filling half the sequence length
@@ -27,7 +28,7 @@ BLOCK = re.compile(r"\.(\d+)\.")
 def estimate(section: Compression, shapes: Shapes) -> Estimate:
     """shapes: of every tensor of the checkpoint."""
     blocks: dict[str, int] = defaultdict(int)
-    outside = linear = hidden = widest = moments = 0
+    outside = linear = hidden = widest = moments = outputs = 0
     for name, shape in shapes.items():
         found = BLOCK.search(name)
         if found is None:
@@ -37,6 +38,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
         if len(shape) == 2:
             linear += prod(shape)
             moments += shape[1] ** 2
+            outputs += shape[0]
             hidden, widest = max(hidden, min(shape)), max(widest, *shape)
     quantize, calibrate = section.quantize, section.calibrate
     generates = section.task == "text-generation"
@@ -55,8 +57,14 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     full = tokens if generates else tokens / 2
     work = (_passes(section) * full + 40) * linear
     work += streams * full * moments if streams == 2 or "awq" in quantize.transforms else 0
+    walked = max(lookup, 10 * one_block + statistics) + held
+    if quantize.allocate and calibrate:
+        seen = quantize.allocate.windows * calibrate.sequence_length
+        slopes = min(4 * seen * outputs, int(section.compress.memory_gb * 1e9))
+        walked = max(walked, 4 * (linear + outside) + slopes)
+        work += (3 * seen + full + 100 * len(quantize.allocate.choices)) * linear
     return Estimate(
-        memory=LIBRARIES + max(lookup, 10 * one_block + statistics) + held + inside,
+        memory=LIBRARIES + walked + inside,
         disk=2 * (codes + folded) + 2 * stream,
         seconds=2 + work / RATE,
     )

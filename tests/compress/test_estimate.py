@@ -7,6 +7,8 @@ from typing import Any
 
 from optimizer.compress.estimate import estimate
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.recipe import Weights
+from optimizer.recipe_quantize import Allocate
 from optimizer.store import Estimate
 from tests.compress.checkpoints import W8A8, contents, section
 
@@ -34,3 +36,12 @@ def test_the_disk_predicted_is_enough(loaded: Path, static: Path) -> None:
     needed = sum(map(len, contents(static).values()))
     most = predicted(loaded, 2, method="smoothquant", bias_correction=True, **W8A8).disk
     assert needed < most
+
+
+def test_choosing_bits_needs_the_whole_model(loaded: Path) -> None:
+    weights = Weights(bits=4, granularity="group", group_size=16)
+    plain = {"method": "gptq", "weights": weights}
+    chosen = {**plain, "allocate": Allocate()}
+    more = predicted(loaded, 40, **chosen).memory - predicted(loaded, 20, **chosen).memory
+    assert more > predicted(loaded, 40, **plain).memory - predicted(loaded, 20, **plain).memory
+    assert predicted(loaded, 20, **chosen).seconds > predicted(loaded, 20, **plain).seconds
