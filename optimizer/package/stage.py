@@ -45,6 +45,7 @@ MADE_WITH = (
     "onnxruntime-gpu",
     "onnxscript",
     "optimize-toolchain",
+    "tensorrt",
     "tensorrt-rtx",
     "tokenizers",
     "torch",
@@ -295,7 +296,7 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     size = sum(
         (2 if t.export.float == "fp16" else 4)
         * sum(map(prod, shapes.values()))
-        * (2 if t.runtime == "tensorrt-rtx" else 1)
+        * (1 if t.runtime == "onnxruntime" else 2)
         for t in section.recipe.targets
     )
     copies = 2 if section.package.tar else 1

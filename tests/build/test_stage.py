@@ -252,3 +252,40 @@ MEASURED = {  # engines of 1.7.1 for the default GPUs
 def test_the_size_of_an_engine_tells_whether_codes_stayed_codes(name: str) -> None:
     sizes, kept = MEASURED[name]
     assert trt.kept_packed(*sizes) is kept
+
+
+def test_an_engine_for_a_product_that_is_not_here_is_left_to_its_machine(
+    rtx_model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
+    asked = {"hardware_compatible": "ampere_plus", "on_missing": "defer"}
+    made = built(rtx(runtime="tensorrt", **asked), rtx_model, tmp_path / "out")
+    if not made["deferred"]:
+        pytest.skip("tensorrt and a GPU are here")
+    assert made["fit"]["hardware_compatible"] == "ampere_plus"
+    assert "compute_capabilities" not in made["fit"]  # it has no such option
+    assert "tensorrt" in made["why"]
+
+
+def test_each_bucket_is_a_profile_of_the_engine_and_of_its_fit(
+    rtx_model: Path, tmp_path: Path
+) -> None:
+    buckets = [{"sequence": [4, 8, 8]}, {"sequence": [9, 16, 32], "batch": [1, 1, 1]}]
+    shapes = Shapes.model_validate_json(
+        json.dumps({"batch": [1, 2, 4], "sequence": [4, 16, 32], "buckets": buckets})
+    )
+    made = built(rtx(shapes=shapes), rtx_model, tmp_path / "out")
+    taken = [p["input_ids"]["max"] for p in made["network"]["profiles"]]
+    assert taken == [[4, 8], [1, 32]]
+    assert [p["sequence"] for p in made["fit"]["shapes"]] == [[4, 8, 8], [9, 16, 32]]
+
+
+def test_kernels_read_from_an_opened_engine_decide_what_runs_wider() -> None:
+    asked = {"a": {"weight": "int8 channel", "activation": "int8"}}
+    kernel = {"layer": "l", "tactic": "t", "weight": "INT8", "fused": []}
+    network = {"modules": {"a": {"activation": "INT8"}}, "kept_packed": True, "bytes": 1}
+    for multiplies, wider in (("INT8", []), ("HALF", ["a"]), (None, [])):
+        kernels = {"a": {**kernel, "multiplies": multiplies}}
+        inspected = stage.inspect_network(asked, {**network, "kernels": kernels})
+        assert inspected["wider"] == wider
+        assert any("does not say" in line for line in inspected["unknown"]) == (multiplies is None)
