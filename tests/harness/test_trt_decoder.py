@@ -148,3 +148,21 @@ def test_closing_gives_all_memory_back(runner: TrtRunner, gpu: standin.Runtime) 
     decoder.close()
     runner.close()
     assert gpu.live == {}
+
+
+def test_a_decoder_that_is_dropped_gives_its_memory_back(
+    runner: TrtRunner, gpu: standin.Runtime
+) -> None:
+    before = set(gpu.live)
+    fed(runner.decoder(contract()), [[1, 2]])
+    after = set(gpu.live) - before
+    assert len(after) <= 1  # what passes between layers is the runner's
+
+
+def test_a_decoder_outlives_its_runner_harmlessly(runner: TrtRunner, gpu: standin.Runtime) -> None:
+    decoder = runner.decoder(contract())
+    fed(decoder, [[1, 2]])
+    runner.close()
+    runner.close()
+    del decoder
+    assert gpu.live == {}

@@ -63,7 +63,8 @@ class Cuda:
 
     def wait(self) -> None:
         """Until everything enqueued is done."""
-        self._call("cudaStreamSynchronize", self._stream)
+        if self.stream:
+            self._call("cudaStreamSynchronize", self._stream)
 
     def begin_capture(self) -> None:
         """From here on what is enqueued is recorded, not run."""
@@ -87,8 +88,10 @@ class Cuda:
         self._call("cudaGraphExecDestroy", graph)
 
     def close(self) -> None:
-        """The stream; memory is its owners'."""
-        self._call("cudaStreamDestroy", self._stream)
+        """The stream, once; memory is its owners', who may still give it back."""
+        if self.stream:
+            self._call("cudaStreamDestroy", self._stream)
+        self.stream, self._stream = 0, None
 
     def _copy(self, target: int, source: int, size: int, kind: str) -> None:
         if size:

@@ -24,12 +24,13 @@ class Memory(Protocol):
 class Device:
     """Bytes on the device that only ever grow; what was in them is lost when they do.
 
-    An empty tensor has an address too, as the runtime wants one.
+    An empty tensor has an address too, as the runtime wants one. Given back when nobody holds
+    the object any more, as a decoder's that was only dropped.
     """
 
     def __init__(self, driver: Memory) -> None:
-        self._driver = driver
         self.address = self.size = 0
+        self._driver = driver
 
     def room(self, size: int) -> bool:
         """At least `size` bytes; whether the address is another."""
@@ -47,13 +48,16 @@ class Device:
             self._driver.free(self.address)
         self.address = self.size = 0
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class Pinned:
-    """Page-locked bytes that only ever grow."""
+    """Page-locked bytes that only ever grow; given back like Device's."""
 
     def __init__(self, driver: Memory) -> None:
-        self._driver = driver
         self.address = 0
+        self._driver = driver
         self._bytes: Array = np.empty(0, np.uint8)
 
     def room(self, size: int) -> bool:
@@ -80,3 +84,6 @@ class Pinned:
             self._driver.wait()
             self._driver.free_pinned(self.address)
         self.address, self._bytes = 0, np.empty(0, np.uint8)
+
+    def __del__(self) -> None:
+        self.close()
