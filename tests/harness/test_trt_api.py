@@ -54,6 +54,7 @@ NAMES = {
         "engine": "ICudaEngine",
         "context": "IExecutionContext",
         "runtime": "Runtime",
+        "_runtime": "Runtime",
         "_config": "IRuntimeConfig",
         "_cache": "IRuntimeCache",
         "refitter": "Refitter",

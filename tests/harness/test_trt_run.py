@@ -222,3 +222,10 @@ def test_the_least_recently_used_graph_is_released() -> None:
 def test_a_key_is_due_the_second_time() -> None:
     graphs: Graphs[int] = Graphs(lambda _: None)
     assert [graphs.due("a"), graphs.due("b"), graphs.due("a")] == [False, False, True]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_code_in_an_engine_runs_only_when_it_was_allowed(allowed: bool, opened: Open) -> None:
+    runner, _, _ = opened(host_code=allowed)
+    opener = runner.session._runtime
+    assert getattr(opener, "engine_host_code_allowed", False) == allowed

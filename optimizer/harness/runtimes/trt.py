@@ -76,7 +76,9 @@ def build(
     engine.write_bytes(plan)
     if cache is not None and timing_cache is not None:
         _write(timing_cache, config.get_timing_cache().serialize())
-    known["kernels"] = inspect_engine(trt, log, plan, known["modules"])
+    known["kernels"] = inspect_engine(
+        trt, log, plan, known["modules"], host_code=options.version_compatible
+    )
     return _describe(engine, product, profiles, known, log.messages)
 
 

@@ -53,12 +53,14 @@ GEMM = re.compile(r"_(?:gemm|fprop|conv)\w*?_(?:(?:b?f|tf|i|e\dm)\d+){2}_(b?f\d+
 
 
 def inspect_engine(
-    trt: Any, log: Any, plan: Any, modules: Mapping[str, Any]
+    trt: Any, log: Any, plan: Any, modules: Mapping[str, Any], *, host_code: bool = False
 ) -> dict[str, Any] | None:
-    """`read_layers` of a built engine; None where it cannot be opened (no GPU, or another)."""
+    """`read_layers` of an engine that was just built; host_code: see TrtRunner. None where it cannot be opened (no GPU, or another)."""
     before = len(log.messages)
     try:
         runtime = trt.Runtime(log)
+        if host_code:
+            runtime.engine_host_code_allowed = True
         engine = runtime.deserialize_cuda_engine(plan)
     except (RuntimeError, TypeError):
         engine = None

@@ -34,7 +34,8 @@ class TrtRunner:
 
     engine: a file that fit.py found to fit this machine; a wrong one is never given here.
     product: a row of trt_products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
-    that an engine without weights takes them from. runtime_cache: where RTX keeps the kernels it
+    that an engine without weights takes them from. host_code: let a version-compatible engine
+    run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps the kernels it
     compiles, read if there and written at close; other products have none. trt, driver: what runs
     it, opened here when they are None.
     Raises BundleError when the file is no engine for this machine, MachineError when the package,
@@ -51,6 +52,7 @@ class TrtRunner:
         product: str = "tensorrt-rtx",
         graphs: bool = True,
         weights: Path | None = None,
+        host_code: bool = False,
         runtime_cache: Path | None = None,
         trt: Any = None,
         driver: Any = None,
@@ -65,6 +67,7 @@ class TrtRunner:
             product,
             graphs=graphs,
             weights=weights,
+            host_code=host_code,
             runtime_cache=runtime_cache,
         )
         names = (*self.session.inputs, *self.session.outputs)

@@ -34,7 +34,8 @@ DTYPES = {
 
 class Session:
     """trt: the product's module. driver: see trt_cuda.Cuda. weights: the ONNX that a stripped
-    engine takes its weights from. runtime_cache: compiled kernels, for a product that has them.
+    engine takes its weights from. host_code: a version-compatible engine brings a runtime of its
+    own, which is code that runs here. runtime_cache: compiled kernels, for a product that has them.
 
     Raises BundleError when the engine does not open here, or has a tensor of a type numpy has not.
     """
@@ -48,6 +49,7 @@ class Session:
         *,
         graphs: bool = True,
         weights: Path | None = None,
+        host_code: bool = False,
         runtime_cache: Path | None = None,
     ) -> None:
         self.trt, self.driver, self.file = trt, driver, engine
@@ -56,6 +58,8 @@ class Session:
         # A product with runtime configurations captures graphs itself.
         self._graphs, self.captures = graphs, graphs and not self._row.runtime_config
         self._runtime: Any = trt.Runtime(self.log)  # lives as long as the engine
+        if host_code:
+            self._runtime.engine_host_code_allowed = True
         self.engine: Any = _open(self._runtime, self.log, engine)
         if weights is not None:
             _refit(trt, self.log, self.engine, weights)
