@@ -1,4 +1,4 @@
-"""The dialect TensorRT and TensorRT-RTX parse: int8 and int4 with a scale only, no zero point anywhere.
+"""The dialect TensorRT and its RTX parse: int8 and int4 with a scale only, no zero point.
 
     weights       as qdq.py lays them out; scales in the graph's float type
     activations   x - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per tensor;

@@ -55,7 +55,8 @@ GEMM = re.compile(r"_(?:gemm|fprop|conv)\w*?_(?:(?:b?f|tf|i|e\dm)\d+){2}_(b?f\d+
 def inspect_engine(
     trt: Any, log: Any, plan: Any, modules: Mapping[str, Any], *, host_code: bool = False
 ) -> dict[str, Any] | None:
-    """`read_layers` of an engine that was just built; host_code: see TrtRunner. None where it cannot be opened (no GPU, or another)."""
+    """`read_layers` of an engine that was just built; None where it cannot be opened (no GPU, or
+    another). host_code: see TrtRunner."""
     before = len(log.messages)
     try:
         runtime = trt.Runtime(log)

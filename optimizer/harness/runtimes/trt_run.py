@@ -35,9 +35,9 @@ class TrtRunner:
     engine: a file that fit.py found to fit this machine; a wrong one is never given here.
     product: a row of trt_products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
     that an engine without weights takes them from. host_code: let a version-compatible engine
-    run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps the kernels it
-    compiles, read if there and written at close; other products have none. trt, driver: what runs
-    it, opened here when they are None.
+    run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps
+    the kernels it compiles, read if there and written at close; other products have none. trt,
+    driver: what runs it, opened here when they are None.
     Raises BundleError when the file is no engine for this machine, MachineError when the package,
     cuda-python or the GPU is missing.
     """
