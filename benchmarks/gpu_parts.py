@@ -19,6 +19,8 @@ import gpu_models
 import gpu_speed
 
 Result = dict[str, Any]
+DECODING = "{batch: [1, 1, 8], sequence: [1, 128, 512], past: [0, 256, 1024]}"
+"""Prefill and decode in one profile; the windows of perplexity are 256 to 512 tokens."""
 
 
 @dataclass(frozen=True)
@@ -166,16 +168,24 @@ def _bound(job: Job, made: Result) -> None:
 def ledger(job: Job) -> Result:
     """A shipped recipe with a GPU target alone, from checkpoint to verdict: ledger and gates."""
     from optimizer import recipe_file
+    from optimizer.errors import RecipeError
     from optimizer.pipeline import run
     from optimizer.store import Store
 
     name, _, runtime = job.system.partition(":")
-    device = ", device: cuda, on_missing: fail" if runtime == "onnxruntime" else ", float: fp16"
-    changes = [f"targets=[{{runtime: {runtime}{device}}}]"]
+    root = Path(__file__).resolve().parent.parent
+    path = root / "recipes" / f"{name}.yaml"
+    writes = recipe_file.read(path).model.task == "text-generation"
+    how = ", device: cuda" if runtime == "onnxruntime" else ", float: fp16"
+    if writes and runtime != "onnxruntime":
+        how += f", shapes: {DECODING}"
+    changes = [f"targets=[{{runtime: {runtime}{how}}}]"]
     if job.source and name == "minilm-int8":
         changes.append(f"model.source={job.source}")
-    root = Path(__file__).resolve().parent.parent
-    recipe = recipe_file.read(root / "recipes" / f"{name}.yaml", changes)
+    try:
+        recipe = recipe_file.read(path, changes)
+    except RecipeError as e:
+        return {"not_run": f"the recipe does not fit {runtime}: {e}"}
     outcome = run(recipe, Store(job.work / "store"), until="validate")
     report = json.loads((outcome.reports[0].path / "report.json").read_text())
     kept = ("target", "verdict", "gates", "ledger", "not_measured", "fallbacks")

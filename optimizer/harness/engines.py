@@ -21,6 +21,7 @@ from .runtimes.runner import Runner
 from .runtimes.trt_products import PRODUCTS, Options
 
 Span = tuple[int, int, int]
+EVERY = 1.0  # seconds between two lines of progress
 
 
 def default_cache() -> Path:
@@ -67,6 +68,7 @@ class Workshop:
             path,
             product=product,
             weights=self.folder / engine["model"] if stripped else None,
+            host_code=how == "load" and engine["fit"].get("version_compatible", False),
             runtime_cache=kernels,
         )
         if self.contract is None or self.contract.generation is not None:
@@ -118,7 +120,7 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
             product=product,
             options=options,
             timing_cache=timing_cache if PRODUCTS[product].timing_cache else None,
-            progress=_progress(engine["target"], shop.say),
+            progress=progress(engine["target"], shop.say),
         )
 
     return build
@@ -139,17 +141,21 @@ def spans(shapes: Any) -> list[dict[str, Span]]:
     return made
 
 
-def _progress(target: str, say: Say | None) -> Callable[[str, int, int], None] | None:
-    """Lines for a person: steps of the outermost phase, and the time so far."""
+def progress(
+    target: str, say: Say | None, clock: Callable[[], float] = time.monotonic
+) -> Callable[[str, int, int], None] | None:
+    """Tells a person how far a build is and how long the rest may take: a line a second."""
     if say is None:
         return None
-    start = time.monotonic()
-    outermost: list[str] = []
+    start, told = clock(), -EVERY
 
-    def tell(phase: str, done: int, of: int) -> None:
-        if not outermost:
-            outermost.append(phase)
-        if phase == outermost[0]:
-            say(f"building {target} for this GPU: {done}/{of}, {time.monotonic() - start:.0f} s")
+    def tell(_phase: str, done: int, of: int) -> None:
+        nonlocal told
+        spent = clock() - start
+        if spent - told < EVERY and done < of:
+            return
+        told = spent
+        rest = f", about {spent * (of - done) / done:.0f} s left" if 0 < done < of else ""
+        say(f"building {target} for this GPU: {100 * done // of} %{rest}")
 
     return tell

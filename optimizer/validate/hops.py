@@ -351,12 +351,10 @@ def engine(m: Materials) -> Entry:
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
     reason = not_here(m)
-    if not reason and target.runtime == "onnxruntime" and target.device != "cpu":
-        reason = f"device {target.device} is not compared here"
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
-    if target.runtime != "onnxruntime":
+    if target.device != "cpu":
         return _entry("engine", "lowered graph", *compared(m), problems)
     blocks = m.state.activations is None
     tolerance = TABLE["engine blocks" if blocks else f"engine {m.precision} int8"]

@@ -62,7 +62,8 @@ def compared(m: Materials, runner: Any = None) -> tuple[Tolerance, float, Distan
     tolerance = TABLE[f"engine {m.precision} {coded}"]
     asked = m.asked(m.simulated_traces, m.model / "model.onnx")
     results = []
-    runner = opened(m) if runner is None else runner
+    target = m.section.target
+    runner = runner or candidate(m, getattr(target, "runs_on", target.device))
     with closing(runner):
         for trace in asked:
             found = runner.infer(pieces.typed(runner, dict(trace.given)))

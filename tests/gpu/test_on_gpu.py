@@ -1,5 +1,6 @@
 """What only a GPU can show. `make test-gpu` runs these, and then benchmarks/gpu_suite.py."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,9 @@ def test_a_deferred_engine_is_built_at_first_start_and_answers_as_the_cpu_does(
     need(product)
     target = small_bundle.RTX.replace("tensorrt-rtx", product)
     made = small_bundle.make(tmp_path / "made", (target, small_bundle.ORT)) / "bundle"
+    manifest = json.loads((made / "manifest.json").read_text())
+    manifest["engines"][0] |= {"deferred": True, "engine": None, "why": "left for this machine"}
+    (made / "manifest.json").write_text(json.dumps(manifest))
     said: list[str] = []
     cache = tmp_path / "cache"
     with (
@@ -58,3 +62,5 @@ def test_a_deferred_engine_is_built_at_first_start_and_answers_as_the_cpu_does(
     ):
         texts = ["good film", "a bad, slow and poor one"]
         np.testing.assert_allclose(engine.predict(texts), cpu.predict(texts), atol=2e-2)
+    assert any("for this GPU" in line for line in said)
+    assert list(cache.glob("*/model.engine"))

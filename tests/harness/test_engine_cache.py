@@ -12,7 +12,7 @@ import pytest
 
 from optimizer.harness import engine_cache
 from optimizer.harness.engine_cache import cached, key, made_from, obtain
-from optimizer.harness.engines import Workshop, builder, spans
+from optimizer.harness.engines import Workshop, builder, progress, spans
 from optimizer.harness.errors import BuildError, MachineError
 from optimizer.harness.machine import Gpu, Machine
 from optimizer.harness.runtimes.trt_header import read_header
@@ -152,6 +152,21 @@ def test_a_decoders_mask_covers_the_cache_and_what_is_new() -> None:
     (one,) = spans({"batch": [1, 1, 1], "sequence": [1, 2, 8], "past": [0, 4, 16]})
     assert one["total"] == (1, 6, 24)
     assert len(spans([{"batch": [1, 1, 1]}, {"batch": [1, 2, 2]}])) == 2
+
+
+def test_progress_is_a_line_a_second_with_the_time_that_is_left() -> None:
+    said: list[str] = []
+    now = [0.0]
+    tell = progress("x", said.append, lambda: now[0])
+    assert tell is not None
+    for at, done in ((0.0, 0), (0.4, 100), (2.0, 200), (2.5, 300), (10.0, 1000)):
+        now[0] = at
+        tell("phase", done, 1000)
+    assert [line.partition(": ")[2] for line in said] == [
+        "0 %",
+        "20 %, about 8 s left",
+        "100 %",
+    ]
 
 
 def test_the_real_builder_makes_an_engine_for_this_gpu_alone_and_says_how_far_it_is(

@@ -1,12 +1,13 @@
 """Which engine runs where: the whole truth table, against rules written down a second time."""
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 
 from optimizer.harness.fit import FallBack, Fit, Rebuild, Refuse, decide
+from optimizer.harness.fit_columns import REQUIRED
 from optimizer.harness.machine import Gpu, Machine
 
 ORT = {
@@ -266,3 +267,30 @@ def test_a_shape_between_two_profiles_is_in_neither() -> None:
     for shape, fits in {(2, 256): True, (8, 64): True, (4, 64): False, (8, 65): False}.items():
         made = decide({"engines": [engine]}, machine(), shape=shape)
         assert isinstance(made, Fit if fits else Refuse), shape
+
+
+@pytest.mark.parametrize(("runtime", "provider"), REQUIRED)
+def test_a_provider_runs_where_one_package_of_every_group_and_its_device_are(
+    runtime: str, provider: str
+) -> None:
+    groups = REQUIRED[runtime, provider]
+    engine = {
+        **ORT,
+        "runtime": runtime,
+        "device": "cpu" if provider == "cpu" else "cuda",
+        "provider": provider if provider.startswith("tensorrt") else None,
+        "deferred": True,
+        "fit": {},
+    }
+    versions = {"onnxruntime": "1.31.1", "tensorrt": "11.4.1", "tensorrt-rtx": "1.7.1.116"}
+    names = sorted({name for group in groups for name in group})
+    runners = frozenset({runtime})
+    for count in range(len(names) + 1):
+        for present in combinations(names, count):
+            packages = dict.fromkeys(present, versions[runtime])
+            for gpu in (None, Gpu("a card", "8.9", "580.65")):
+                here = machine(packages=packages, gpu=gpu, runners=runners)
+                made = decide({"engines": [engine]}, here)
+                enough = all(set(group) & set(present) for group in groups)
+                runs = enough and (provider == "cpu" or gpu is not None)
+                assert isinstance(made, Fit | Rebuild) == runs, (present, gpu)
