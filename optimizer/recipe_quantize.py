@@ -119,6 +119,15 @@ class Gptq(Section):
     asymmetric: bool = Field(
         True, description="aim at the float model's output, so that earlier errors are made up for"
     )
+    token_limit: float = Field(
+        4.0,
+        gt=0,
+        description="a token counts for at most so many median lengths; massive activations of a "
+        "few would be all that counts",
+    )
+    widest: float = Field(
+        2.0, ge=1, description="no scale is more than so many times what covers its weights"
+    )
 
 
 class Awq(Section):

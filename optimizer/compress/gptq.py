@@ -21,7 +21,9 @@ from torch import Tensor
 from optimizer.compress import hessian as hessians
 from optimizer.compress.refine import refined
 from optimizer.compress.rtn import searched
-from optimizer.qtensor import QTensor, Scheme
+from optimizer.qtensor import QTensor, Scheme, absmax_scale, to_scale_grid
+
+WIDEST = 2.0
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,15 @@ def gptq(
     damping: float = hessians.DAMPING,
     block: int = 128,
     sweeps: int = 2,
+    widest: float = WIDEST,
 ) -> Rounded:
     """weight (out, in); hessian and cross (in, in) as optimizer.compress.hessian says.
 
     block: inputs whose corrections are applied together; it changes the speed, not the result.
-    sweeps: of optimizer.compress.refine afterwards; 0 is GPTQ as published. Raises ValueError for
+    sweeps: of optimizer.compress.refine afterwards; 0 is GPTQ as published. widest: no scale is
+    more than so many times what just covers the group's own weights, whatever earlier errors and
+    the target would move into it; what then lies beyond the codes is made up for by later inputs
+    and by the sweeps. Raises ValueError for
     NaN or infinity in any argument, a hessian that cannot be inverted, or a group that does not
     divide the inputs.
     """
@@ -57,8 +63,9 @@ def gptq(
     quadratic = hessians.damped(hessian, damping)
     wanted = hessians.target(weight, quadratic, hessian, cross)
     order = _order(quadratic.matrix.diagonal(), size, act_order)
-    first = _feedback(wanted, _inverse_root(quadratic, order), order, scheme, size, block)
-    q = refined(first, wanted, quadratic.matrix, sweeps=sweeps, block=block)
+    limit = to_scale_grid(widest * absmax_scale(weight, scheme)[0])
+    first = _feedback(wanted, _inverse_root(quadratic, order), order, scheme, limit, block)
+    q = refined(first, wanted, quadratic.matrix, limit, sweeps=sweeps, block=block)
     return Rounded(q, quadratic.damping)
 
 
@@ -86,13 +93,15 @@ def _inverse_root(quadratic: hessians.Quadratic, order: Tensor) -> Tensor:
 
 
 def _feedback(
-    wanted: Tensor, root: Tensor, order: Tensor, scheme: Scheme, size: int, block: int
+    wanted: Tensor, root: Tensor, order: Tensor, scheme: Scheme, limit: Tensor, block: int
 ) -> QTensor:
-    """Round `wanted` (out, in) in the given order, choosing each group's scale at its turn.
+    """Round `wanted` (out, in) in the given order, choosing each group's scale at its turn, no
+    larger than limit (out, groups).
 
     Works on (in, out), so that one input of all outputs is contiguous.
     """
     inputs = len(order)
+    size = inputs // scheme.groups(inputs)
     one = replace(scheme, granularity="channel", group_size=None) if inputs > size else scheme
     rest = wanted.T[order].contiguous()
     codes = torch.empty_like(rest)
@@ -100,8 +109,10 @@ def _feedback(
     costs = root.diagonal() ** -2
     for first in range(0, inputs, size):
         end = first + size
+        group = int(order[first]) // size
         grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
-        grids[int(order[first]) // size] = grid
+        scale = torch.minimum(grid.scale, limit[:, group : group + 1])
+        grid = grids[group] = replace(grid, scale=scale)
         for start in range(first, end, block):
             stop = min(start + block, end)
             corner = root[start:stop, start:stop]

@@ -20,6 +20,7 @@ from optimizer.compress import walk
 from optimizer.compress.autoround import Learned
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.gptq import gptq
+from optimizer.compress.hessian import counted
 from optimizer.compress.rtn import rtn
 from optimizer.compress.scale_search import output_searched
 from optimizer.compress.simulate import QuantLinear
@@ -97,7 +98,9 @@ def choose(
     with ExitStack() as swaps:
         for leader in dict.fromkeys(order.values()):
             group = [n for n in order if order[n] == leader]
-            hessian, cross = _statistic(model, leader, inputs, stream, segment, targets.get(leader))
+            limit = quantize.gptq.token_limit
+            floats = targets.get(leader)
+            hessian, cross = _statistic(model, leader, inputs, stream, segment, floats, limit)
             for names in _alike(group, schemes):
                 linears = {n: cast(nn.Linear, model.get_submodule(n)) for n in names}
                 stacked = torch.cat([inputs.weight(n, m) for n, m in linears.items()])
@@ -184,6 +187,7 @@ def coded(
             cross=cross,
             act_order=asked.act_order,
             damping=asked.damping,
+            widest=asked.widest,
         )
     except ValueError as e:
         if str(e).startswith("weight"):
@@ -223,8 +227,10 @@ def _statistic(
     stream: walk.Stream,
     segment: range,
     floats: Iterable[Tensor] | None,
+    token_limit: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """H and C of hessian.py (in, in), sums over the real tokens, with the inputs as coded."""
+    """H and C of hessian.py (in, in), sums over the real tokens, with the inputs as coded. The
+    median length that token_limit refers to is each batch's own."""
     linear = cast(nn.Linear, model.get_submodule(leader))
     coder = QuantLinear(
         torch.empty(0, linear.in_features),
@@ -240,10 +246,12 @@ def _statistic(
 
     def see(_name: str, rows: Tensor) -> None:
         coded = coder.code(rows)
+        share = counted(coded, token_limit)
+        coded = coded * share
         with stream.sums():
             hessian.add_(coded.T @ coded)
             if cross is not None:
-                exact = next(wanted)
+                exact = next(wanted) * share
                 cross.add_(coded.T @ (exact if factor is None else exact * factor))
 
     walk.run(model, stream, segment, see, (leader,), stop=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from optimizer.compress.gptq import gptq
-from optimizer.compress.hessian import damped, output_error, target
+from optimizer.compress.hessian import counted, damped, output_error, target
 from optimizer.compress.rtn import relative_error, rtn
-from optimizer.qtensor import Scheme, quantize
+from optimizer.qtensor import Scheme, absmax_scale, quantize
 from tests.compress.correlated import layer, loss, rows
 from tests.conftest import heavy_tailed
 
@@ -141,3 +141,42 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
     found = gptq(weight, hessian, Scheme(4), cross=hessian * 0.9).q
     nearest = quantize(weight, found.scale, None, found.scheme)
     assert torch.equal(found.codes[:, dead], nearest.codes[:, dead])
+
+
+def test_a_token_counts_for_no_more_than_the_limit_says() -> None:
+    x = torch.cat([rows(99, 32, seed=1), 1e4 * rows(2, 32, seed=2), torch.zeros(1, 32)])
+    before, after = x.norm(dim=1), (x * counted(x, 4.0)).norm(dim=1)
+    limit = 4 * before.median()
+    assert torch.allclose(after, before.clamp(max=limit))
+    assert bool((after[-3:-1] < before[-3:-1] / 100).all())
+
+
+def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
+    weight, scheme = heavy_tailed((48, 64), 3), Scheme(4, True, "group", 32)
+    exact, noise = rows(900, 64, seed=20), rows(900, 64, seed=21)
+    for x in (exact, noise):
+        x[:400:100] *= 1000  # the rest is held out
+    drift = exact + 0.2 * noise
+    errors = {}
+    for limit in (4.0, 1e9):
+        share = counted(drift[:400], limit)
+        x = drift[:400] * share
+        q = gptq(weight, x.T @ x, scheme, cross=x.T @ (exact[:400] * share)).q
+        miss = exact[400:] @ weight.T - drift[400:] @ q.dequantize().T
+        errors[limit] = float(miss.norm())
+    assert errors[4.0] < 0.9 * errors[1e9]
+
+
+def test_no_scale_is_wider_than_the_limit_however_far_the_target_lies() -> None:
+    weight, hessian = layer()
+    scheme = Scheme(4, True, "group", 32)
+    cover, _ = absmax_scale(weight, scheme)
+    widest = {
+        limit: float(
+            (gptq(weight, hessian, scheme, cross=4 * hessian, widest=limit).q.scale)
+            .div(cover)
+            .max()
+        )
+        for limit in (1.5, 100.0)
+    }
+    assert widest[1.5] <= 1.5 * 1.01 < widest[100.0]
