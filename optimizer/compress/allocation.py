@@ -179,7 +179,7 @@ def _moments(
     """{leader: sum of x x^T (in, in)} and {module: curvature}; the stream moves on.
 
     The sums are of the windows without slopes, when there are any: gptq's error is least on the
-    text it has seen (measured: of a down projection three times less than on another).
+    text it has seen (measured: of two down projections 2 and 4 times less than on other).
     """
     plain: dict[str, Tensor] = {}
     curved: dict[str, Curvature] = {}
