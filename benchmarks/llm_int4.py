@@ -51,15 +51,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "W8A8 static": {"methods": ["smoothquant", "gptq"], "weights": W8, "activations": STATIC},
 }
 METHODS |= {
-    "gptq + distill": {"methods": ["gptq", "distill"], "weights": G64},
-    "gptq + distill + own text": {"methods": ["gptq", "distill"], "weights": G64, "generated": 32},
-    "gptq + distill + more own text": {
+    "gptq + own text + distill": {
         "methods": ["gptq", "distill"],
         "weights": G64,
-        "distill": {"epochs": 3},
+        "distill": {"epochs": 1, "generated": 32},
+        "generated": 32,
+    },
+    "gptq + own text + distill, 5 times the time": {
+        "methods": ["gptq", "distill"],
+        "weights": G64,
+        "distill": {"epochs": 3, "generated": 64},
         "generated": 96,
     },
-    "gptq + own text": {"methods": ["gptq"], "weights": G64, "generated": 32},
     "gptq + bits by sensitivity": {"methods": ["gptq"], "weights": G64, "allocate": {}},
     "gptq + bits by sensitivity by input": {
         "methods": ["gptq"],
@@ -67,7 +70,7 @@ METHODS |= {
         "allocate": {"together": True},
     },
 }
-DITHERED = ("rtn", "gptq")
+DITHERED = ("rtn", "gptq", "gptq + own text + distill")
 
 
 def windows(file: Path, count: int, sequences: Path | None, source: Path) -> list[list[int]]:

@@ -157,6 +157,12 @@ class Distill(Section):
     epochs: int = Field(2, ge=1, description="times through the calibration windows")
     together: int = Field(2, ge=1, description="windows per step")
     held_out: int = Field(3, ge=1, description="windows that only judge")
+    generated: int = Field(
+        0,
+        ge=0,
+        description="windows of the model's own text that only distill learns from, besides "
+        "those of calibrate.generated",
+    )
     seed: int = 0
 
 

@@ -14,7 +14,7 @@ from optimizer.compress.own_text import continued
 from optimizer.errors import DataError, RecipeError
 from optimizer.load.model import materialize, release
 from optimizer.progress import say
-from optimizer.recipe import Calibrate, Compression
+from optimizer.recipe import Compression
 
 
 def batches(section: Compression, source: Path) -> list[Batch]:
@@ -89,20 +89,27 @@ def generated(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
     given: Sequence[Batch],
-    calibrate: Calibrate,
+    count: int,
+    seed: int,
     folder: Path,
-) -> list[Batch]:
-    """Windows of the float model's own text, made once and kept for a run that goes on."""
+) -> Tensor:
+    """`count` windows (count, length) of the float model's own text, made once and kept for a run
+    that goes on."""
     from safetensors.torch import load_file, save_file
 
     file = folder / "generated.safetensors"
     if not file.exists():
-        say(f"compress: the model writes {calibrate.generated} windows to calibrate on")
-        ids = torch.cat([b["input_ids"] for b in given])
+        say(f"compress: the model writes {count} windows to calibrate on")
+        prompts = torch.cat([b["input_ids"] for b in given])
         materialize(model, "", tensors)
-        made = continued(model, ids, calibrate.generated, calibrate.seed)
+        made = continued(model, prompts, count, seed)
         release(model)
         save_file({"ids": made}, file.with_suffix(".partial"))
         file.with_suffix(".partial").rename(file)
-    made = load_file(file)["ids"]
-    return [_window_batch(part) for part in made.split(calibrate.batch_size)]
+    windows: Tensor = load_file(file)["ids"]
+    return windows
+
+
+def batched(windows: Tensor, size: int) -> list[Batch]:
+    """windows (count, length) of token ids, none of which is padding, `size` at a time."""
+    return [_window_batch(part) for part in windows.split(size) if len(part)]

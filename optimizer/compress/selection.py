@@ -92,7 +92,8 @@ def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights
 def _outside(
     model: nn.Module, family: Family, prefix: str, quantize: Quantize
 ) -> dict[str, Scheme]:
-    """A decoder's head and embedding, where the recipe says how they are stored."""
+    """A decoder's head and embedding, where the recipe says how they are stored. Raises RecipeError
+    for an embedding in codes that is tied to a float head."""
     named = {"head": family.head, "embedding": f"{prefix}{family.embeddings}"}
     found: dict[str, Scheme] = {}
     for place, name in named.items():
@@ -101,8 +102,23 @@ def _outside(
             continue
         module = model.get_submodule(name)
         inputs = int(cast(Tensor, module.weight).shape[1])
+        if place == "embedding" and family.head not in found:
+            _check_untied(model, family, name, quantize)
         found[name] = _scheme(name, inputs, weights, f"quantize.{place}")
     return found
+
+
+def _check_untied(model: nn.Module, family: Family, name: str, quantize: Quantize) -> None:
+    """A tied head that stays float keeps the float table, beside which codes are only more."""
+    unties = "rotate" in quantize.transforms and quantize.rotate.residual
+    table, head = model.get_submodule(name).weight, model.get_submodule(family.head).weight
+    if table is head and not unties:
+        raise RecipeError(
+            f"{family.head} is tied to {name} and stays float, so codes would be stored beside "
+            "the float values and make the model larger",
+            where="quantize.embedding",
+            fix="Quantize both: quantize.head: {bits: 8, ...}; or remove quantize.embedding.",
+        )
 
 
 def matched(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:

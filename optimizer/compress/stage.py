@@ -87,12 +87,13 @@ def compress(
         selection = allocated(
             model, tensors, facts, prefix, entry, given, section, selection, progress
         )
-    calibrate = section.calibrate
-    if given and calibrate and calibrate.generated:
-        given += calibration.generated(model, tensors, given, calibrate, progress)
+    more: list[Batch] = []
+    if given and section.calibrate:
+        own, more = _own_text(model, tensors, given, section, progress)
+        given += own
     done = _walk(model, tensors, facts, section, selection, given, progress)
     if "distill" in section.quantize.rounders:
-        tuned = _tuned(model, tensors, facts, prefix, given, judges, section, done, progress)
+        tuned = _tuned(model, tensors, facts, prefix, given + more, judges, section, done, progress)
         done.insert(0, tuned)
     if selection.outside:
         folder = progress / "outside"
@@ -106,6 +107,27 @@ def compress(
     _assemble(done, tensors, model, selection, out)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
+
+
+def _own_text(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    given: Sequence[Batch],
+    section: Compression,
+    progress: Path,
+) -> tuple[list[Batch], list[Batch]]:
+    """Windows that the model writes itself: for everything, and for distill only."""
+    calibrate, quantize = section.calibrate, section.quantize
+    assert calibrate is not None
+    only = quantize.distill.generated if "distill" in quantize.rounders else 0
+    if not calibrate.generated + only:
+        return [], []
+    windows = calibration.generated(
+        model, tensors, given, calibrate.generated + only, calibrate.seed, progress
+    )
+    parts = windows[: calibrate.generated], windows[calibrate.generated :]
+    one, other = (calibration.batched(part, calibrate.batch_size) for part in parts)
+    return one, other
 
 
 def keep(source: Path, out: Path) -> None:

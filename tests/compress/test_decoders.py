@@ -137,6 +137,26 @@ def test_only_distill_keeps_its_last_windows_from_what_chooses_the_codes(
     assert all(torch.equal(q.codes, made[1][n].codes) for n, q in made[0].items()) is same
 
 
+@pytest.mark.parametrize(("everywhere", "only", "same"), [(4, 0, False), (0, 4, True)])
+def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
+    llama: Path, tmp_path: Path, everywhere: int, only: int, same: bool
+) -> None:
+    made = []
+    for name, windows, more in (("without", 0, 0), ("with", everywhere, only)):
+        asked = section(
+            llama, methods=["gptq", "distill"], distill={"epochs": 1, "generated": more}
+        )
+        assert asked.calibrate is not None
+        calibrate = asked.calibrate.model_copy(update={"samples": 8, "generated": windows})
+        out = tmp_path / name
+        out.mkdir()
+        stage.run(asked.model_copy(update={"calibrate": calibrate}), llama, out)
+        made.append(states.read(out).weights)
+    pairs = [(q, made[1][n]) for n, q in made[0].items()]
+    assert all(torch.equal(a.codes, b.codes) for a, b in pairs) is same
+    assert not all(torch.equal(a.scale, b.scale) for a, b in pairs)
+
+
 def test_text_too_short_for_what_is_held_out_is_refused(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="40 windows of text, and 40 are to be held out"):
         compress(llama, tmp_path / "out", methods=["gptq", "distill"], distill={"held_out": 40})
@@ -166,6 +186,14 @@ def test_a_tied_head_gets_codes_of_its_own(llama: Path, tmp_path: Path) -> None:
     coded = state.weights["lm_head.weight"].dequantize()
     assert float((coded - embedding).norm() / embedding.norm()) < 0.02
     assert "model.embed_tokens.weight" not in state.weights
+
+
+def test_an_embedding_beside_a_tied_float_head_is_refused(llama: Path, tmp_path: Path) -> None:
+    table = {"bits": 8, "granularity": "channel"}
+    with pytest.raises(RecipeError, match=r"quantize\.embedding: lm_head is tied to model\.embed"):
+        compress(llama, tmp_path / "tied", methods=["rtn"], embedding=table)
+    untied = compress(llama, tmp_path / "untied", methods=["rotate"], embedding=table)
+    assert "model.embed_tokens.weight" in untied.weights
 
 
 def test_a_head_in_four_bits_is_rounded_by_what_reaches_it(llama: Path, tmp_path: Path) -> None:
