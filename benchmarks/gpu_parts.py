@@ -180,6 +180,8 @@ def ledger(job: Job) -> Result:
     if writes and runtime != "onnxruntime":
         how += f", shapes: {DECODING}"
     changes = [f"targets=[{{runtime: {runtime}{how}}}]"]
+    if writes and runtime != "onnxruntime":
+        changes.append("quantize.embedding=float")  # rows of codes are not looked up there
     if job.source and name == "minilm-int8":
         changes.append(f"model.source={job.source}")
     try:

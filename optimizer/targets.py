@@ -1,9 +1,10 @@
 """What each target accepts, as a table, and the check of a recipe against it.
 
 The check runs before any weight is read. Rows are measured facts, not hopes: TensorRT-RTX 1.7
-parses no zero point other than 0, no uint8 and no run-time activation ranges; ONNX Runtime 1.31
-turns only power-of-two blocks from 16 to 256 into MatMulNBits. TensorRT's row is RTX's, whose
-parser it shares; it is not measured.
+parses no zero point other than 0, no uint8 and no run-time activation ranges, and builds no Gather
+of int8 constants, which are "only allowed before DQ"; ONNX Runtime 1.31 turns only power-of-two
+blocks from 16 to 256 into MatMulNBits. TensorRT's row is RTX's, whose parser it shares; it is not
+measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Accepts:
     dynamic_activations: bool  # granularity: token
     group_sizes: tuple[int, ...]
     int4_granularities: tuple[str, ...]
+    codes_looked_up: bool  # takes rows of an int8 table, so that an embedding stays in codes
 
 
 TARGETS: dict[str, Accepts] = {
@@ -37,6 +39,7 @@ TARGETS: dict[str, Accepts] = {
         dynamic_activations=True,
         group_sizes=(16, 32, 64, 128, 256),
         int4_granularities=("group",),
+        codes_looked_up=True,
     ),
     "tensorrt-rtx": Accepts(
         lowering="trt_qdq",
@@ -46,6 +49,7 @@ TARGETS: dict[str, Accepts] = {
         dynamic_activations=False,
         group_sizes=(16, 32, 64, 128, 256),
         int4_granularities=("group",),
+        codes_looked_up=False,
     ),
     "tensorrt": Accepts(
         lowering="trt_qdq",
@@ -55,6 +59,7 @@ TARGETS: dict[str, Accepts] = {
         dynamic_activations=False,
         group_sizes=(16, 32, 64, 128, 256),
         int4_granularities=("group",),
+        codes_looked_up=False,
     ),
 }
 
@@ -122,12 +127,21 @@ def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
 
 
 def _check_weights(recipe: Recipe, at: str, runtime: str, row: Accepts) -> None:
-    if recipe.quantize.embedding != "float":
+    embedding = recipe.quantize.embedding
+    if embedding != "float" and not row.codes_looked_up:
         raise RecipeError(
-            f"a quantized embedding is not lowered for target {runtime} ({at}) yet",
+            f"a quantized embedding is not accepted by target {runtime} ({at}): it takes int8 "
+            "constants only where they are de-quantized whole, not to look rows up",
             where="quantize.embedding",
             accepted="float",
-            fix="Remove it; quantize.head stores a tied head in 8 bits by itself.",
+            fix=f"Remove it, or use only targets that look up codes: {_others('codes_looked_up')}.",
+        )
+    if embedding != "float" and embedding.bits < 8:
+        raise RecipeError(
+            f"{embedding.bits} is not accepted by target {runtime} ({at}): rows of a table are "
+            "looked up in whole bytes, so that nothing would be gained over 8",
+            where="quantize.embedding.bits",
+            accepted="8",
         )
     for where, weights in _weights(recipe):
         _check_one(weights, where, at, runtime, row)

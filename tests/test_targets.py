@@ -86,3 +86,28 @@ def test_a_bucket_outside_its_shapes_is_refused(tmp_path: Path) -> None:
 def test_a_key_that_no_product_has_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"did you mean.*workspace_gb|workspace_gb"):
         target(tmp_path, "{runtime: tensorrt, workspce_gb: 2}")
+
+
+def generating(tmp_path: Path, runtime: str, embedding: str) -> None:
+    """Check a decoder's recipe with this quantize.embedding."""
+    text = RECIPE.format(target=f"{{runtime: {runtime}}}")
+    for old, new in (
+        ("sentence-embedding", "text-generation"),
+        ("cosine", "perplexity"),
+        ("  activations: {range: minmax}", f"  embedding: {embedding}"),
+    ):
+        text = text.replace(old, new)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    targets.check(recipe_file.read(path))
+
+
+def test_an_embedding_in_eight_bits_is_taken_where_codes_are_looked_up(tmp_path: Path) -> None:
+    generating(tmp_path, "onnxruntime", "{bits: 8, granularity: group, group_size: 64}")
+    with pytest.raises(RecipeError, match=r"quantize\.embedding: .* target tensorrt-rtx .* whole"):
+        generating(tmp_path, "tensorrt-rtx", "{bits: 8}")
+
+
+def test_an_embedding_in_fewer_bits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"quantize\.embedding\.bits: 4 is not accepted"):
+        generating(tmp_path, "onnxruntime", "{bits: 4, granularity: group, group_size: 64}")

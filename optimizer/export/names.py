@@ -10,6 +10,8 @@ names.json
                          node before the MatMul (a weight that something else uses as well)
                 node     the operator's name; input: the tensor whose range "site" describes
                 also     [{node, input}, ...] further uses of a shared module
+    lookups     {module: {parameter, initializer, nodes}} of each embedding whose rows, [V, H], the
+                Gathers `nodes` look up; one whose ids are constants may be folded away
     parameters  {parameter: initializer}
     folded      [parameter, ...] parameters with no initializer: not used by the graph, or
                 folded into another value; never a weight of a module
@@ -56,16 +58,33 @@ class Module:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """An embedding: its table in the graph and the Gathers that take rows of it."""
+
+    parameter: str
+    initializer: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Names:
     """The pairing of a checkpoint with a graph. See the module's docstring."""
 
     modules: Mapping[str, Module]
     parameters: Mapping[str, str]
     folded: tuple[str, ...] = field(default=())
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
+
+    @property
+    def parameter_of(self) -> dict[str, str]:
+        """{module: its weight} of all that a state may hold in codes."""
+        multiplied = {m: entry.parameter for m, entry in self.modules.items()}
+        return multiplied | {m: entry.parameter for m, entry in self.lookups.items()}
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "modules": {m: asdict(entry) for m, entry in self.modules.items()},
+            "lookups": {m: asdict(entry) for m, entry in self.lookups.items()},
             "parameters": dict(self.parameters),
             "folded": list(self.folded),
         }
@@ -77,7 +96,11 @@ def from_dict(document: Mapping[str, Any]) -> Names:
         name: Module(**{**m, "also": tuple(Use(**u) for u in m["also"])})
         for name, m in document["modules"].items()
     }
-    return Names(modules, document["parameters"], tuple(document["folded"]))
+    lookups = {
+        name: Lookup(**{**entry, "nodes": tuple(entry["nodes"])})
+        for name, entry in document["lookups"].items()
+    }
+    return Names(modules, document["parameters"], tuple(document["folded"]), lookups)
 
 
 def pair(
@@ -86,6 +109,7 @@ def pair(
     linear: Iterable[str],
     wanted: Iterable[str] = (),
     first: Mapping[str, str] | None = None,
+    tables: Iterable[str] = (),
 ) -> Names:
     """Pair every parameter with an initializer by value.
 
@@ -93,6 +117,7 @@ def pair(
     linear: modules whose `weight` is multiplied by an activation.
     wanted: parameters that will be quantized.
     first: the name a tied parameter's initializer has.
+    tables: modules whose `weight` is looked up by row.
     Raises OptimizeError naming the first linear module or wanted parameter that no operator of
     the graph can be proven to hold.
     """
@@ -111,11 +136,37 @@ def pair(
         if weight not in paired:
             raise _unpaired(weight, model)
         modules[module] = _module(module, weight, *paired[weight], _sharing(paired, weight))
-    covered = {m.parameter for m in modules.values()}
+    lookups = _lookups(tables, paired)
+    held = {p: _name(v) for p, (v, _) in paired.items()}
+    made = Names(modules, held, tuple(folded), lookups)
+    covered = set(made.parameter_of.values())
     for weight in sorted(wanted):
         if weight not in covered:
             raise _unpaired(weight, model)
-    return Names(modules, {p: _name(v) for p, (v, _) in paired.items()}, tuple(folded))
+    return made
+
+
+def _lookups(
+    tables: Iterable[str], paired: Mapping[str, tuple[ir.Value, bool]]
+) -> dict[str, Lookup]:
+    """The entries of those `tables` whose initializer Gathers read by row."""
+    found = {}
+    for module in sorted(tables):
+        weight = f"{module}.weight"
+        value, _ = paired.get(weight, (None, False))
+        if value is None:
+            continue
+        nodes = [n for n, i in value.uses() if n.op_type == "Gather" and i == 0 and _by_row(n)]
+        if _sharing(paired, weight):
+            nodes = [n for n in nodes if module_of(n) == module]
+        if nodes:
+            found[module] = Lookup(weight, _name(value), tuple(str(n.name) for n in nodes))
+    return found
+
+
+def _by_row(gather: ir.Node) -> bool:
+    axis = gather.attributes.get("axis")
+    return axis is None or axis.as_int() == 0
 
 
 class _Index:

@@ -54,7 +54,8 @@ def run(section: Export, source: Path, state: Path, *, out: Path) -> None:
     graph = float_graph(model, values, contract, section, blocks)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
-    paired = names.pair(written, values, linear_modules(model), compressed.weights, values.first)
+    linear, tables = linear_modules(model), embeddings(model)
+    paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
     text = json.dumps(paired.as_dict(), indent=1, sort_keys=True)
     (out / "names.json").write_text(text, encoding="utf-8")
     lend(model, values)
@@ -104,6 +105,11 @@ def linear_modules(model: nn.Module) -> list[str]:
     return [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
 
 
+def embeddings(model: nn.Module) -> list[str]:
+    """Every nn.Embedding, as linear_modules."""
+    return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
+
+
 def estimate(section: Export, shapes: Shapes) -> Estimate:
     """Weights pass one by one; the runtime that checks the graph holds those of a model, or of a
     block of a large one. Equal blocks are traced once, so time hardly grows with depth (measured:
@@ -119,7 +125,7 @@ def estimate(section: Export, shapes: Shapes) -> Estimate:
 
 STAGE = Stage(
     "export",
-    2,
+    3,
     run,
     packages=("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime"),
     estimate=estimate,

@@ -29,7 +29,7 @@ from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
 from optimizer.lower import ort_pack
-from optimizer.lower.qdq import codes_name, read_back
+from optimizer.lower.qdq import codes_name, read_back, scale_name
 
 PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 # Operators a lowering puts between a module's input and its product; operand 0 is the data.
@@ -225,9 +225,20 @@ def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 
 def float_weights(path: Path, modules: Collection[str]) -> list[str]:
-    """Those of `modules` whose product multiplies by a float initializer, not by codes."""
+    """Those of `modules` whose product multiplies by a float initializer, not by codes, or that
+    look rows of one up."""
     wrong = set()
     for node in opened(path).graph:
+        if node.op_type == "Gather" and _owner(node, modules):
+            table = node.inputs[0]
+            scale = scale_name(f"{module_of(node)}.weight")
+            if (
+                table is not None
+                and table.is_initializer()
+                and table.name != scale
+                and _float(table)
+            ):
+                wrong.add(module_of(node))
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
         ends, pending = [], [node.inputs[1]]
@@ -238,9 +249,13 @@ def float_weights(path: Path, modules: Collection[str]) -> list[str]:
                 ends.append(value)
             elif producer is not None:
                 pending += producer.inputs[:1]
-        if any(v.dtype is not None and v.dtype.is_floating_point() for v in ends):
+        if any(_float(v) for v in ends):
             wrong.add(module_of(node))
     return sorted(wrong)
+
+
+def _float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def changed(before: Path, after: Path, names: Iterable[str]) -> list[str]:

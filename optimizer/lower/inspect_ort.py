@@ -3,7 +3,8 @@
 The runtime writes that graph (SessionOptions.optimized_model_filepath); only its operators and
 names are read here. A module counts as fused when an integer operator of INTEGER uses its codes
 directly; when its codes still pass through a DequantizeLinear at run time, or the runtime
-turned them back into a float weight, the module runs wider than asked.
+turned them back into a float weight, the module runs wider than asked. An embedding multiplies
+nothing: it counts when rows are still taken from its codes, and not from a table made of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+
+from optimizer.lower.lookup import IDS
 
 INTEGER = frozenset(
     {
@@ -25,6 +28,7 @@ INTEGER = frozenset(
         "QLinearMatMul",
     }
 )
+BY_ROW = frozenset({"Gather"})
 
 
 def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
@@ -40,7 +44,11 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
     for node in graph.node:
         if node.op_type in INTEGER:
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    wider = [m for m, entry in asked.items() if not _fused(uses, entry["codes"])]
+    wider = [
+        name
+        for name, entry in asked.items()
+        if not _fused(uses, entry["codes"], BY_ROW if entry["activation"] == IDS else INTEGER)
+    ]
     return {
         "eligible": len(asked),
         "fused": len(asked) - len(wider),
@@ -49,10 +57,10 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
     }
 
 
-def _fused(uses: dict[str, set[str]], codes: str) -> bool:
-    """Whether every user of the codes is an integer operator.
+def _fused(uses: dict[str, set[str]], codes: str, operators: frozenset[str]) -> bool:
+    """Whether every user of the codes is one of these operators.
 
     The runtime keeps an initializer's name, or derives the packed one's from it.
     """
     found = [ops for name, ops in uses.items() if name == codes or name.startswith(f"{codes}_")]
-    return bool(found) and all(op in INTEGER for ops in found for op in ops)
+    return bool(found) and all(op in operators for ops in found for op in ops)

@@ -12,7 +12,7 @@
       MatMul(x, DequantizeLinear(W)), which ONNX Runtime turns into MatMulNBits: int4 in blocks
       of a power of two from 16 to 256, int8 also per channel
 Where the state has a factor for a site, x is multiplied by it first. Asymmetric weights (3) are
-unsigned with an unsigned zero point.
+unsigned with an unsigned zero point. An embedding is no product: lookup.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.names import Module, Names
+from optimizer.lower import lookup
 from optimizer.lower.qdq import (
     Surgeon,
     dequantized_weight,
@@ -39,10 +40,11 @@ Products = list[tuple[ir.Node, ir.Value]]  # operators, and the input each will 
 
 def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, str]:
     """Lower `model`, float32, in place. Returns {module: how its input is coded}:
-    "uint8" (case 1), "uint8 per token" (case 2) or "float" (case 3)."""
+    "uint8" (case 1), "uint8 per token" (case 2) or "float" (case 3), "ids" for an embedding."""
     surgeon = Surgeon(model)
-    coded = {}
-    for name, module in quantized_modules(model, names, state.weights).items():
+    coded = lookup.lower(surgeon, names, state)
+    multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}
+    for name, module in quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         products = [(p, factored_input(surgeon, p, name, factor)) for p in surgeon.products(module)]
         mode = state.activations_of(name)

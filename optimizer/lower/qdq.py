@@ -6,13 +6,14 @@ What a quantized parameter `p` becomes, by granularity (K inputs, N outputs):
     tensor     p_codes [K, N] int8    p_scale []           DequantizeLinear
     group      p_codes [K, N] int4/8  p_scale [groups, N]  DequantizeLinear axis=0, block_size
 
-plus p_zero_point of p_scale's shape where the dialect takes one. New nodes and values are
+plus p_zero_point of p_scale's shape where the dialect takes one; an embedding's lie the other way
+round (lookup.py). New nodes and values are
 named after the module: "<module>/weight", "<module>/input_codes", ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,10 +186,8 @@ def factored_input(
     return found
 
 
-def quantized_modules(
-    model: ir.Model, names: Names, weights: Mapping[str, QTensor]
-) -> dict[str, Module]:
-    """The modules whose weight the state holds, in the order in which the graph uses them.
+def quantized_modules(model: ir.Model, names: Names, weights: Collection[str]) -> dict[str, Module]:
+    """The modules whose weight is among `weights`, in the order in which the graph uses them.
 
     Raises OptimizeError for a weight that no module of names.json holds.
     """
@@ -206,13 +205,18 @@ def quantized_modules(
 def read_back(model: ir.Model, parameter: str) -> Array:
     """The float32 value (out, in) of a weight from its initializers in a lowered graph.
 
-    Unpacked by onnx_ir, not by packing.py: (codes - zero point) * scale, in float32.
+    Unpacked by onnx_ir, not by packing.py: (codes - zero point) * scale, in float32. What looks
+    rows of the codes up says that they lie as an embedding's do.
     """
     held = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
     codes = held[codes_name(parameter)].numpy().astype(np.float32)
     scale = held[scale_name(parameter)].numpy().astype(np.float32)
     zero = held.get(zero_point_name(parameter))
     points = np.zeros_like(scale) if zero is None else zero.numpy().astype(np.float32)
+    users = model.graph.initializers[codes_name(parameter)].uses()
+    if any(n.op_type == "Gather" for n, _ in users):
+        by_row: Array = (codes - points) * scale
+        return by_row.reshape(len(codes), -1)
     if scale.ndim == 2:
         repeat = codes.shape[0] // scale.shape[0]
         scale, points = np.repeat(scale, repeat, 0), np.repeat(points, repeat, 0)

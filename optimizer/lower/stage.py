@@ -4,7 +4,8 @@ Writes model.onnx (and model.onnx.data above 2 GiB) and lowering.json:
     dialect   "ort_qdq" | "trt_qdq"
     exact     whether the file's weights are the state's, bit for bit, in the float type the
               file computes in (fp16 rounds code * scale to its 11 bits)
-    modules   {module: {weight: "int8 channel", activation: "uint8", codes: initializer}}
+    modules   {module: {weight: "int8 channel", activation: "uint8", codes: initializer}}; the
+              activation of an embedding is "ids"
     float     [module, ...] linear modules left as they were
     attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions on ONNX
               Runtime
@@ -59,11 +60,12 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
         coded = trt_qdq.lower(model, names, compressed, target.export.float)
     onnx_file.save(model, out / "model.onnx")
     verify(out / "model.onnx", names, compressed)
+    held = names.parameter_of
     modules = {
         name: {
-            "weight": describe(compressed.weights[names.modules[name].parameter].scheme),
+            "weight": describe(compressed.weights[held[name]].scheme),
             "activation": activation,
-            "codes": packed.get(name, codes_name(names.modules[name].parameter)),
+            "codes": packed.get(name, codes_name(held[name])),
         }
         for name, activation in coded.items()
     }
@@ -102,13 +104,13 @@ def verify(path: Path, names: Names, state: CompressedState) -> None:
     """Read every weight back from the written file; LedgerError for the first that differs."""
     model = onnx_file.load(path)
     ort_pack.unpack(model)
-    for module in names.modules.values():
-        if module.parameter not in state.weights:
+    for parameter in names.parameter_of.values():
+        if parameter not in state.weights:
             continue
-        wanted = state.weights[module.parameter].dequantize().numpy()
-        if not np.array_equal(read_back(model, module.parameter), wanted):
+        wanted = state.weights[parameter].dequantize().numpy()
+        if not np.array_equal(read_back(model, parameter), wanted):
             raise LedgerError(
-                f"{module.parameter} reads back from {path.name} with other values than the "
+                f"{parameter} reads back from {path.name} with other values than the "
                 "compressed state has",
                 where="lower: state -> file",
                 accepted="equality",
@@ -127,4 +129,4 @@ def estimate(target: Target, shapes: Shapes) -> Estimate:
     )
 
 
-STAGE = Stage("lower", 1, run, packages=("onnx", "onnx-ir"), estimate=estimate)
+STAGE = Stage("lower", 2, run, packages=("onnx", "onnx-ir"), estimate=estimate)

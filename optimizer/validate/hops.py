@@ -296,8 +296,7 @@ def lower(m: Materials) -> Entry:
     carried = cut.changed(m.graph / "model.onnx", path, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
-        f"{name}: the graph multiplies by a float weight"
-        for name in cut.float_weights(path, wanted)
+        f"{name}: the graph reads a float weight" for name in cut.float_weights(path, wanted)
     ]
     coded = "" if m.state.activations is None else "int8 "
     limit = TABLE[f"piece {coded}{m.precision}"].limit

@@ -96,6 +96,27 @@ def test_a_weight_that_is_also_an_embedding_is_found_behind_its_transpose() -> N
     assert paired(model, a=A).modules["a"].layout == "NK"
 
 
+def test_an_embedding_is_paired_with_what_looks_its_rows_up() -> None:
+    model = graph(
+        "g (int64[m] i) => (float[m, 3] e, float[3, m] c)"
+        "{ e = Gather(w, i) c = Gather<axis = 1>(w, i) }",
+        w=A,
+    )
+    model.graph.initializers["w"].name = "val_7"
+    for node, name in zip(model.graph, ("by row", "by column"), strict=True):
+        node.name = name
+    found = names.pair(model, {"a.weight": tensor(A)}, (), ["a.weight"], tables=["a"])
+    assert found.lookups == {"a": names.Lookup("a.weight", "val_7", ("by row",))}
+    assert names.from_dict(found.as_dict()) == found
+
+
+def test_a_table_that_nothing_looks_up_cannot_be_in_codes() -> None:
+    parameters = {"a.weight": tensor(A), "c.weight": tensor(C)}
+    assert names.pair(two(), parameters, ["a"], tables=["c"]).lookups == {}
+    with pytest.raises(OptimizeError, match=r"c\.weight cannot be found"):
+        names.pair(two(), parameters, ["a"], ["c.weight"], tables=["c"])
+
+
 def test_a_symmetric_matrix_is_paired_in_the_layout_its_operator_needs() -> None:
     symmetric = A + A.T
     assert paired(two(a=symmetric), a=symmetric, c=C).modules["a"].layout == "KN"

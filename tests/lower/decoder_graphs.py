@@ -94,7 +94,7 @@ def decoder(kind: str, folder: Path) -> Decoder:
     graph = stage.float_graph(model, held, contract, Export(float="fp32"))
     onnx_file.save(graph, folder / "model.onnx")
     written = onnx_file.load(folder / "model.onnx")
-    paired = names.pair(written, held, linear, (), held.first)
+    paired = names.pair(written, held, linear, (), held.first, stage.embeddings(model))
     (folder / "names.json").write_text(json.dumps(paired.as_dict()))
     return Decoder(folder)
 

@@ -11,9 +11,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tests.validate.mutations import edit_onnx, tensor, values
+from tests.validate.runs import Run
 
 KEY, VALUE = "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj"
 DOWN = "model.layers.1.mlp.down_proj"
+TABLE = "model.embed_tokens"
 Edit = Callable[[Any], None]
 Change = Callable[[onnx.GraphProto], None]
 
@@ -140,6 +142,37 @@ def swapped_tensors(a: str, b: str) -> Change:
 
     return change
 
+
+def looked_up_in_float(run: Run) -> None:
+    """Rows come from the float table again; no file says so."""
+    path = run.folder("model") / "model.onnx"
+    model, source = onnx.load(path), onnx.load(run.folder("graph") / "model.onnx")
+    table = tensor(source.graph, f"{TABLE}.weight")
+    model.graph.initializer.append(table)
+    codes = next(n for n in model.graph.node if f"{TABLE}.weight_codes" in n.input)
+    last = max(
+        (n for n in model.graph.node if n.name.startswith(f"{TABLE}/")), key=_position(model)
+    )
+    last.CopyFrom(
+        helper.make_node("Gather", [table.name, codes.input[1]], last.output, name=last.name)
+    )
+    entry = last.metadata_props.add()
+    entry.key, entry.value = "module", TABLE
+    onnx.save(model, path)
+
+
+def _position(model: onnx.ModelProto) -> Callable[[onnx.NodeProto], int]:
+    names = [n.name for n in model.graph.node]
+    return lambda node: names.index(node.name)
+
+
+TABLE_FAULTS: dict[str, Edit] = {
+    "scales of other groups": values("model", f"{TABLE}.weight_scale", lambda s: np.roll(s, 1, 1)),
+    "a transposed scale": values("model", f"{TABLE}.weight_scale", lambda s: s.T),
+    "scales of other rows": values("model", f"{TABLE}.weight_scale", lambda s: np.roll(s, 1, 0)),
+    "codes of other groups": values("model", f"{TABLE}.weight_codes", lambda c: np.roll(c, 1, 1)),
+    "a float table": looked_up_in_float,
+}
 
 GRAPH_FAULTS: dict[str, Change] = {
     "a stale cache": stale,

@@ -12,14 +12,15 @@ from tests.conftest import sentences, write_rows
 from tests.validate.runs import FOLDERS, Run, make
 
 INT4 = {"bits": 4, "granularity": "group", "group_size": 32}
+INT8 = {**INT4, "bits": 8}
 SCHEMES: dict[str, dict[str, Any]] = {
     "rtn": {"weights": INT4},
     "gptq": {"method": "gptq", "weights": INT4},
     "token": {"activations": {"granularity": "token"}},
     "static": {"activations": {"range": "minmax"}},
-    "fused": {"weights": INT4},
+    "fused": {"weights": INT4, "head": INT8, "embedding": INT8},
 }
-"""All but the last keep their attentions in plain operators."""
+"""All but the last keep their attentions in plain operators, and head and embedding in float."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
 from tests.validate import decoder_mutations as d
 from tests.validate import mutations as m
-from tests.validate.decoder_mutations import DOWN, KEY, VALUE
+from tests.validate.decoder_mutations import DOWN, KEY, TABLE, VALUE
 from tests.validate.decoder_runs import SCHEMES
 from tests.validate.runs import Run
 
@@ -107,6 +107,25 @@ def test_a_fault_of_a_fused_attention_is_caught_at_the_lowering(
     run = decoder_runs["fused"].copy(tmp_path)
     m.edit_onnx("model", d.FUSED_FAULTS[fault])(run)
     caught(damaged(clean["fused"], run), "lower")
+
+
+@pytest.mark.parametrize("fault", d.TABLE_FAULTS)
+def test_a_fault_of_an_embedding_in_codes_is_caught_at_the_lowering(
+    decoder_runs: dict[str, Run], clean: dict[str, Materials], tmp_path: Path, fault: str
+) -> None:
+    run = decoder_runs["fused"].copy(tmp_path)
+    d.TABLE_FAULTS[fault](run)
+    caught(damaged(clean["fused"], run), "lower")
+
+
+def test_a_fault_of_an_embeddings_codes_is_caught_at_compress(
+    decoder_runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = decoder_runs["fused"].copy(tmp_path)
+    m.weight(TABLE, m.groups_shifted)(run)
+    entry = ledger.run_hop(ledger.hops.compress, run.materials())
+    assert entry.ok is False
+    assert TABLE in entry.problems[0]
 
 
 VALUE_FAULTS: dict[str, tuple[str, m.Edit]] = {
