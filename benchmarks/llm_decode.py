@@ -73,6 +73,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="folder of our lowered INT4 model")
+    p.add_argument("--small-head", type=Path, help="the same with its head in INT4 as well")
     p.add_argument("--float", type=Path, required=True, help="folder of the float ONNX graph")
     p.add_argument("--checkpoint", type=Path, required=True, help="Hugging Face folder, for peers")
     p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp and OpenVINO")
@@ -95,8 +96,10 @@ def systems(asked: argparse.Namespace) -> list[System]:
     own = asked.model if (asked.model / "genai_config.json").is_file() else None
     own_why = "the bundle has no genai_config.json" if own is None else genai_why
     peer = {"python": python}
+    small = asked.small_head / "model.onnx" if asked.small_head else None
     return [
         System(OURS, "**ours, INT4**", "ort", asked.model / "model.onnx"),
+        System("ours-head4", "ours, head INT4 too", "ort", small, why="--small-head was not given"),
         System(FLOAT, "ONNX Runtime float", "ort", asked.float / "model.onnx"),
         System("ours-genai", "ours, run by onnxruntime-genai", "genai", own, why=own_why, **peer),
         System("genai", "onnxruntime-genai's own INT4", "genai", genai, why=genai_why, **peer),
