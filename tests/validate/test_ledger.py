@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.build.stage import STAGE as BUILD
 from optimizer.errors import LedgerError
 from optimizer.lower import cut
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import TensorRTTarget
+from optimizer.recipe import Shapes, TensorRTTarget
 from optimizer.validate import ledger
 from optimizer.validate.hops import Entry
 from tests.conftest import write_tiny_bert
@@ -81,18 +82,17 @@ def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_pa
 
 
 def for_tensorrt(run: Run, root: Path) -> Run:
-    """The run lowered for TensorRT-RTX instead, its engine not opened."""
+    """The run lowered and built for TensorRT-RTX instead, its engine not opened."""
     copy = run.copy(root)
-    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
+    shapes = Shapes(sequence=(4, 16, 64))
+    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32", shapes=shapes)
     copy = replace(copy, section=copy.section.model_copy(update={"target": target}))
     for name in ("model", "engine"):
         shutil.rmtree(copy.folder(name))
         copy.folder(name).mkdir()
     source, state, graph, model = (copy.folder(f) for f in ("source", "state", "graph", "model"))
     LOWER.run(target, source, state, graph, out=model)
-    inspected = {"eligible": 12, "fused": 12, "wider": []}
-    document = {"deferred": False, "why": "", "inspected": inspected}
-    (copy.folder("engine") / "engine.json").write_text(json.dumps(document))
+    BUILD.run(target, model, out=copy.folder("engine"))
     return copy
 
 
