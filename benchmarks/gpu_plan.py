@@ -25,7 +25,16 @@ from optimizer.harness.machine import Machine  # noqa: E402
 from optimizer.harness.runtimes.trt_products import PRODUCTS  # noqa: E402
 
 SECONDS = 470  # of eight minutes; the rest is for starting and writing
-OURS = ("torch", "transformers", "onnx", "onnxscript", "tokenizers", "onnxruntime", "datasets")
+OURS = (
+    "pydantic",
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "tokenizers",
+    "onnxruntime",
+    "datasets",
+)
 TRT = "cuda.bindings"
 RTX = "tensorrt-rtx"
 SEES_CUDA = {  # module -> what prints why it does not compute on the GPU, or nothing

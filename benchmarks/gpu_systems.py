@@ -253,7 +253,7 @@ def _engine(files: Files, product: str) -> tuple[Any, dict[str, Any]]:
     return TrtRunner(path, product=product, **options), about
 
 
-SPECIALIZATION = "specialization"
+SPECIALIZATION = "specialize"
 
 
 class Refused(Exception):
