@@ -43,7 +43,7 @@ def test_a_ledger_whose_engine_was_not_asked_did_not_run() -> None:
         gpu_parts.judged(report(ok=None), [])
 
 
-@pytest.mark.parametrize("recipe", [p.stem for p in (ROOT / "recipes").glob("*.yaml")])
+@pytest.mark.parametrize("recipe", ["minilm-int8", "smollm2-int4", "llama-3.2-1b-int4"])
 def test_the_source_that_is_given_is_the_one_that_is_used(recipe: str, tmp_path: Path) -> None:
     path = ROOT / "recipes" / f"{recipe}.yaml"
     writes = recipe_file.read(path).model.task == "text-generation"
