@@ -126,7 +126,10 @@ class Gptq(Section):
         "few would be all that counts",
     )
     widest: float = Field(
-        2.0, ge=1, description="no scale is more than so many times what covers its weights"
+        2.0,
+        gt=1,
+        description="no scale is more than so many times what covers its weights, nor so many "
+        "times less",
     )
 
 

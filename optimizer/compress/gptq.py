@@ -50,9 +50,9 @@ def gptq(
 
     block: inputs whose corrections are applied together; it changes the speed, not the result.
     sweeps: of optimizer.compress.refine afterwards; 0 is GPTQ as published. widest: no scale is
-    more than so many times what just covers the group's own weights, whatever earlier errors and
-    the target would move into it; what then lies beyond the codes is made up for by later inputs
-    and by the sweeps. Raises ValueError for
+    more than so many times what just covers the group's own weights, or less than that part of it,
+    whatever earlier errors and the target would move into the group; what then lies beyond the
+    codes is made up for by later inputs and by the sweeps. Raises ValueError for
     NaN or infinity in any argument, a hessian that cannot be inverted, or a group that does not
     divide the inputs.
     """
@@ -63,9 +63,10 @@ def gptq(
     quadratic = hessians.damped(hessian, damping)
     wanted = hessians.target(weight, quadratic, hessian, cross)
     order = _order(quadratic.matrix.diagonal(), size, act_order)
-    limit = to_scale_grid(widest * absmax_scale(weight, scheme)[0])
-    first = _feedback(wanted, _inverse_root(quadratic, order), order, scheme, limit, block)
-    q = refined(first, wanted, quadratic.matrix, limit, sweeps=sweeps, block=block)
+    cover, _ = absmax_scale(weight, scheme)
+    limits = to_scale_grid(cover / widest), to_scale_grid(cover * widest)
+    first = _feedback(wanted, _inverse_root(quadratic, order), order, scheme, limits, block)
+    q = refined(first, wanted, quadratic.matrix, limits, sweeps=sweeps, block=block)
     return Rounded(q, quadratic.damping)
 
 
@@ -93,10 +94,15 @@ def _inverse_root(quadratic: hessians.Quadratic, order: Tensor) -> Tensor:
 
 
 def _feedback(
-    wanted: Tensor, root: Tensor, order: Tensor, scheme: Scheme, limit: Tensor, block: int
+    wanted: Tensor,
+    root: Tensor,
+    order: Tensor,
+    scheme: Scheme,
+    limits: tuple[Tensor, Tensor],
+    block: int,
 ) -> QTensor:
-    """Round `wanted` (out, in) in the given order, choosing each group's scale at its turn, no
-    larger than limit (out, groups).
+    """Round `wanted` (out, in) in the given order, choosing each group's scale at its turn, between
+    limits (out, groups).
 
     Works on (in, out), so that one input of all outputs is contiguous.
     """
@@ -111,7 +117,8 @@ def _feedback(
         end = first + size
         group = int(order[first]) // size
         grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
-        scale = torch.minimum(grid.scale, limit[:, group : group + 1])
+        low, high = (limit[:, group : group + 1] for limit in limits)
+        scale = grid.scale.clamp(low, high)
         grid = grids[group] = replace(grid, scale=scale)
         for start in range(first, end, block):
             stop = min(start + block, end)

@@ -19,15 +19,15 @@ def refined(
     q: QTensor,
     wanted: Tensor,
     hessian: Tensor,
-    limit: Tensor | None = None,
+    limits: tuple[Tensor, Tensor] | None = None,
     *,
     sweeps: int,
     block: int = 128,
 ) -> QTensor:
     """q with its codes and scales improved; zero points stay.
 
-    wanted (out, in): T; hessian (in, in): H, with a positive diagonal; limit, the shape of q's
-    scale: no scale grows beyond it. One sweep visits each scale
+    wanted (out, in): T; hessian (in, in): H, with a positive diagonal; limits, the shape
+    of q's scale: no scale moves beyond them. One sweep visits each scale
     and each input once. block: as in gptq, it changes the speed, not the result.
     """
     out, inputs = q.codes.shape
@@ -43,8 +43,9 @@ def refined(
             group = slice(g * size, (g + 1) * size)
             levels = codes[group] - zero[g]
             new = _better_scale(levels, scale[g], slope[group], hessian[group, group], q)
-            if limit is not None:
-                new = torch.where(new > limit[:, g], scale[g], new)
+            if limits is not None:
+                beyond = (new < limits[0][:, g]) | (new > limits[1][:, g])
+                new = torch.where(beyond, scale[g], new)
             slope.addmm_(hessian[:, group], levels * (new - scale[g]))
             scale[g], values[group] = new, levels * new
             for start in range(group.start, group.stop, block):
