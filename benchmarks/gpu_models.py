@@ -126,7 +126,8 @@ def chosen(kind: str, folder: Path, tiny: bool, source: str | None) -> tuple[str
     """(the recipe's model.source, and what follows it, what these weights are)."""
     package, named, extra, readers = REAL[kind]
     if source is not None:
-        return source, f"real: {source}"
+        packed = sorted(Path(source).glob("*.gguf"))
+        return source + (f", gguf_file: {packed[0].name}" if packed else ""), f"real: {source}"
     missing = [m for m in (package, *readers) if find_spec(m) is None]
     if tiny or missing:
         random_ = str(write_random(kind, folder / "model", tiny))

@@ -129,7 +129,8 @@ def run(job: Mapping[str, Any], seconds: float, worker: Path = WORKER) -> dict[s
 def _settings(rehearse: bool) -> dict[str, str]:
     """Of a part's process. A rehearsal shares its cores with whatever else runs: one thread."""
     threads = {"OMP_NUM_THREADS": "1"} if rehearse else {}
-    return {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **threads}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", **threads}
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What a part of the GPU suite makes of what it finds: nothing wrong passes for a result."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu_check  # noqa: E402
 import gpu_memory  # noqa: E402
+import gpu_models  # noqa: E402
 import gpu_parts  # noqa: E402
 import gpu_speed  # noqa: E402
 from gpu_systems import Held, System, Writer  # noqa: E402
@@ -51,6 +53,17 @@ def test_the_source_that_is_given_is_the_one_that_is_used(recipe: str, tmp_path:
     assert made.model.source == str(tmp_path)
     assert made.model.gguf_file is None  # the folder has none
     assert not made.validate_.latency.must_beat_float
+
+
+def test_a_given_checkpoint_is_prepared_and_otherwise_the_package_that_has_the_weights(
+    tmp_path: Path,
+) -> None:
+    given = gpu_models.chosen("decoder", tmp_path, False, str(tmp_path))
+    assert given == (str(tmp_path), f"real: {tmp_path}")
+    package, _, extra, readers = gpu_models.REAL["decoder"]
+    if any(find_spec(m) is None for m in (package, *readers)):
+        pytest.skip("the package is not installed")
+    assert gpu_models.chosen("decoder", tmp_path, False, None)[0].endswith(extra)
 
 
 ASKED = {"a": {"weight": "int8 channel", "activation": "int8"}}
