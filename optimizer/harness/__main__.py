@@ -117,7 +117,7 @@ def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     job = generation.largest(document) if generates else f"predict([{' '.join(TEXTS)!r}])"
-    cache = f"Path({str(args.cache.resolve())!r})" if args.cache else None
+    cache = f"Path({str(args.cache.resolve())!r})"
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
         f"from {__package__}.generate import Options\n"
@@ -152,7 +152,7 @@ def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -
 
 def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .bundle import damaged_files, read_manifest, unlisted_files
-    from .engines import Workshop, default_cache
+    from .engines import Workshop
     from .fit import Refuse, decide, verdicts
     from .machine import this_machine
     from .runtimes.onnx_external import check_inside
@@ -166,7 +166,7 @@ def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     machine = this_machine()
     decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
     refused = isinstance(decision, Refuse)
-    shop = Workshop(folder, manifest, machine, args.cache or default_cache())
+    shop = Workshop(folder, manifest, machine, args.cache)
     rows = [
         {
             "target": row.target,
@@ -221,7 +221,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
         command.add_argument("--runtime", help="use engines of this runtime only")
         command.add_argument("--json", action="store_true", help="one JSON document")
-        command.add_argument("--cache", type=Path, help="folder of the engines built here")
+        command.add_argument(
+            "--cache",
+            type=Path,
+            default=Path.home() / ".cache" / "optimize-engines",
+            help="folder of the engines built here; default: %(default)s",
+        )
         if run is not check:
             command.add_argument("--threads", type=int, help="default: the recipe's")
         if run is predict:

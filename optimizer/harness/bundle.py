@@ -20,8 +20,8 @@ from typing import Any
 
 from . import contract as contracts
 from .bench import System
-from .engines import Workshop, default_cache
-from .errors import BuildError, BundleError, InputError, MachineError
+from .engines import Workshop
+from .errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
@@ -29,6 +29,7 @@ from .runtimes.decoder import DecoderRunner
 from .runtimes.genai import GenaiRunner
 from .runtimes.onnx_external import check_inside
 from .runtimes.runner import Runner
+from .runtimes.trt_products import PRODUCTS
 from .tasks import Array, answers, decode, encode
 from .tasks.text_generation import Prompt
 
@@ -43,9 +44,9 @@ class Bundle:
     runtime: use engines of this runtime only. threads: overrides the recipe's. say: receives one
     line when an earlier engine was passed over, and lines while an engine is built. genai:
     generate with onnxruntime-genai instead of the plain loop, one prompt at a time. cache: where
-    engines built here are kept; engines.default_cache() when None.
-    An engine that fits and yet does not build or start here is passed over, which is said, and
-    the next one tried.
+    engines built here are kept; None: none is built.
+    An engine that fits and yet does not open here is built here if it can be; one that does not
+    build or start is passed over, which is said, and the next one tried.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
     """
 
@@ -70,9 +71,10 @@ class Bundle:
             self.folder,
             self.manifest,
             machine or this_machine(),
-            default_cache() if cache is None else cache,
+            cache,
             say,
             self.contract,
+            damaged=damaged,
         )
         self._choose(damaged, runtime, threads, genai)
         if isinstance(self.decision, FallBack) and say is not None:
@@ -83,12 +85,18 @@ class Bundle:
     ) -> None:
         """Decide and open, again without each engine that does not open."""
         failed: dict[int, str] = {}
+        unopened: dict[int, str] = {}
         fix = ""
         self._genai: GenaiRunner | None = None
         self._open: Runner | None = None
         while True:
             self.decision: Decision = decide(
-                self.manifest, self._shop.machine, damaged=damaged, runtime=runtime, failed=failed
+                self.manifest,
+                self._shop.machine,
+                damaged=damaged,
+                runtime=runtime,
+                failed=failed,
+                unopened=unopened,
             )
             if isinstance(self.decision, Refuse):
                 if damaged:
@@ -110,7 +118,10 @@ class Bundle:
                     self.engine, "build" if build else "load", self.threads
                 )
             except (MachineError, BuildError) as e:
-                failed[index], fix = str(e), fix or e.fix
+                again = isinstance(e, UnopenedError) and not build
+                again = again and self.engine["runtime"] in PRODUCTS
+                (unopened if again else failed)[index] = str(e)
+                fix = fix or e.fix
             else:
                 return
 
@@ -248,7 +259,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         names = list(manifest["files"])
         for engine in manifest["engines"]:
             names += [*engine["model_files"], engine["model"]]
-            names += [engine["engine"]] if engine["engine"] else []
+            names += [n for n in (engine["engine"], engine.get("timing_cache")) if n]
     except (KeyError, TypeError) as e:
         raise BundleError(f"incomplete ({e!r} is missing)", where=str(path)) from None
     for name in names:
@@ -302,8 +313,13 @@ def _is_link(folder: Path, name: str) -> bool:
 
 
 def _refuse_shared_damage(folder: Path, manifest: dict[str, Any], damaged: frozenset[str]) -> None:
-    """Damage to a file that no engine owns leaves nothing to fall back to."""
-    owned = {n for e in manifest["engines"] for n in (*e["model_files"], e["engine"])}
+    """Damage to a file that no engine owns leaves nothing to fall back to. What a builder timed is
+    timed again."""
+    owned = {
+        n
+        for e in manifest["engines"]
+        for n in (*e["model_files"], e["engine"], e.get("timing_cache"))
+    }
     shared = sorted(damaged - owned)
     if shared:
         raise BundleError(

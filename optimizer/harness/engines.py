@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from . import engine_cache
 from .contract import Contract
 from .engine_cache import Build, Say
-from .errors import MachineError
+from .errors import BundleError, MachineError
 from .fit import How
 from .fit_columns import Asked, capability, profiles
 from .machine import Machine
@@ -24,44 +24,39 @@ Span = tuple[int, int, int]
 EVERY = 1.0  # seconds between two lines of progress
 
 
-def default_cache() -> Path:
-    """Where engines that were built on this machine are kept, for this user."""
-    return Path.home() / ".cache" / "optimize-engines"
-
-
 @dataclass(frozen=True)
 class Workshop:
-    """Where and how engines are opened. contract: of the model, where it is opened. builder: makes
-    the Build of an engine's entry; the real one is `builder`."""
+    """Where and how engines are opened. cache: the folder of what is built or compiled here; None:
+    nothing is built or kept. contract: of the model, where it is opened. builder: makes the Build
+    of an engine's entry; the real one is `builder`. damaged: files of the bundle not to be read."""
 
     folder: Path
     manifest: Mapping[str, Any]
     machine: Machine
-    cache: Path
+    cache: Path | None
     say: Say | None = None
     contract: Contract | None = None
     builder: Callable[[Workshop, Mapping[str, Any]], Build] | None = None
+    damaged: Set[str] = frozenset()
 
     def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
-        """Raises MachineError when something it needs is missing or does not start, BuildError
-        when the builder does not take the model, BundleError when the file is no engine."""
+        """Raises MachineError when something it needs is missing or does not start (UnopenedError:
+        the file does not open), BuildError when the builder does not take the model, BundleError
+        when a file is missing or is another model's."""
         if engine["runtime"] not in PRODUCTS:
             provider = engine.get("provider") or engine["device"]
             return OrtRunner(self.folder / engine["model"], device=provider, threads=threads)
         return self._open_engine(engine, how)
 
     def _open_engine(self, engine: Mapping[str, Any], how: How) -> Runner:
-        """Of a runtime with engine files: first the runtime is asked, then it is deserialized."""
-        from .runtimes.trt_products import imported
+        """Of a runtime with engine files."""
         from .runtimes.trt_run import TrtRunner
-        from .runtimes.trt_validity import refuse_invalid
 
         path = self.folder / engine["engine"] if how == "load" else self.built(engine)
-        product = engine["runtime"]
-        refuse_invalid(path, imported(product))
+        product, gpu = engine["runtime"], self.machine.gpu
         stripped = how == "load" and engine["fit"].get("strip_weights", False)
         kernels = None
-        if PRODUCTS[product].runtime_config:
+        if PRODUCTS[product].runtime_config and self.cache is not None:
             self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             kernels = self.cache / f"{engine_cache.key(self.made_from(engine))}.kernels"
         runner = TrtRunner(
@@ -70,14 +65,30 @@ class Workshop:
             weights=self.folder / engine["model"] if stripped else None,
             host_code=how == "load" and engine["fit"].get("version_compatible", False),
             runtime_cache=kernels,
+            gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
         )
         if self.contract is None or self.contract.generation is not None:
             return runner
-        return FittedRunner(runner, self.contract, profiles(engine["fit"]["shapes"]))
+        try:
+            return FittedRunner(runner, self.contract, profiles(engine["fit"]["shapes"]))
+        except BundleError:
+            runner.close()
+            raise
 
     def built(self, engine: Mapping[str, Any]) -> Path:
-        """The engine's file in the cache, built now if need be."""
+        """The engine's file in the cache, built now if need be. Raises MachineError without a
+        cache, and what the builder raises."""
+        if self.cache is None:
+            raise MachineError(
+                "it would be built here, and no folder was given to keep it",
+                where=engine["target"],
+                fix="Name one: --cache FOLDER, or cache= of Bundle.",
+            )
         shipped = engine.get("timing_cache")
+        if shipped in self.damaged:
+            if self.say is not None:
+                self.say(f"{shipped} is damaged: kernels are timed anew")
+            shipped = None
         return engine_cache.obtain(
             self.cache,
             self.made_from(engine),
@@ -88,6 +99,8 @@ class Workshop:
 
     def cached(self, engine: Mapping[str, Any]) -> bool:
         """Whether `built` would find it."""
+        if self.cache is None:
+            return False
         return engine_cache.cached(self.cache, self.made_from(engine)) is not None
 
     def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@
     ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
     ├── BuildError       exit 2   a builder does not take the model it was asked to build
     └── MachineError     exit 5   this machine lacks something: a package, a device
+        └── UnopenedError         it does not open a file whose digest is right
 
 A message says where, what was found, what is accepted and what to do, in this order.
 """
@@ -62,3 +63,8 @@ class MachineError(HarnessError):
     """This machine lacks what was asked of it: a package, a device, a driver."""
 
     exit_code = 5
+
+
+class UnopenedError(MachineError):
+    """An engine, or a model, that this machine's runtime does not open; one that is built here
+    may open."""

@@ -117,9 +117,18 @@ def decide(
     shape: tuple[int, int] | None = None,
     runtime: str | None = None,
     failed: Mapping[int, str] | None = None,
+    unopened: Mapping[int, str] | None = None,
 ) -> Decision:
     """See the module's docstring, and `verdicts` for the arguments."""
-    rows = verdicts(manifest, machine, damaged=damaged, shape=shape, runtime=runtime, failed=failed)
+    rows = verdicts(
+        manifest,
+        machine,
+        damaged=damaged,
+        shape=shape,
+        runtime=runtime,
+        failed=failed,
+        unopened=unopened,
+    )
     if not rows:
         runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
         return Refuse(f"the bundle has no engine for {runtime}; it has: {runtimes}", "")
@@ -142,12 +151,14 @@ def verdicts(
     shape: tuple[int, int] | None = None,
     runtime: str | None = None,
     failed: Mapping[int, str] | None = None,
+    unopened: Mapping[int, str] | None = None,
 ) -> list[Verdict]:
     """Every engine's row, in the manifest's order.
 
     damaged: files of the bundle whose digest is not the manifest's. shape: (batch, sequence)
     that will be asked for. runtime: consider only engines of this runtime, falling back to
-    nothing else. failed: {index: why} of engines that did not open here although they fit.
+    nothing else. failed: {index: why} of engines that cannot be had here although they fit.
+    unopened: of those whose shipped file did not open; they may still be built.
     """
     rows = []
     for index, engine in enumerate(manifest["engines"]):
@@ -156,12 +167,14 @@ def verdicts(
         if failed and index in failed:
             rows.append(_row(index, engine, None, "tried", failed[index]))
             continue
-        rows.append(_one(index, engine, Asked(engine, machine, damaged, shape)))
+        asked = Asked(engine, machine, damaged, shape)
+        rows.append(_one(index, engine, asked, (unopened or {}).get(index, "")))
     return rows
 
 
-def _one(index: int, engine: Mapping[str, Any], asked: Asked) -> Verdict:
-    """How one engine can be had here, or that it cannot, and why."""
+def _one(index: int, engine: Mapping[str, Any], asked: Asked, unopened: str) -> Verdict:
+    """How one engine can be had here, or that it cannot, and why. unopened: why its file did not
+    open, "" when it was not tried."""
     column, why = _objection(POSSIBLE, asked)
     if column:
         return _row(index, engine, None, column, why, columns.install(asked))
@@ -170,7 +183,7 @@ def _one(index: int, engine: Mapping[str, Any], asked: Asked) -> Verdict:
         unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
         fits = f"portable ONNX, and the runtime is installed{unseen}"
         return _row(index, engine, None if column else "load", column or FITS, why or fits)
-    column, why = _objection(LOADABLE, asked)
+    column, why = ("tried", unopened) if unopened else _objection(LOADABLE, asked)
     if not column:
         fits = "the engine was built for this runtime, system and GPU"
         return _row(index, engine, "load", FITS, fits)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.harness.engines import Workshop, default_cache
+from optimizer.harness.engines import Workshop
 from optimizer.harness.fit import verdicts
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
@@ -50,8 +50,9 @@ def candidate(m: Materials, device: str) -> Any:
 
 
 def opened(m: Materials) -> Runner:
-    """The engine as a bundle opens it. Raises harness.errors.MachineError, BundleError."""
-    shop = Workshop(m.engine, {"files": {}}, this_machine(), default_cache(), contract=m.contract)
+    """The engine as a bundle opens it; no compiled kernel of another run is used or kept. Raises
+    harness.errors.MachineError, BundleError."""
+    shop = Workshop(m.engine, {"files": {}}, this_machine(), None, contract=m.contract)
     return shop.open(_entry(m), "load", 0)
 
 
@@ -74,7 +75,8 @@ def compared(m: Materials, runner: Any = None) -> tuple[Tolerance, float, Distan
 
 
 def _entry(m: Materials) -> dict[str, Any]:
-    """The engine as a manifest lists it, its files intact: this process has just made them."""
+    """The engine as a manifest lists it. Its files are intact: they were made by this run, or the
+    store compared their digests before it used them again."""
     document, target = m.inspected, m.section.target
     return {
         "target": f"{target.runtime}-{target.device}",

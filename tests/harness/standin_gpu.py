@@ -40,9 +40,14 @@ class Runtime:
         self.pending: list[Callable[[], None]] = []  # enqueued and not waited for
         self.calls: list[str] = []
         self.uncapturable = False
+        self.name, self.capability = "a card", (8, 9)
 
     def cudaGetDeviceCount(self) -> tuple[int, int]:
         return OK, self.devices
+
+    def cudaGetDeviceProperties(self, device: int) -> tuple[int, Any]:
+        major, minor = self.capability
+        return OK, SimpleNamespace(name=self.name.encode(), major=major, minor=minor)
 
     def cudaStreamCreate(self) -> tuple[int, int]:
         return OK, 7
@@ -182,7 +187,7 @@ class Engine:
         return Config()
 
     def create_execution_context(self, how: Any) -> Context:
-        self.contexts.append(Context(self))
+        self.contexts.append(Context(self, how))
         return self.contexts[-1]
 
 
@@ -190,6 +195,7 @@ class Config:
     """IRuntimeConfig."""
 
     cuda_graph_strategy: Any = None
+    dynamic_shapes_kernel_specialization_strategy: Any = None
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -220,8 +226,8 @@ NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT64": "int64"}
 class Context:
     """IExecutionContext."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, how: Any = None) -> None:
+        self.engine, self.how = engine, how
         self._profile, self._memory = 0, 0
         self._given: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
@@ -288,18 +294,30 @@ def product(model: Model, gpu: Runtime) -> Any:
             self._log = log
 
         def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
+            made.deserialized += 1
             return None if data == b"no engine" else engine
 
     severity = SimpleNamespace(WARNING=2)
-    return SimpleNamespace(
+    made = SimpleNamespace(
         Runtime=Opener,
         ILogger=type("ILogger", (Base,), {"Severity": severity}),
         IOutputAllocator=Base,
         TensorIOMode=Mode,
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=2),
-        CudaGraphStrategy=SimpleNamespace(WHOLE_GRAPH_CAPTURE=1),
+        CudaGraphStrategy=SimpleNamespace(WHOLE_GRAPH_CAPTURE=1, DISABLED=0),
+        DynamicShapesKernelSpecializationStrategy=SimpleNamespace(LAZY=0, EAGER=1, NONE=2),
         engine=engine,
+        deserialized=0,
     )
+    return made
+
+
+def objecting(trt: Any, bits: int) -> None:
+    """Let the product's runtime call every engine invalid, as TensorRT-RTX does of a wrong one."""
+    trt.Logger = type("Logger", (), {"INTERNAL_ERROR": 0, "__init__": lambda self, level: None})
+    trt.EngineValidity = SimpleNamespace(INVALID=2)
+    trt.Runtime.engine_header_size = 64
+    trt.Runtime.get_engine_validity = lambda self, header: (2, bits)
 
 
 def engine_file(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.archive import unpack
 from optimizer.harness.bundle import Bundle, damaged_files, read_manifest
-from optimizer.harness.errors import BundleError, MachineError
+from optimizer.harness.errors import BundleError, MachineError, UnopenedError
 from optimizer.harness.machine import Gpu, Machine
 from tests.package import small_bundle
 
@@ -99,6 +100,31 @@ def test_an_engine_is_built_at_first_start_and_one_that_does_not_open_is_passed_
     assert any(line.startswith("building tensorrt-rtx-cuda for this GPU") for line in said)
     assert said[-1].startswith("falling back: tensorrt-rtx-cuda: tried: ")
     assert list((tmp_path / "cache").glob("*/model.engine"))
+
+
+def test_an_engine_that_does_not_open_is_built_here_and_then_passed_over(bundle: Path) -> None:
+    """Its digest is right: no damage, and no reason to refuse what else the bundle has."""
+    fit = {"runtime_version": "1.7.1.116", "compute_capabilities": ["89"]}
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["engines"][0] |= {"deferred": False, "engine": "e"}
+    manifest["engines"][0]["fit"] |= fit | {"os": "linux", "architecture": "x86_64"}
+    packages = {"tensorrt-rtx": "1.7.1.116", "onnxruntime": "1.31.1", "cuda-bindings": "13"}
+    machine = Machine("linux", "x86_64", packages, Gpu("a card", "8.9", "580.65"))
+    tried = []
+
+    def open_(engine: dict[str, Any], how: str, threads: int) -> str:
+        tried.append((engine["runtime"], how))
+        if engine["runtime"] == "tensorrt-rtx":
+            raise UnopenedError("it does not open here")
+        return "opened"
+
+    opened = object.__new__(Bundle)
+    opened.folder, opened.manifest = bundle, manifest
+    opened._shop = SimpleNamespace(machine=machine, open=open_)  # type: ignore[assignment]
+    opened._choose(frozenset(), None, None, False)
+    rtx = "tensorrt-rtx"
+    assert tried == [(rtx, "load"), (rtx, "build"), ("onnxruntime", "load")]
+    assert "tried: it does not open here" in opened.decision.reason
 
 
 def names(bundle: Path) -> list[str]:
@@ -185,6 +211,8 @@ BAD_MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "manifest_version 2": lambda m: m.update(manifest_version=2),
     "leaves the bundle": lambda m: m["files"].update({"../x": {"sha256": "", "size": 0}}),
     "'/etc/passwd' leaves": lambda m: m["engines"][1].update(model="/etc/passwd"),
+    "'../timing' leaves": lambda m: m["engines"][0].update(timing_cache="../timing"),
+    "'timing' is not": lambda m: m["engines"][0].update(timing_cache="timing"),
     "not among the files": lambda m: m["engines"][1].update(model="model/other.onnx"),
     "is missing": lambda m: m.pop("engines"),
 }

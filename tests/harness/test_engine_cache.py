@@ -154,6 +154,34 @@ def test_a_decoders_mask_covers_the_cache_and_what_is_new() -> None:
     assert len(spans([{"batch": [1, 1, 1]}, {"batch": [1, 2, 2]}])) == 2
 
 
+def test_damaged_timings_are_ignored_aloud(tmp_path: Path) -> None:
+    (tmp_path / "timing").write_bytes(b"damaged")
+    said: list[str] = []
+
+    def fresh(engine: Path, timing: Path) -> None:
+        assert not timing.exists()
+        engine.write_bytes(b"an engine")
+
+    shop = Workshop(
+        tmp_path,
+        {"files": FILES},
+        HERE,
+        tmp_path / "cache",
+        said.append,
+        builder=lambda *_: fresh,
+        damaged=frozenset({"timing"}),
+    )
+    shop.built({**ENTRY, "timing_cache": "timing"})
+    assert said == ["timing is damaged: kernels are timed anew"]
+
+
+def test_without_a_folder_nothing_is_built_and_the_option_is_named(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path, {"files": FILES}, HERE, None, builder=lambda *_: never)
+    assert not shop.cached(ENTRY)
+    with pytest.raises(MachineError, match="--cache FOLDER"):
+        shop.built(ENTRY)
+
+
 def test_progress_is_a_line_a_second_with_the_time_that_is_left() -> None:
     said: list[str] = []
     now = [0.0]

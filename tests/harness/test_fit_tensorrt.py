@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.fit import FITS, Verdict, decide, verdicts
+from optimizer.harness.fit import FITS, Rebuild, Verdict, decide, verdicts
 from optimizer.harness.machine import Gpu, Machine
 
 ENGINE, MODEL = "engines/trt/model.engine", "model/trt/model.onnx"
@@ -250,3 +250,17 @@ def test_an_engine_that_did_not_open_is_passed_over_and_the_reason_is_told() -> 
     )
     made = decide({"engines": [good.engine()]}, machine, failed={0: "CUDA is out of memory"})
     assert made.reason == "tensorrt-cuda: tried: CUDA is out of memory"
+
+
+def test_an_engine_whose_file_did_not_open_is_built_here_and_a_failed_one_is_not() -> None:
+    row = Row("10.13", False, "none", RUN, "10.13", True, "H200", "580", "linux", None, None)
+    engine = row.engine()
+    packages = {"cuda-bindings": "13.0", "tensorrt": "10.13"}
+    machine = Machine("linux", "x86_64", packages, Gpu("H200", "9.0", "580"), RUN)
+    assert row.verdict().how == "load"
+    manifest = {"engines": [engine]}
+    again = decide(manifest, machine, unopened={0: "it does not open here"})
+    assert isinstance(again, Rebuild)
+    assert "tried: it does not open here; it is built here" in again.reason
+    (gone,) = verdicts(manifest, machine, failed={0: "no"}, unopened={0: "no"})
+    assert gone.how is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optimizer.harness.contract import Contract
-from optimizer.harness.errors import InputError
+from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.runtimes.fitted import FittedRunner
 from optimizer.harness.runtimes.ort import OrtRunner
 from tests.harness import small_model
@@ -67,6 +67,15 @@ def test_a_longer_text_than_every_profile_is_refused_by_the_engine(tmp_path: Pat
         fitted = FittedRunner(Narrow(model, ONE), contract, ONE)
         with pytest.raises(InputError, match="2 x 17"):
             fitted.infer(arrays(2, 17))
+
+
+def test_an_output_the_contract_does_not_name_is_refused_at_once(tmp_path: Path) -> None:
+    contract = Contract.from_json(small_model.contract())
+    with OrtRunner(small_model.model(tmp_path / "m.onnx"), threads=1) as model:
+        narrow = Narrow(model, ONE)
+        narrow.outputs = [*narrow.outputs, "pooled"]
+        with pytest.raises(BundleError, match="gives pooled"):
+            FittedRunner(narrow, contract, ONE)
 
 
 def test_nothing_is_padded_or_split_that_need_not_be(tmp_path: Path) -> None:

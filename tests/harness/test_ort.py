@@ -129,6 +129,14 @@ def test_cuda_graphs_are_no_option_of_a_cpu(model: Path) -> None:
         OrtRunner(model, graphs=True)
 
 
+@pytest.mark.parametrize("device", ["tensorrt", "tensorrt-rtx"])
+def test_cuda_graphs_are_not_asked_of_a_provider_that_keeps_only_one(
+    device: str, model: Path
+) -> None:
+    with pytest.raises(InputError, match=r"CUDA graphs were asked for.*Accepted: cuda"):
+        OrtRunner(model, device=device, graphs=True)
+
+
 @pytest.mark.parametrize(
     ("device", "fix"),
     [
@@ -167,3 +175,7 @@ def test_the_placement_counts_every_node(model: Path) -> None:
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     nodes = len(onnx.load(model).graph.node)
     assert ort_providers.placement(session) == {"CPUExecutionProvider": nodes}
+    kinds = [n.op_type for n in onnx.load(model).graph.node]
+    stayed = ort_providers.on_cpu(session)
+    assert len(stayed) == sum(kind in ort_providers.COMPUTES for kind in kinds) > 0
+    assert any("(MatMul)" in node for node in stayed)

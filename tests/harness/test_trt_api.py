@@ -55,11 +55,14 @@ NAMES = {
         "context": "IExecutionContext",
         "runtime": "Runtime",
         "_runtime": "Runtime",
-        "_config": "IRuntimeConfig",
+        "config": "IRuntimeConfig",
+        "strategies": "CudaGraphStrategy",
+        "kinds": "DynamicShapesKernelSpecializationStrategy",
         "_cache": "IRuntimeCache",
         "refitter": "Refitter",
     },
     "trt_decoder.py": {"context": "IExecutionContext"},
+    "trt_caches.py": {"config": "IBuilderConfig"},
     "trt_watch.py": {},
     "trt_validity.py": {"runtime": "Runtime"},
 }
@@ -77,14 +80,17 @@ GIVES = {
 OURS = """
     .arguments .compute_capability .dtype .inputs .log .model .outputs .parent .phases
     .profiles .session .type .Severity .advance .driver .memory .messages ._cache_file
-    ._contexts ._device ._driver ._graphs ._made ._pinned ._row ._scratch ._session ._spec GEMM
-    KERNELS SOURCE TYPES a addresses array arrays asked beside buffer constants consumers
-    contract d device driver dtype file found given gpu header held host i json kernels known
-    log made modules new node np old options os SAID f path pinned producer ranges re room said
-    self session shapes signal sizes spans threading told trt_advice types watching weights
+    ._configs ._contexts ._device ._driver ._graphs ._made ._pinned ._row ._scratch ._session
+    ._spec BITS GEMM KERNELS SOURCE TYPES a addresses array arrays asked beside buffer constants
+    consumers contract d device driver dtype file found given gpu header held host i json kernels
+    known log made modules new node np old options os SAID f path pinned producer ranges re room
+    said self session shapes signal sizes spans threading told trt_advice trt_caches types
+    watching weights
 """
 ONLY_RTX = {  # in branches of a product with runtime_config, or with GPUs to name
     "CudaGraphStrategy",
+    "DynamicShapesKernelSpecializationStrategy",
+    "dynamic_shapes_kernel_specialization_strategy",
     "ComputeCapability",
     "IRuntimeCache",
     "cuda_graph_strategy",
@@ -235,6 +241,6 @@ def test_the_stand_in_offers_nothing_that_cuda_does_not() -> None:
 )
 def test_the_stand_in_offers_nothing_that_tensorrt_does_not(ours: type, theirs: str) -> None:
     trt: Any = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
-    own = {"model", "gpu", "contexts", "held"}  # of the stand-in itself
+    own = {"model", "gpu", "contexts", "held", "how"}  # of the stand-in itself
     offered = {n for n in dir(ours) if not n.startswith("_")} - own
     assert offered - set(dir(getattr(trt, theirs))) == set()

@@ -142,6 +142,16 @@ def test_an_engine_of_another_contract_is_refused(runner: TrtRunner) -> None:
         runner.decoder(deeper)
 
 
+def test_a_product_that_captures_by_itself_is_told_not_to_for_steps_that_never_return(
+    gpu: standin.Runtime, tmp_path: Path
+) -> None:
+    trt = standin.product(summing(), gpu)
+    file = standin.engine_file(tmp_path)
+    runner = TrtRunner(file, product="tensorrt-rtx", trt=trt, driver=Cuda(gpu))
+    fed(runner.decoder(contract()), [[1, 2]])
+    assert [c.how.cuda_graph_strategy for c in trt.engine.contexts] == [0]
+
+
 def test_closing_gives_all_memory_back(runner: TrtRunner, gpu: standin.Runtime) -> None:
     decoder = runner.decoder(contract())
     fed(decoder, [[1, 2]])

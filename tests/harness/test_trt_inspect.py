@@ -103,3 +103,27 @@ def test_what_an_engine_does_not_tell_is_neither_passed_nor_failed() -> None:
 
 def test_an_engine_without_detail_tells_nothing() -> None:
     assert read({"Layers": ["one", "two"]}) == {}
+
+
+def test_a_module_in_two_kernels_runs_in_the_wider_one() -> None:
+    narrow = layer("a", [f"{QUERY}/MatMul"], INT8, "Int8", "Int8")
+    for other, told in ((HALF, "HALF"), ("_gemm_untold", None)):
+        wide = layer("b", [f"{QUERY}/MatMul"], other, "Half" if told else "", "")
+        for layers in ([narrow, wide], [wide, narrow]):
+            assert read({"Layers": layers})[QUERY]["multiplies"] == told
+
+
+def test_an_unknown_kernel_that_reads_half_weights_is_not_called_int8() -> None:
+    kernel = layer("g", [f"{QUERY}/MatMul"], "untold", "Int8", Weights={"Type": "Half"})
+    found = read({"Layers": [kernel]})
+    assert found[QUERY]["multiplies"] is None
+    assert untold({QUERY: STATIC}, found) == [QUERY]
+
+
+def test_of_modules_that_share_a_kernel_none_passes_by_anothers_codes() -> None:
+    nodes = [f"{HEAD}/MatMul", f"{DENSE}/MatMul"]
+    found = read({"Layers": [layer("g", nodes, "untold", "Half", "Int4", "Half")]})
+    asked = {HEAD: FOUR, DENSE: FOUR}
+    assert untold(asked, found) == [HEAD, DENSE]
+    floats = read({"Layers": [layer("g", nodes, "untold", "Half", "Half")]})
+    assert sorted(wider(asked, floats)) == [HEAD, DENSE]

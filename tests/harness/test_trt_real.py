@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.harness.errors import MachineError
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes import trt
+from optimizer.harness.runtimes import trt, trt_caches
 from optimizer.harness.runtimes.trt_cuda import Cuda
 from optimizer.harness.runtimes.trt_run import TrtRunner
 from optimizer.harness.runtimes.trt_session import allocator
@@ -54,8 +54,8 @@ class Timings:
     def __init__(self) -> None:
         self.set: bytes | None = None
 
-    def create_timing_cache(self, data: bytes) -> bytes:
-        return data
+    def create_timing_cache(self, data: bytes) -> bytes | None:
+        return None if data == b"damaged" else data
 
     def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
         taken = not cache or cache.startswith(b"here")
@@ -64,7 +64,10 @@ class Timings:
         return taken
 
 
-@pytest.mark.parametrize(("held", "taken"), [(b"here 1", b"here 1"), (b"there", b""), (None, b"")])
+@pytest.mark.parametrize(
+    ("held", "taken"),
+    [(b"here 1", b"here 1"), (b"there", b""), (b"damaged", b""), (None, b"")],
+)
 def test_timings_of_this_gpu_are_used_and_others_are_measured_again(
     held: bytes | None, taken: bytes, tmp_path: Path
 ) -> None:
@@ -72,5 +75,5 @@ def test_timings_of_this_gpu_are_used_and_others_are_measured_again(
     if held is not None:
         path.write_bytes(held)
     config = Timings()
-    trt._timing_cache(config, path)
+    trt_caches.timing_cache(config, path)
     assert config.set == taken

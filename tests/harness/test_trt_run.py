@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from optimizer.harness.errors import BundleError, InputError, MachineError
+from optimizer.harness.errors import BundleError, InputError, MachineError, UnopenedError
 from optimizer.harness.runtimes.trt_cuda import Cuda
 from optimizer.harness.runtimes.trt_graphs import Graphs
+from optimizer.harness.runtimes.trt_inspect import inspect_engine
 from optimizer.harness.runtimes.trt_run import TrtRunner
 from tests.harness import standin_gpu as standin
 
@@ -121,7 +123,9 @@ def test_a_product_that_captures_by_itself_is_told_to_and_left_to(
 def test_what_cannot_be_captured_runs_and_says_why(opened: Open) -> None:
     runner, gpu, _ = opened(uncapturable=True)
     for seed in range(3):
+        gpu.calls.clear()
         assert right(runner, x(1, 4, seed))
+    assert gpu.calls.count("forward") == 1  # it is not tried again
     assert "graph" not in gpu.calls
     (why,) = runner.not_captured.values()
     assert "the forward failed" in why
@@ -183,11 +187,16 @@ def test_closing_gives_all_memory_back(opened: Open) -> None:
     assert gpu.live == {}
 
 
-def test_a_file_that_does_not_open_is_the_bundles_fault(opened: Open, tmp_path: Path) -> None:
+def test_a_file_that_does_not_open_is_the_machines_fault_and_a_missing_one_the_bundles(
+    tmp_path: Path,
+) -> None:
     gpu = standin.Runtime()
     (tmp_path / "bad").write_bytes(b"no engine")
-    for name, message in (("bad", "does not open here"), ("none", "is missing")):
-        with pytest.raises(BundleError, match=message):
+    for name, kind, message in (
+        ("bad", UnopenedError, "does not open here"),
+        ("none", BundleError, "is missing"),
+    ):
+        with pytest.raises(kind, match=message):
             TrtRunner(
                 tmp_path / name,
                 product="tensorrt",
@@ -229,3 +238,41 @@ def test_code_in_an_engine_runs_only_when_it_was_allowed(allowed: bool, opened: 
     runner, _, _ = opened(host_code=allowed)
     opener = runner.session._runtime
     assert getattr(opener, "engine_host_code_allowed", False) == allowed
+
+
+def test_an_engine_that_the_runtime_calls_invalid_is_never_deserialized(tmp_path: Path) -> None:
+    gpu = standin.Runtime()
+    trt = standin.product(doubling(), gpu)
+    standin.objecting(trt, 2)
+    with pytest.raises(UnopenedError, match="compute capability"):
+        TrtRunner(standin.engine_file(tmp_path), product="tensorrt-rtx", trt=trt, driver=Cuda(gpu))
+    log = SimpleNamespace(messages=[])
+    assert inspect_engine(trt, log, b"an engine", {}) is None
+    assert trt.deserialized == 0
+
+
+@pytest.mark.parametrize(("name", "capability"), [("b card", (8, 9)), ("a card", (9, 0))])
+def test_another_gpu_than_the_engine_was_chosen_for_is_refused_first(
+    name: str, capability: tuple[int, int], tmp_path: Path
+) -> None:
+    gpu = standin.Runtime()
+    trt = standin.product(doubling(), gpu)
+    file, chosen = standin.engine_file(tmp_path), ("a card", "8.9")
+    TrtRunner(file, product="tensorrt", trt=trt, driver=Cuda(gpu), gpu=chosen)
+    gpu.name = "a card MIG 1g.10gb"  # a part of it
+    TrtRunner(file, product="tensorrt", trt=trt, driver=Cuda(gpu), gpu=chosen)
+    gpu.name, gpu.capability = name, capability
+    with pytest.raises(MachineError, match="CUDA's first device is"):
+        TrtRunner(file, product="tensorrt", trt=trt, driver=Cuda(gpu), gpu=chosen)
+    assert trt.deserialized == 2
+
+
+@pytest.mark.parametrize(("asked", "set_to"), [("lazy", 0), ("eager", 1), ("none", 2)])
+def test_when_kernels_are_made_for_a_shape_is_told_and_known(
+    asked: str, set_to: int, opened: Open
+) -> None:
+    runner, _, engine = opened(product="tensorrt-rtx", specialize=asked)
+    assert right(runner, x(1, 4))
+    assert engine.contexts[0].how.dynamic_shapes_kernel_specialization_strategy == set_to
+    assert runner.specialize == asked
+    assert opened()[0].specialize is None

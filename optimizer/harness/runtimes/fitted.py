@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..contract import Contract
+from ..errors import BundleError
 from ..tasks.batch import Array
 from .decoder import Decoder
 from .runner import Runner
@@ -25,7 +26,8 @@ class FittedRunner:
     """A runner of encoders; arrays are (batch, sequence), outputs have the contract's axes.
 
     profiles: [{"batch": [min, opt, max], "sequence": ...}]. A sequence longer than all of them is
-    passed on, and the engine's own InputError names it.
+    passed on, and the engine's own InputError names it. Raises BundleError for an output that
+    the contract does not name: which of its axes are padded is not known.
     """
 
     def __init__(
@@ -33,6 +35,13 @@ class FittedRunner:
     ) -> None:
         self._runner, self._profiles = runner, profiles
         self._axes = {o.name: o.axes for o in contract.outputs}
+        unknown = sorted(set(runner.outputs) - set(self._axes))
+        if unknown:
+            raise BundleError(
+                f"the engine gives {', '.join(unknown)}, which the contract does not name",
+                where="contract.json",
+                accepted=", ".join(self._axes),
+            )
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -94,4 +103,4 @@ class FittedRunner:
 
     def _cut(self, name: str, array: Array, rows: int, tokens: int) -> Array:
         sizes = {"batch": rows, "sequence": tokens}
-        return array[tuple(slice(sizes.get(str(axis))) for axis in self._axes.get(name, ()))]
+        return array[tuple(slice(sizes.get(str(axis))) for axis in self._axes[name])]

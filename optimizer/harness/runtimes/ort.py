@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from ..contract import Contract
-from ..errors import BundleError, InputError, MachineError
+from ..errors import BundleError, InputError, MachineError, UnopenedError
 from ..tasks.batch import Array
 from .ort_bound import BoundSession, Buffers
 from .ort_decoder import OrtDecoder
-from .ort_providers import RECORD_PLACEMENT, placement, provider, refuse_elsewhere, start
+from .ort_providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start
 
 DTYPES = {
     "tensor(int64)": np.dtype("int64"),
@@ -44,12 +44,13 @@ class OrtRunner:
     """A model opened for inference on one device: a row of ort_providers.PROVIDERS.
 
     threads: workers inside an operator; 0 means one per core this process may use.
-    Raises BundleError when the file is no model this version can run, MachineError when the
-    package or the device is missing. It never runs on another device than asked. fuse: False runs
-    the operators one by one as the file has them, which is how a proof reads it. bound: run on
-    buffers that stay on the device, see ort_bound.py; graphs: and replay a CUDA graph of each
-    combination of shapes, which raises BundleError for a graph that cannot be captured whole.
-    device is where arrays live, "cpu" or "cuda"; placed says how many nodes each provider runs.
+    Raises BundleError when the file is no model this version can run (off the CPU UnopenedError),
+    MachineError when the package or the device is missing. It never runs on another device than
+    asked. fuse: False runs the operators one by one as the file has them, which is how a proof
+    reads it. bound: run on buffers that stay on the device, see ort_bound.py; graphs: and replay a
+    CUDA graph of each combination of shapes, which raises UnopenedError for a graph that cannot be
+    captured whole. device is where arrays live, "cpu" or "cuda"; placed says how many nodes each
+    provider runs, on_cpu which computing ones were left to the CPU (ort_providers.on_cpu).
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class OrtRunner:
         self.device = provider(device).device
         self._session = _session(self.model, device, threads, fuse=fuse, graphs=graphs)
         self.placed = {} if device == "cpu" else placement(self._session)
+        self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
         refuse_elsewhere(device, self._session.get_providers(), self.placed)
         self._bound = (
             BoundSession(_import(), self._session, self.device, graphs=graphs)
@@ -258,10 +260,14 @@ def _session(
             disabled_optimizers=SLOW_ON_CPU if device == "cpu" else None,
         )
     except Exception as e:  # the binding raises a dozen unrelated classes
-        raise BundleError(
+        # On a CPU nothing of the machine is in question; a GPU's library may be, or its memory.
+        kind = BundleError if device == "cpu" else UnopenedError
+        raise kind(
             f"ONNX Runtime {ort.__version__} cannot open it ({_first_line(e)})",
             where=str(model),
-            fix="The file is damaged, or needs a newer ONNX Runtime.",
+            fix="The file is damaged, or needs a newer ONNX Runtime."
+            if device == "cpu"
+            else f"Its libraries may be missing. {provider(device).libraries}",
         ) from e
 
 

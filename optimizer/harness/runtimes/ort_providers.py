@@ -22,13 +22,47 @@ from ..errors import InputError, MachineError
 
 RECORD_PLACEMENT = ("session.record_ep_graph_assignment_info", "1")
 
+COMPUTES = frozenset(
+    [
+        "Attention",
+        "Conv",
+        "DequantizeLinear",
+        "DynamicQuantizeMatMul",
+        "Einsum",
+        "FusedMatMul",
+        "Gelu",
+        "Gemm",
+        "GroupQueryAttention",
+        "LayerNormalization",
+        "MatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "QAttention",
+        "QGemm",
+        "QLinearMatMul",
+        "QuantizeLinear",
+        "RMSNormalization",
+        "RotaryEmbedding",
+        "SimplifiedLayerNormalization",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        "Softmax",
+    ]
+)
+"""Operators whose work grows with the model's width: on the CPU they are a fallback."""
+
 
 @dataclass(frozen=True)
 class Provider:
     """name: as ONNX Runtime has it. device: where its arrays live. fix: what makes it available.
     libraries: what makes it start. after: providers that take what it leaves. graph: its option
-    that captures CUDA graphs. options: given always; precision is what the ONNX says, so TF32 is
-    off. plugin: the module that brings it, "" when it is built in."""
+    that captures CUDA graphs, one for each gpu_graph_id; the TensorRT providers keep a single one
+    whatever the id (their sources: one `cuda_graph_` a provider, captured once), which would
+    answer a second shape with the first's, and so have none. options: given always;
+    precision is what the ONNX says, so TF32 is off. plugin: the module that brings it, "" when it
+    is built in."""
 
     name: str
     device: str
@@ -61,14 +95,12 @@ PROVIDERS = {
         fix=GPU_BUILD,
         libraries="Install them: pip install tensorrt, or leave provider out to use CUDA.",
         after=("cuda",),
-        graph="trt_cuda_graph_enable",
     ),
     "tensorrt-rtx": Provider(
         "NvTensorRTRTXExecutionProvider",
         "cuda",
         fix="pip install onnxruntime onnxruntime-ep-nv-tensorrt-rtx (not beside onnxruntime-gpu).",
         libraries="It needs an RTX GPU, Ampere or later, and its driver.",
-        graph="enable_cuda_graph",
         plugin="onnxruntime_ep_nv_tensorrt_rtx",
     ),
 }
@@ -89,7 +121,7 @@ def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
     with a pip line when this ONNX Runtime has it not."""
     row = provider(name)
     if graphs and not row.graph:
-        raise InputError("CUDA graphs were asked for", where=f"device {name}", accepted="a GPU")
+        raise InputError("CUDA graphs were asked for", where=f"device {name}", accepted="cuda")
     wanted = dict(row.options) | ({row.graph: "1"} if graphs else {})
     if row.plugin:
         options.add_provider_for_devices(_plugin_devices(ort, name, row), wanted)
@@ -154,3 +186,17 @@ def placement(session: Any) -> dict[str, int]:
     for part in session.get_provider_graph_assignment_info():
         found[part.ep_name] = found.get(part.ep_name, 0) + len(part.get_nodes())
     return found
+
+
+def on_cpu(session: Any) -> list[str]:
+    """["name (operator)"] of the nodes of COMPUTES that the CPU runs, of a session that was opened
+    with RECORD_PLACEMENT; what works out shapes belongs there."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return []
+    return sorted(
+        f"{node.name} ({node.op_type})"
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == PROVIDERS["cpu"].name
+        for node in part.get_nodes()
+        if node.op_type in COMPUTES
+    )

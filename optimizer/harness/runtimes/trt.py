@@ -10,13 +10,13 @@ trt_products.PRODUCTS is where the products of the TensorRT family differ from e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError, MachineError
-from . import trt_advice
+from . import trt_advice, trt_caches
+from .trt_cuda import first_device
 from .trt_header import read_header
 from .trt_inspect import inspect_engine
 from .trt_network import facts
@@ -62,7 +62,9 @@ def build(
         raise trt_advice.parse_error(parser, onnx, log.messages)
     config = builder.create_builder_config()
     _configure(trt, config, options)
-    cache = _timing_cache(config, timing_cache) if PRODUCTS[product].timing_cache else None
+    cache = (
+        trt_caches.timing_cache(config, timing_cache) if PRODUCTS[product].timing_cache else None
+    )
     several = [shapes] if isinstance(shapes, Mapping) else shapes
     profiles = [_add_profile(builder, network, config, one, log.messages) for one in several]
     known = facts(network, modules or {})
@@ -75,7 +77,7 @@ def build(
     _refuse_bad_plan(plan, log.messages, onnx, product, options)
     engine.write_bytes(plan)
     if cache is not None and timing_cache is not None:
-        _write(timing_cache, config.get_timing_cache().serialize())
+        trt_caches.write(timing_cache, config.get_timing_cache().serialize())
     known["kernels"] = inspect_engine(
         trt, log, plan, known["modules"], host_code=options.version_compatible
     )
@@ -107,6 +109,7 @@ def _configure(trt: Any, config: Any, options: Options) -> None:
             trt.MemoryPoolType.WORKSPACE, int(options.workspace_gb * (1 << 30))
         )
     flags = trt.BuilderFlag
+    config.clear_flag(flags.TF32)  # on unless told: what the ONNX has in fp32 is computed in it
     if options.sparse_weights:
         config.set_flag(flags.SPARSE_WEIGHTS)
     if options.version_compatible:
@@ -136,26 +139,6 @@ def _same_capability(levels: Any) -> Any:
             accepted="none, ampere_plus",
         )
     return levels.SAME_COMPUTE_CAPABILITY
-
-
-def _timing_cache(config: Any, path: Path | None) -> Any:
-    """The builder's measurements so far, from `path` when it is there. What another GPU or
-    version measured is not taken, and measured again."""
-    if path is None:
-        return None
-    held = path.read_bytes() if path.is_file() else b""
-    cache = config.create_timing_cache(held)
-    if not config.set_timing_cache(cache, False):  # of another GPU: ignore_mismatch is False
-        cache = config.create_timing_cache(b"")
-        config.set_timing_cache(cache, False)
-    return cache
-
-
-def _write(path: Path, data: Any) -> None:
-    """At once: another process may be reading it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
 
 
 def _add_profile(
@@ -237,9 +220,12 @@ def _describe(
 
 
 def _present() -> list[str]:
-    """The compute capability of the GPU that is here, "89" for 8.9."""
+    """The compute capability of the GPU that is here, "89" for 8.9: CUDA's own first device."""
     from ..machine import this_machine
 
+    asked = first_device()
+    if asked is not None:
+        return [asked[1].replace(".", "")]
     gpu = this_machine().gpu
     return [gpu.compute_capability.replace(".", "")] if gpu is not None else []
 

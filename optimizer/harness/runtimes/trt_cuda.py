@@ -31,6 +31,15 @@ class Cuda:
         self._stream = self._call("cudaStreamCreate")
         self.stream = int(self._stream)  # as TensorRT takes it
 
+    @property
+    def device(self) -> tuple[str, str]:
+        """(name, compute capability "8.9") of device 0, which everything here runs on. A part of a
+        GPU (MIG) goes by the name of the whole, as nvidia-smi has it."""
+        found = self._call("cudaGetDeviceProperties", 0)
+        said = found.name.decode() if isinstance(found.name, bytes) else str(found.name)
+        name = said.partition("\0")[0].partition(" MIG ")[0].strip()
+        return name, f"{found.major}.{found.minor}"
+
     def allocate(self, size: int) -> int:
         """Address of `size` bytes on the device, aligned to 256."""
         return int(self._call("cudaMalloc", size))
@@ -116,3 +125,28 @@ def open_cuda() -> Cuda:
             f"cuda.bindings cannot be imported ({e})", where="device cuda", fix=INSTALL
         ) from None
     return Cuda(runtime)
+
+
+def first_device() -> tuple[str, str] | None:
+    """(name, compute capability) of CUDA's device 0; None where CUDA cannot be asked."""
+    try:
+        driver = open_cuda()
+    except MachineError:
+        return None
+    try:
+        return driver.device
+    finally:
+        driver.close()
+
+
+def refuse_another(driver: Cuda, expected: tuple[str, str]) -> None:
+    """Raise MachineError when device 0 is not the GPU that a decision was made for: nvidia-smi
+    lists by bus, CUDA by speed, and CUDA_VISIBLE_DEVICES hides some. expected: as `device`."""
+    found = driver.device
+    if found != expected:
+        raise MachineError(
+            f"CUDA's first device is {found[0]} ({found[1]}); the engine was chosen for "
+            f"{expected[0]} ({expected[1]}), which nvidia-smi lists first",
+            where="device cuda",
+            fix="Start with CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=0.",
+        )

@@ -62,7 +62,7 @@ class TrtDecoder:
         profile = choose(self._session.profiles, shapes)
         self._rows = rows
         self._make_room(self.past + sequence)
-        context = self._session.context(profile)
+        context = self._session.context(profile, repeats=False)
         made = self._session.set_shapes(context, shapes)
         logits = self._forward(context, arrays, made[LOGITS])
         self._read, self._written = self._written, self._read

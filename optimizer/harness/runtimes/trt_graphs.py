@@ -20,6 +20,7 @@ class Graphs(Generic[T]):
     def __init__(self, release: Callable[[T], None], limit: int = LIMIT) -> None:
         self._held: OrderedDict[Hashable, T] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._refused: OrderedDict[Hashable, None] = OrderedDict()
         self._release, self._limit = release, limit
 
     def get(self, key: Hashable) -> T | None:
@@ -30,13 +31,21 @@ class Graphs(Generic[T]):
         return self._held[key]
 
     def due(self, key: Hashable) -> bool:
-        """Whether `key` was asked about before; it is from now on."""
+        """Whether `key` was asked about before and is not refused; it is asked from now on."""
+        if key in self._refused:
+            return False
         if key in self._seen:
             return True
         self._seen[key] = None
         if len(self._seen) > 8 * self._limit:
             self._seen.popitem(last=False)
         return False
+
+    def refuse(self, key: Hashable) -> None:
+        """It cannot be captured: not to be tried at each use."""
+        self._refused[key] = None
+        if len(self._refused) > 8 * self._limit:
+            self._refused.popitem(last=False)
 
     def put(self, key: Hashable, captured: T) -> None:
         """Keep it; the least recently used is released when there are too many."""

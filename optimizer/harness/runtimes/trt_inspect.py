@@ -21,8 +21,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ..errors import MachineError
+from .trt_network import QUANTIZED
+from .trt_validity import refuse_invalid
 
 TYPES = {
     "Float": "FLOAT",
@@ -48,6 +52,8 @@ KERNELS = {  # a letter group of a kernel's name -> what it multiplies
     "f32": "FLOAT",
 }
 BITS = {"FLOAT": 32, "HALF": 16, "BF16": 16, "INT8": 8, "FP8": 8, "INT4": 4, "FP4": 4}
+MULTIPLIES = 1  # the last rank of kernels that multiply
+HEADER = 4096  # bytes, more than any product asks for
 SOURCE = re.compile(r"\[ONNX Layer: ([^\]\x1d-\x1f]+)\]")
 GEMM = re.compile(r"_(?:gemm|fprop|conv)\w*?_(?:(?:b?f|tf|i|e\dm)\d+){2}_(b?f\d+|tf32|i8|e\dm\d)")
 
@@ -56,14 +62,15 @@ def inspect_engine(
     trt: Any, log: Any, plan: Any, modules: Mapping[str, Any], *, host_code: bool = False
 ) -> dict[str, Any] | None:
     """`read_layers` of an engine that was just built; None where it cannot be opened (no GPU, or
-    another). host_code: see TrtRunner."""
+    another): the runtime is asked by the header first. host_code: see TrtRunner."""
     before = len(log.messages)
     try:
+        refuse_invalid(bytes(memoryview(plan)[:HEADER]), trt)
         runtime = trt.Runtime(log)
         if host_code:
             runtime.engine_host_code_allowed = True
         engine = runtime.deserialize_cuda_engine(plan)
-    except (RuntimeError, TypeError):
+    except (MachineError, RuntimeError, TypeError):
         engine = None
     if engine is None:
         del log.messages[before:]  # what it says is that there is no such GPU
@@ -88,9 +95,10 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
     """{module: {"layer", "tactic", "multiplies", "weight", "fused"}} of an engine's layers.
 
     modules: {module: {"product": the ONNX node that multiplies by its weight}}. multiplies: the
-    type the kernel's name says, else the type all its inputs have, else None. weight: the
-    narrowest type among the kernel's inputs and weights, None when none is told. fused: the other
-    ONNX nodes the same kernel runs. A module that no layer names is left out.
+    type the kernel's name says, else the type all its inputs and weights have, else None. weight:
+    the narrowest type among the kernel's inputs and weights, None when none is told, and when that
+    may be another module's, which shares the kernel. Of several kernels that multiply, the widest.
+    fused: the other ONNX nodes they run. A module that no layer names is left out.
     """
     found = {}
     layers = [x for x in json.loads(text).get("Layers", []) if isinstance(x, dict)]
@@ -99,15 +107,31 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
         node = entry["product"]
         running = [(layer, names) for layer, names in sources if node in names]
         if running:
-            layer, names = min(running, key=lambda pair: _rank(pair[0]))
+            first = min(running, key=lambda pair: _rank(pair[0]))
+            several = [pair for pair in running if _rank(pair[0]) <= MULTIPLIES] or [first]
+            products = [other["product"] for other in modules.values()]
+            layer = max(several, key=lambda pair: BITS.get(_multiplies(pair[0]) or "", 0))[0]
             found[module] = {
                 "layer": layer.get("Name", ""),
                 "tactic": layer.get("TacticName", ""),
-                "multiplies": _multiplies(layer),
-                "weight": _narrowest(layer),
-                "fused": sorted(set(names) - {node}),
+                "multiplies": _widest([_multiplies(one) for one, _ in several]),
+                "weight": _widest([_weight(one, names, products) for one, names in several]),
+                "fused": sorted({n for _, names in several for n in names} - {node}),
             }
     return found
+
+
+def _widest(types: Sequence[str | None]) -> str | None:
+    """None when a kernel that does not tell may be wider than those that do."""
+    widest = max((t for t in types if t), key=lambda t: BITS[t], default=None)
+    return None if widest in QUANTIZED and None in types else widest
+
+
+def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[str]) -> str | None:
+    """`_narrowest`, unless it is a code in a kernel of several modules: one of them may be wide."""
+    told = _narrowest(layer)
+    shared = sum(node in names for node in products) > 1
+    return None if shared and told in QUANTIZED else told
 
 
 def wider(asked: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> dict[str, str]:
@@ -163,17 +187,21 @@ def _multiplies(layer: Mapping[str, Any]) -> str | None:
     match = GEMM.search(layer.get("TacticName", ""))
     if match:
         return KERNELS.get(match[1])
-    types = {t for t in map(_type, layer.get("Inputs", [])) if t}
+    types = set(_types(layer))
     return types.pop() if len(types) == 1 else None
 
 
 def _narrowest(layer: Mapping[str, Any]) -> str | None:
+    return min(_types(layer), key=lambda t: BITS[t], default=None)
+
+
+def _types(layer: Mapping[str, Any]) -> list[str]:
+    """Those that are told, of the inputs and the weights."""
     types = [_type(t) for t in layer.get("Inputs", [])]
     weights = layer.get("Weights")
     if isinstance(weights, dict):
         types.append(TYPES.get(str(weights.get("Type"))))
-    told = [t for t in types if t]
-    return min(told, key=lambda t: BITS[t]) if told else None
+    return [t for t in types if t]
 
 
 def _type(tensor: Mapping[str, Any]) -> str | None:

@@ -148,22 +148,22 @@ def imported(product: str) -> Any:
 
 
 def refuse_options(product: str, options: Options) -> None:
-    """Raise BuildError for the first option or GPU that `product` does not have, saying which
-    product does."""
+    """Raise BuildError, its `where` the option, for the first option or GPU that `product` does not
+    have, saying which product does."""
     row = PRODUCTS[product]
     for name in options.asked():
         if name not in row.options:
             others = [p for p, r in PRODUCTS.items() if name in r.options]
             raise BuildError(
-                f"{product} has no option {name}",
-                where=f"target {product}",
+                f"target {product} has no such option",
+                where=name,
                 fix=f"Remove it, or use a target that has it: {', '.join(others)}.",
             )
     unknown = [c for c in options.compute_capabilities if c not in row.compute_capabilities]
     if unknown:
         raise BuildError(
-            f"compute capability {', '.join(unknown)} was asked for",
-            where=f"target {product}",
+            f"compute capability {', '.join(unknown)} was asked for of {product}",
+            where="compute_capabilities",
             accepted=", ".join(row.compute_capabilities),
         )
 

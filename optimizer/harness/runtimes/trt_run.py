@@ -17,14 +17,14 @@ from ..contract import Contract
 from ..errors import InputError, MachineError
 from ..tasks.batch import Array
 from .ort import check_names
-from .trt_cuda import open_cuda
+from .trt_cuda import open_cuda, refuse_another
 from .trt_decoder import TrtDecoder
 from .trt_graphs import Graphs
 from .trt_inspect import layer_information
 from .trt_memory import Device, Pinned
-from .trt_products import imported
+from .trt_products import PRODUCTS, imported
 from .trt_profiles import Shape, choose
-from .trt_session import Session, allocator
+from .trt_session import Session, Specialize, allocator
 
 Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, shapes of the outputs
 
@@ -36,10 +36,12 @@ class TrtRunner:
     product: a row of trt_products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
     that an engine without weights takes them from. host_code: let a version-compatible engine
     run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps
-    the kernels it compiles, read if there and written at close; other products have none. trt,
-    driver: what runs it, opened here when they are None.
-    Raises BundleError when the file is no engine for this machine, MachineError when the package,
-    cuda-python or the GPU is missing.
+    the kernels it compiles, read if there and written at close, specialize: when it compiles for
+    just the shape at hand (trt_session.Specialize); other products have neither. gpu: (name,
+    compute capability) that the engine was chosen for. trt, driver: what runs it, opened here when
+    they are None.
+    Raises BundleError when the file is missing, MachineError when the package, cuda-python or the
+    GPU is missing, is another than `gpu`, or does not open the engine (UnopenedError).
     """
 
     device = "cuda"
@@ -54,12 +56,17 @@ class TrtRunner:
         weights: Path | None = None,
         host_code: bool = False,
         runtime_cache: Path | None = None,
+        specialize: Specialize = "lazy",
+        gpu: tuple[str, str] | None = None,
         trt: Any = None,
         driver: Any = None,
     ) -> None:
         self.model = Path(engine)
         trt = trt if trt is not None else imported(product)
         self._driver = driver if driver is not None else open_cuda()
+        if gpu is not None:
+            refuse_another(self._driver, gpu)
+        self.specialize = specialize if PRODUCTS[product].runtime_config else None
         self.session = Session(
             trt,
             self._driver,
@@ -69,6 +76,7 @@ class TrtRunner:
             weights=weights,
             host_code=host_code,
             runtime_cache=runtime_cache,
+            specialize=specialize,
         )
         names = (*self.session.inputs, *self.session.outputs)
         self._device = {n: Device(self._driver) for n in names}
@@ -123,6 +131,7 @@ class TrtRunner:
                 self._graphs.put(key, captured)
                 self._driver.launch(captured[0])
                 return made
+            self._graphs.refuse(key)
         self._enqueue(context, shapes, made)
         return made
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import BundleError, MachineError
+from ..errors import BundleError, MachineError, UnopenedError
 from .trt_advice import errors
+from .trt_caches import write
 from .trt_memory import Device, Memory
 from .trt_products import PRODUCTS
 from .trt_profiles import Profile, Shape
+from .trt_validity import refuse_invalid
 from .trt_watch import logger
 
 DTYPES = {
@@ -32,12 +34,20 @@ DTYPES = {
 }
 
 
+Specialize = Literal["lazy", "eager", "none"]
+"""When a kernel for just the shape at hand replaces the one for any shape: in time, while the
+other serves (TensorRT-RTX's default); at once, the first forward waiting for it; never."""
+
+
 class Session:
     """trt: the product's module. driver: see trt_cuda.Cuda. weights: the ONNX that a stripped
     engine takes its weights from. host_code: a version-compatible engine brings a runtime of its
-    own, which is code that runs here. runtime_cache: compiled kernels, for a product that has them.
+    own, which is code that runs here. runtime_cache: compiled kernels, specialize: see Specialize;
+    for a product that has them.
 
-    Raises BundleError when the engine does not open here, or has a tensor of a type numpy has not.
+    Raises BundleError when the file is missing or has a tensor of a type numpy has not,
+    MachineError when it is not for this machine (which is asked before it is deserialized) or does
+    not open here.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class Session:
         weights: Path | None = None,
         host_code: bool = False,
         runtime_cache: Path | None = None,
+        specialize: Specialize = "lazy",
     ) -> None:
         self.trt, self.driver, self.file = trt, driver, engine
         self.log = logger(trt)
@@ -60,17 +71,16 @@ class Session:
         self._runtime: Any = trt.Runtime(self.log)  # lives as long as the engine
         if host_code:
             self._runtime.engine_host_code_allowed = True
-        self.engine: Any = _open(self._runtime, self.log, engine)
+        self.engine: Any = _open(trt, self._runtime, self.log, engine)
         if weights is not None:
             _refit(trt, self.log, self.engine, weights)
         self._read_tensors()
         self._scratch = Device(driver)
-        self._config: Any = None
         self._cache: Any = None
         self._cache_file = runtime_cache
-        if self._row.runtime_config:
-            self._configure()
-        self._contexts: dict[int, Any] = {}
+        self._specialize = specialize
+        self._configs: dict[bool, Any] = {}
+        self._contexts: dict[tuple[int, bool], Any] = {}
 
     def _read_tensors(self) -> None:
         """inputs, outputs: {name: dtype}. profiles: what each takes of every input."""
@@ -98,31 +108,51 @@ class Session:
                 }
             )
 
-    def _configure(self) -> None:
-        trt = self.trt
-        self._config = self.engine.create_runtime_config()
-        self._config.set_execution_context_allocation_strategy(
-            trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
-        if self._graphs:
-            self._config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        if self._cache_file is not None:
-            self._cache = self._config.create_runtime_cache()
+    def _config(self, graphs: bool) -> Any:
+        """How contexts run, of a product that is told; made once for each kind."""
+        if graphs not in self._configs:
+            trt = self.trt
+            config = self.engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(
+                trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            )
+            strategies = trt.CudaGraphStrategy
+            config.cuda_graph_strategy = (
+                strategies.WHOLE_GRAPH_CAPTURE if graphs else strategies.DISABLED
+            )
+            kinds = trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = {
+                "lazy": kinds.LAZY,
+                "eager": kinds.EAGER,
+                "none": kinds.NONE,
+            }[self._specialize]
+            self._give_cache(config)
+            self._configs[graphs] = config
+        return self._configs[graphs]
+
+    def _give_cache(self, config: Any) -> None:
+        """The runtime cache, one for all configurations."""
+        if self._cache_file is None:
+            return
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
             if self._cache_file.is_file():  # one of another machine is not taken
                 self._cache.deserialize(self._cache_file.read_bytes())
-            self._config.set_runtime_cache(self._cache)
+        config.set_runtime_cache(self._cache)
 
-    def context(self, profile: int) -> Any:
-        """The context of a profile that is never captured."""
-        if profile not in self._contexts:
-            self._contexts[profile] = self.new_context(profile)
-        return self._contexts[profile]
+    def context(self, profile: int, *, repeats: bool = True) -> Any:
+        """The context of a profile that is never captured by us. repeats: shapes and addresses
+        come again, so that a product that captures by itself should; a decoder's do not."""
+        key = (profile, repeats)
+        if key not in self._contexts:
+            self._contexts[key] = self.new_context(profile, repeats=repeats)
+        return self._contexts[key]
 
-    def new_context(self, profile: int) -> Any:
+    def new_context(self, profile: int, *, repeats: bool = True) -> Any:
         """A context switched to a profile, with the shared memory to work in."""
         engine = self.engine
-        if self._config is not None:
-            context = engine.create_execution_context(self._config)
+        if self._row.runtime_config:
+            context = engine.create_execution_context(self._config(self._graphs and repeats))
         else:
             strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = engine.create_execution_context(strategy)
@@ -162,18 +192,19 @@ class Session:
         """Contexts and memory; the runtime cache is written."""
         self._contexts.clear()
         if self._cache is not None and self._cache_file is not None:
-            self._cache_file.parent.mkdir(parents=True, exist_ok=True)
-            self._cache_file.write_bytes(self._cache.serialize())
+            write(self._cache_file, self._cache.serialize())
         self._scratch.close()
-        self._config = self._cache = self.engine = self._runtime = None
+        self._configs.clear()
+        self._cache = self.engine = self._runtime = None
 
 
-def _open(runtime: Any, log: Any, file: Path) -> Any:
+def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
     if not file.is_file():
         raise BundleError("the engine is missing", where=str(file))
+    refuse_invalid(file, trt)
     engine = runtime.deserialize_cuda_engine(file.read_bytes())
     if engine is None:
-        raise BundleError(
+        raise UnopenedError(
             f"it does not open here ({errors(log.messages)[:300]})",
             where=str(file),
             fix="It was built for another GPU or version, or is damaged: build it again.",
@@ -186,7 +217,7 @@ def _refit(trt: Any, log: Any, engine: Any, weights: Path) -> None:
     refitter = trt.Refitter(engine, log)
     taken = trt.OnnxParserRefitter(refitter, log).refit_from_file(str(weights))
     if not taken or not refitter.refit_cuda_engine():
-        raise BundleError(
+        raise UnopenedError(
             f"the engine did not take the weights ({errors(log.messages)[:300]})",
             where=str(weights),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import MachineError
+from ..errors import MachineError, UnopenedError
 
 SAID = {
     1: "it was built by another version",
@@ -21,24 +21,32 @@ SAID = {
     64: "CUDA does not work here",
 }
 """EngineInvalidityDiagnostics, by bit."""
+REBUILT = 1 | 2 | 32  # what an engine that is built here has not
 
 
-def refuse_invalid(engine: Path, trt: Any) -> None:
-    """Raise MachineError when the runtime says that the engine is not for this machine.
+def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
+    """Raise MachineError when the runtime says that the engine is not for this machine;
+    UnopenedError when an engine that is built here would be.
 
-    trt: the product's module; one that has not this question is not asked.
+    engine: the file, or its first bytes at least. trt: the product's module; one that has not
+    this question is not asked.
     """
     if not hasattr(trt.Runtime, "get_engine_validity"):
         return
     runtime = trt.Runtime(trt.Logger(trt.Logger.INTERNAL_ERROR))
-    with engine.open("rb") as f:
-        header = f.read(runtime.engine_header_size)
+    size = runtime.engine_header_size
+    if isinstance(engine, Path):
+        with engine.open("rb") as f:
+            header = f.read(size)
+    else:
+        header = engine[:size]
     validity, bits = runtime.get_engine_validity(header)
     if validity != trt.EngineValidity.INVALID:
         return
     said = [text for bit, text in SAID.items() if int(bits) & bit]
-    raise MachineError(
+    kind = MachineError if int(bits) & ~REBUILT else UnopenedError
+    raise kind(
         f"the runtime does not open the engine here: {'; '.join(said) or f'code {int(bits)}'}",
-        where=str(engine),
+        where=where or (str(engine) if isinstance(engine, Path) else ""),
         fix="Use the onnxruntime target of the bundle.",
     )
