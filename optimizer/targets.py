@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optimizer.errors import RecipeError
-from optimizer.harness.runtimes.trt_products import PRODUCTS, Options
-from optimizer.recipe import Recipe, TensorRTTarget, Weights
+from optimizer.harness.errors import BuildError
+from optimizer.harness.runtimes.trt_products import Options, refuse_options
+from optimizer.recipe import Recipe, Target, TensorRTTarget, Weights
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def check(recipe: Recipe) -> None:
     for i, target in enumerate(recipe.targets):
         row = TARGETS[target.runtime]
         _check_weights(recipe, f"targets.{i}", target.runtime, row)
-        _check_activations(recipe, f"targets.{i}", target.runtime, row)
+        _check_activations(recipe, f"targets.{i}", target, row)
         if isinstance(target, TensorRTTarget):
             _check_options(target, f"targets.{i}")
             _check_calibrated_length(recipe, target, f"targets.{i}")
@@ -82,15 +83,12 @@ def options(target: TensorRTTarget) -> Options:
 
 def _check_options(target: TensorRTTarget, at: str) -> None:
     """An option its product does not have would be dropped in silence by the builder."""
-    row = PRODUCTS[target.runtime]
-    for name in options(target).asked():
-        if name not in row.options:
-            others = [p for p, r in PRODUCTS.items() if name in r.options]
-            raise RecipeError(
-                f"target {target.runtime} has no such option",
-                where=f"{at}.{name}",
-                fix=f"Remove it, or use a target that has it: {', '.join(others)}.",
-            )
+    try:
+        refuse_options(target.runtime, options(target))
+    except BuildError as e:
+        raise RecipeError(
+            e.found, where=f"{at}.{e.where}", accepted=e.accepted, fix=e.fix
+        ) from None
 
 
 def _check_calibrated_length(recipe: Recipe, target: TensorRTTarget, at: str) -> None:
@@ -172,10 +170,19 @@ def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts
         )
 
 
-def _check_activations(recipe: Recipe, at: str, runtime: str, row: Accepts) -> None:
-    activations = recipe.quantize.activations
+def _check_activations(recipe: Recipe, at: str, target: Target, row: Accepts) -> None:
+    activations, runtime = recipe.quantize.activations, target.runtime
     if activations is None:
         return
+    if runtime == "onnxruntime" and target.device == "cuda":
+        raise RecipeError(
+            f"quantized activations have no integer kernels there ({at}): ONNX Runtime fuses codes "
+            "of activations into products on the CPU only (DynamicQuantizeMatMul and "
+            "MatMulIntegerToFloat are not among the CUDA provider's operators)",
+            where="quantize.activations",
+            fix="Use target tensorrt or tensorrt-rtx, or device: cpu, or remove the block for "
+            "weight-only compression.",
+        )
     if activations.granularity == "token" and not row.dynamic_activations:
         raise RecipeError(
             f"token is not accepted by target {runtime} ({at}): it takes static ranges only",

@@ -111,3 +111,9 @@ def test_an_embedding_in_eight_bits_is_taken_where_codes_are_looked_up(tmp_path:
 def test_an_embedding_in_fewer_bits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"quantize\.embedding\.bits: 4 is not accepted"):
         generating(tmp_path, "onnxruntime", "{bits: 4, granularity: group, group_size: 64}")
+
+
+def test_coded_activations_on_onnxruntime_cuda_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    assert target(tmp_path, "{runtime: onnxruntime}").device == "cpu"
+    with pytest.raises(RecipeError, match=r"quantize\.activations: .*Use target tensorrt"):
+        target(tmp_path, "{runtime: onnxruntime, device: cuda}")

@@ -7,6 +7,7 @@ Writes engine.json, and model.engine for a runtime that has engines of its own:
     fit               what a machine must have to load it; harness/fit.py reads it
     inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
     fallbacks         [module, ...] run wider than asked, accepted by allow_wider
+    placed            ONNX Runtime on a GPU only: {provider: nodes it runs}
     network           TensorRT only: I/O, profiles, layers and types of the network definition
     timing_cache      "timing.cache" | null: what the builder measured, for builds to come
 The same input gives the same bytes, except for model.engine, timing.cache and what follows from
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import prod
@@ -27,12 +28,13 @@ from typing import Any
 
 from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness import errors as harness
+from optimizer.harness.engines import spans
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes import ort, trt, trt_inspect
+from optimizer.harness.runtimes.trt_cuda import first_device
 from optimizer.harness.runtimes.trt_watch import PARTS
 from optimizer.progress import meter, say
 from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
-from optimizer.recipe import Shapes as Profile
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.targets import options
 
@@ -69,8 +71,9 @@ def run(target: Target, model: Path, *, out: Path) -> None:
     fallbacks = (document["inspected"] or {}).get("wider", [])
     if fallbacks and not target.allow_wider:
         raise GateError(
-            f"{len(fallbacks)} of {document['inspected']['eligible']} quantized modules run wider "
-            f"than asked: {', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
+            f"{len(fallbacks)} parts run wider than asked, of "
+            f"{document['inspected']['eligible']} quantized modules and what is beside them: "
+            f"{', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
             where=f"target {target.runtime}",
             fix="List them in quantize.keep_float, or accept it with allow_wider: true.",
         )
@@ -90,7 +93,7 @@ def _fit(target: Target) -> dict[str, Any]:
         return {"runtime_minimum": ONNXRUNTIME_MINIMUM}
     row = trt.PRODUCTS[target.runtime]
     asked = asdict(options(target))
-    profiles = [p.model_dump(mode="json", exclude={"buckets"}) for p in target.shapes.profiles()]
+    profiles = _profiles(target)
     return {
         **{name: value for name, value in asked.items() if name in row.options},
         "runtime_minimum": row.versions[0],
@@ -101,11 +104,19 @@ def _fit(target: Target) -> dict[str, Any]:
     }
 
 
+def _profiles(target: TensorRTTarget) -> list[dict[str, Any]]:
+    """[min, opt, max] by axis, of each."""
+    return [p.model_dump(mode="json", exclude={"buckets"}) for p in target.shapes.profiles()]
+
+
 def _built_on(target: TensorRTTarget) -> dict[str, str]:
-    """The GPU whose model binds the engine, where the product builds for the one that is here."""
-    gpu = this_machine().gpu
-    bound = trt.PRODUCTS[target.runtime].needs_gpu
-    return {"gpu": gpu.name} if bound and gpu is not None else {}
+    """The GPU whose model binds the engine, where the product builds for the one that is here: as
+    CUDA names it, for it is CUDA's first device that was built on."""
+    if not trt.PRODUCTS[target.runtime].needs_gpu:
+        return {}
+    asked, gpu = first_device(), this_machine().gpu
+    name = asked[0] if asked is not None else gpu.name if gpu is not None else None
+    return {"gpu": name} if name is not None else {}
 
 
 def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:
@@ -118,8 +129,16 @@ def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:
             model / "model.onnx", device=target.runs_on, threads=target.threads
         ) as runner:
             runner.save_optimized(optimized)
-        inspected = inspect(model, optimized)
-    return {"deferred": False, "why": "", "engine": None, "inspected": inspected}
+            placed, stayed = runner.placed, runner.on_cpu
+        inspected = on_cpu_is_wider(inspect(model, optimized), stayed)
+    document = {"deferred": False, "why": "", "engine": None, "inspected": inspected}
+    return document | ({"placed": placed} if target.device != "cpu" else {})
+
+
+def on_cpu_is_wider(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
+    """The same, with the computing nodes that a GPU's provider left to the CPU among `wider`."""
+    left = [f"{node} on the CPU" for node in stayed]
+    return {**inspected, "wider": [*inspected["wider"], *left]}
 
 
 def _tensorrt(target: TensorRTTarget, model: Path, engine: Path) -> dict[str, Any]:
@@ -129,7 +148,7 @@ def _tensorrt(target: TensorRTTarget, model: Path, engine: Path) -> dict[str, An
         network = trt.build(
             model / "model.onnx",
             engine,
-            shapes=[spans(profile) for profile in target.shapes.profiles()],
+            shapes=spans(_profiles(target)),
             product=target.runtime,
             options=options(target),
             modules={name: entry["codes"] for name, entry in lowering.items()},
@@ -143,18 +162,6 @@ def _tensorrt(target: TensorRTTarget, model: Path, engine: Path) -> dict[str, An
         "inspected": inspect_network(lowering, network),
         "network": network,
         "timing_cache": cache.name if cache.is_file() else None,
-    }
-
-
-def spans(shapes: Profile) -> dict[str, tuple[int, int, int]]:
-    """[min, opt, max] by axis name; those a graph does not have are not used. A decoder's mask
-    covers what is in the cache and what is new."""
-    low, opt, high = (p + s for p, s in zip(shapes.past, shapes.sequence, strict=True))
-    return {
-        "batch": shapes.batch,
-        "sequence": shapes.sequence,
-        "past": shapes.past,
-        "total": (low, opt, high),
     }
 
 
@@ -229,6 +236,16 @@ def _translated() -> Iterator[None]:
         raise kind(e.found, where=e.where, accepted=e.accepted, fix=e.fix) from e
 
 
+def files(target: Target) -> Mapping[str, str]:
+    """The GPU, where what is built, or that nothing is, depends on it."""
+    if isinstance(target, TensorRTTarget):
+        row = trt.PRODUCTS[target.runtime]
+        looks = row.needs_gpu or bool(row.with_gpu & set(options(target).asked()))
+    else:
+        looks = target.device != "cpu"
+    return {"gpu": str(this_machine().gpu)} if looks else {}
+
+
 def estimate(target: Target, shapes: Shapes) -> Estimate:
     """ONNX Runtime opens the model once; TensorRT holds it about three times and writes it."""
     size = (2 if target.export.float == "fp16" else 4) * sum(map(prod, shapes.values()))
@@ -241,6 +258,11 @@ STAGE = Stage(
     "build",
     1,
     run,
-    packages=("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx"),
+    packages=(
+        "onnxruntime",
+        "onnxruntime-gpu",
+        *(name for row in trt.PRODUCTS.values() for name in row.distributions),
+    ),
+    files=files,
     estimate=estimate,
 )

@@ -86,6 +86,9 @@ def _decoder(model: ir.Model, target: Target, contract: Contract) -> dict[str, A
         return None
     if not target.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}
+    if target.device == "cuda" and target.export.float == "fp32":
+        why = "ONNX Runtime's GroupQueryAttention takes no fp32 on CUDA, it would run on the CPU"
+        return {"fused": [], "left": {"all": why}}
     fused = ort_attention.fuse(model, contract.generation.context)
     ort_norm.fuse(model)
     for layer, why in list(fused.left.items())[:3]:

@@ -10,9 +10,11 @@ from onnx import helper
 
 from optimizer.build import stage
 from optimizer.errors import GateError, MachineError, RecipeError
+from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes import trt
 from optimizer.harness.runtimes.trt_header import read_header
+from optimizer.lower import stage as lower
 from optimizer.recipe import OnnxRuntimeTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
 
@@ -289,3 +291,40 @@ def test_kernels_read_from_an_opened_engine_decide_what_runs_wider() -> None:
         inspected = stage.inspect_network(asked, {**network, "kernels": kernels})
         assert inspected["wider"] == wider
         assert any("does not say" in line for line in inspected["unknown"]) == (multiplies is None)
+
+
+def test_computing_nodes_that_stay_on_the_cpu_count_as_wider() -> None:
+    found = {"eligible": 1, "fused": 1, "wider": ["a"]}
+    told = stage.on_cpu_is_wider(found, ["l.0/attn (GroupQueryAttention)"])
+    assert told["wider"] == ["a", "l.0/attn (GroupQueryAttention) on the CPU"]
+
+
+def test_what_depends_on_the_gpu_is_looked_for_again_when_the_gpu_changes() -> None:
+    trt_target = TensorRTTarget(runtime="tensorrt")
+    for target, looks in (
+        (trt_target, True),
+        (rtx(), False),  # built for named GPUs, on any machine
+        (rtx(strip_weights=True), True),  # deferred without one
+        (ORT, False),
+        (ORT.model_copy(update={"device": "cuda"}), True),
+    ):
+        assert ("gpu" in stage.files(target)) == looks
+    for row in trt.PRODUCTS.values():
+        assert set(row.distributions) <= set(stage.STAGE.packages)
+
+
+def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
+    real: Any = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
+    config = real.Builder(real.Logger()).create_builder_config()
+    assert config.get_flag(real.BuilderFlag.TF32)  # what it is left at
+    trt._configure(real, config, trt.Options())
+    assert not config.get_flag(real.BuilderFlag.TF32)
+
+
+def test_attention_is_not_fused_where_the_fused_one_would_run_on_the_cpu() -> None:
+    contract = Contract.from_json(small_model.contract("text-generation"))
+    target = ORT.model_copy(update={"device": "cuda"})
+    made = lower._decoder(None, target, contract)  # type: ignore[arg-type]
+    assert made is not None
+    assert made["fused"] == []
+    assert "no fp32 on CUDA" in made["left"]["all"]
