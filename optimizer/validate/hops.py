@@ -24,14 +24,14 @@ from optimizer.validate import bisect, contract_laws, pieces, rounding_laws, sta
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
 from optimizer.validate.on_gpu import compared, not_here
-from optimizer.validate.tolerances import LEARNING, ROUNDING, TABLE, Tolerance
+from optimizer.validate.tolerances import LEARNING, ROUNDING, TABLE, UNCUT, Tolerance
 from optimizer.validate.trace import Trace
 
 
 @dataclass(frozen=True)
 class Entry:
     """One hop. ok None: not run here. problems: what is wrong, worst first, naming modules as the
-    checkpoint does; empty when ok."""
+    checkpoint does; empty when ok. unproven: what a hop that is ok could not judge, ""."""
 
     hop: str
     start: str
@@ -40,6 +40,7 @@ class Entry:
     ok: bool | None
     why: str
     problems: tuple[str, ...] = ()
+    unproven: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -50,6 +51,7 @@ class Entry:
             "ok": self.ok,
             "why": self.why,
             "problems": list(self.problems),
+            "unproven": self.unproven,
         }
 
 
@@ -354,7 +356,9 @@ def engine(m: Materials) -> Entry:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
     if target.device != "cpu":
-        return _entry("engine", "lowered graph", *compared(m), problems)
+        whole = _entry("engine", "lowered graph", *compared(m), problems)
+        said = replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
+        return whole if m.state.activations is None else said  # no codes to flip, no wide limit
     blocks = m.state.activations is None
     tolerance = TABLE["engine blocks" if blocks else f"engine {m.precision} int8"]
     path = m.model / "model.onnx"

@@ -4,7 +4,8 @@ Writes report.json:
     target        "onnxruntime-cpu"
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
-    ledger        [{hop, from, tolerance, measured, ok, why, problems}]; ok null: not run here, why
+    ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven}]; ok null: not run
+                  here, why; unproven: what a hop that is ok could not judge
     quality       see quality.py, for text-generation perplexity.py; with a note when another
                   runtime answered for the engine
     speed         see speed.py and generation_speed.py; null when this machine cannot run the engine
@@ -171,6 +172,8 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
         skipped = [e.hop for e in entries if e.ok is None]
         message = f"{ran} hops within their tolerances"
         message += f"; not run here: {', '.join(skipped)}" if skipped else ""
+        partly = [e.hop for e in entries if e.ok and e.unproven]
+        message += f"; judged end to end only: {', '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
     measured = bad.measured.worst if bad.measured else None
     message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'out of tolerance'}"
@@ -358,7 +361,15 @@ STAGE = Stage(
     "validate",
     1,
     run,
-    packages=("torch", "transformers", "tokenizers", "onnxruntime", "onnxruntime-gpu", "numpy"),
+    packages=(
+        "torch",
+        "transformers",
+        "tokenizers",
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "numpy",
+        "cuda-bindings",
+    ),
     files=files,
     measured=True,
     estimate=estimate,

@@ -11,8 +11,13 @@ import pytest
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.recipe import TensorRTTarget
+from optimizer.validate.distance import Distance
+from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
 from optimizer.validate.on_gpu import compared, not_here, untimed
+from optimizer.validate.precisions import limit
+from optimizer.validate.stage import _ledger_gate
+from optimizer.validate.tolerances import TABLE, UNCUT
 from tests.validate.runs import Run
 
 
@@ -37,10 +42,11 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
 ) -> None:
     m = materials(runs[scheme])
     model = m.model / "model.onnx"
-    good = Engine(model, threads=1)
+    fuse = scheme == "static"  # for weights alone the CPU's fused kernel codes its inputs, too
+    good = Engine(model, threads=1, fuse=fuse)
     _, limit, measured = compared(m, good)
     assert measured.worst <= limit
-    bad = Engine(model, threads=1)
+    bad = Engine(model, threads=1, fuse=fuse)
     bad.fault = 1 + 4 * limit
     assert compared(m, bad)[2].worst > limit
 
@@ -60,3 +66,16 @@ def test_an_engine_that_does_not_fit_here_is_not_asked_and_the_column_is_said(
     assert any(f"{column}: " in why for column in ("package", "gpu"))
     assert "gpu_suite" in untimed(rtx.materials())
     assert untimed(run.materials()) == not_here(run.materials()) == ""
+
+
+def test_a_hop_whose_pieces_cannot_be_run_alone_says_so_and_so_does_the_gate() -> None:
+    same = Distance(0.0, 0.0, 1.0, 0.0)
+    whole = Entry("engine", "lowered graph", 1.0, same, True, UNCUT, unproven=UNCUT)
+    assert whole.as_dict()["unproven"] == UNCUT
+    assert _ledger_gate([whole]).message.endswith("judged end to end only: engine")
+    assert "end to end" not in _ledger_gate([replace(whole, unproven="")]).message
+
+
+def test_an_fp32_engine_is_held_to_fp32_and_not_to_a_coarser_type() -> None:
+    assert TABLE["engine fp32 float"].limit == TABLE["lower fp32 float"].limit
+    assert TABLE["engine fp32 float"].limit < limit("fp32", "tf32", "whole") / 10
