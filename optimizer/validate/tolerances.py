@@ -133,13 +133,14 @@ class Rounding:
     """What a rounder must keep. nearest: no code lies beside the nearest one. scale: (narrowest,
     widest) scale as a share of what its group of the float weight needs; None where
     NARROWEST_SCALE and SCALE_SLACK say it. clipped: (narrowest, largest share of saturated
-    codes) of a group a few of whose weights are clipped further. aim: (module, row) of
-    rounding_laws.py."""
+    codes) of a group a few of whose weights are clipped further. aim, alone: (module, row)
+    of rounding_laws.py."""
 
     nearest: bool
     scale: tuple[float, float] | None = None
     clipped: tuple[float, float] | None = None
     aim: tuple[float, float] = (1.0, 1.0)
+    alone: tuple[float, float] = (1.0, 1.0)
 
 
 CLIPPED = (0.33, 0.08)
@@ -148,14 +149,21 @@ LEARNING = {"autoround", "distill"}  # rounders that move norm gains as well
 ROUNDING = {
     "rtn": Rounding(nearest=True),
     # Scales fit the weight that makes up for earlier errors, which lies beside the float one. The
-    # outputs are better than rounding's on the texts it saw, and hardly worse on others.
+    # outputs are better than rounding's on the texts it saw, and hardly worse on others; against
+    # the module by itself they pay for what they make up for.
     # A group's largest weight is clipped to a third where it meets an input that hardly matters
     # (of 1.6 million groups of SmolLM2 three lie between 0.45 and 0.5, with at most 5 codes of 64
     # at the ends).
-    "gptq": Rounding(nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.25, 2.0)),
+    "gptq": Rounding(
+        nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.25, 2.0), alone=(3.0, 6.0)
+    ),
     # Also trades one module's outputs for its block's, or for the model's.
-    "autoround": Rounding(nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.5, 3.0)),
-    "distill": Rounding(nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.5, 3.0)),
+    "autoround": Rounding(
+        nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.5, 3.0), alone=(3.0, 6.0)
+    ),
+    "distill": Rounding(
+        nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, aim=(1.5, 3.0), alone=(3.0, 6.0)
+    ),
 }
 
 RANGE_DRIFT = 1.5

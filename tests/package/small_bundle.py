@@ -19,10 +19,12 @@ RTX = (
 )
 
 
-def recipe(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Recipe:
+def recipe(folder: Path, targets: tuple[str, ...] = (ORT,), activations: bool = True) -> Recipe:
     """The tiny recipe with these targets; the model it names is not read here."""
     file = write_tiny_recipe(folder, folder / "model")
-    head, tail = file.read_text().split("targets:\n", 1)
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if activations or not line.startswith("  activations:")]
+    head, tail = "".join(kept).split("targets:\n", 1)
     tail = tail[tail.index("validate:") :]
     lines = "".join(f"  - {t}\n" for t in targets)
     file.write_text(f"{head}targets:\n{lines}{tail}")

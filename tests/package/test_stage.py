@@ -140,7 +140,7 @@ def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_pat
     import onnxruntime
 
     cuda = small_bundle.recipe(
-        tmp_path, ("{runtime: onnxruntime, device: cuda, on_missing: defer}",)
+        tmp_path, ("{runtime: onnxruntime, device: cuda, on_missing: defer}",), activations=False
     )
     lines = stage.requirements(cuda).splitlines()
     release = ".".join(onnxruntime.__version__.split(".")[:2])
