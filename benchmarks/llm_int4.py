@@ -138,12 +138,12 @@ def dither(file: Path) -> None:
 
 
 def answers(source: Path, exact: Any, evaluation: list[list[int]]) -> Any:
-    """The float model's last hidden states (windows, tokens, features), kept beside `source`."""
+    """The float model's last hidden states (windows, tokens, features), kept in `source`."""
     import torch
     from safetensors.torch import load_file, save_file
 
     tokens = torch.tensor(evaluation)
-    file = source.with_name(f"{source.name}-{len(evaluation)}.safetensors")
+    file = source / f"answers-{len(evaluation)}.safetensors"
     if file.is_file():
         kept = load_file(file)
         if torch.equal(kept["tokens"], tokens):

@@ -9,7 +9,7 @@ measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optimizer.errors import RecipeError
 from optimizer.harness.errors import BuildError
@@ -31,6 +31,17 @@ class Accepts:
     codes_looked_up: bool  # takes rows of an int8 table, so that an embedding stays in codes
 
 
+RTX = Accepts(
+    lowering="trt_qdq",
+    builds_engine=True,
+    distribution="tensorrt-rtx",
+    weight_zero_point=False,
+    dynamic_activations=False,
+    group_sizes=(16, 32, 64, 128, 256),
+    int4_granularities=("group",),
+    codes_looked_up=False,
+)
+
 TARGETS: dict[str, Accepts] = {
     "onnxruntime": Accepts(
         lowering="ort_qdq",
@@ -42,26 +53,8 @@ TARGETS: dict[str, Accepts] = {
         int4_granularities=("group",),
         codes_looked_up=True,
     ),
-    "tensorrt-rtx": Accepts(
-        lowering="trt_qdq",
-        builds_engine=True,
-        distribution="tensorrt-rtx",
-        weight_zero_point=False,
-        dynamic_activations=False,
-        group_sizes=(16, 32, 64, 128, 256),
-        int4_granularities=("group",),
-        codes_looked_up=False,
-    ),
-    "tensorrt": Accepts(
-        lowering="trt_qdq",
-        builds_engine=True,
-        distribution="tensorrt",
-        weight_zero_point=False,
-        dynamic_activations=False,
-        group_sizes=(16, 32, 64, 128, 256),
-        int4_granularities=("group",),
-        codes_looked_up=False,
-    ),
+    "tensorrt-rtx": RTX,
+    "tensorrt": replace(RTX, distribution="tensorrt"),
 }
 
 

@@ -5,9 +5,9 @@ out/modules.json                      a line per weighted module: scheme, errors
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
 newest also the stream behind it, so that a killed run goes on where it was, to the same bytes.
-A segment is one block, or all uses of shared ones. The bytes depend on the batch size and the
-thread count only through float rounding of the activations; weights rounded without
-calibration do not depend on them at all.
+A segment is one block, or all uses of shared ones. The bytes depend on the thread count only
+through float rounding of the activations, on the batch size also through gptq's token_limit,
+which takes the median of each batch; weights rounded without calibration depend on neither.
 """
 
 from __future__ import annotations

@@ -58,9 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(document.get("exit_code", 0))
 
 
-def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def _opened(folder: Path, args: argparse.Namespace) -> Bundle:
     from .bundle import Bundle
 
+    return Bundle(
+        folder,
+        runtime=args.runtime,
+        threads=args.threads,
+        say=_say,
+        genai=args.genai,
+        cache=args.cache,
+    )
+
+
+def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     texts = [*args.texts, *args.text]
     if not texts:
         texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
@@ -72,14 +83,7 @@ def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
             where="--pair",
             accepted="one per text, in the order of the texts, or none",
         )
-    with Bundle(
-        folder,
-        runtime=args.runtime,
-        threads=args.threads,
-        say=_say,
-        genai=args.genai,
-        cache=args.cache,
-    ) as bundle:
+    with _opened(folder, args) as bundle:
         about = {"engine": bundle.engine["target"], "decision": bundle.decision.reason}
         if bundle.contract.generation is not None:
             said = generation.predict(bundle, args, texts)
@@ -93,19 +97,11 @@ def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str
 def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from .bench import peak_memory
     from .bench_text import bench_text
-    from .bundle import Bundle
     from .recorded import recorded_speed
 
     texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
     texts = [t for t in texts if t.strip()]
-    with Bundle(
-        folder,
-        runtime=args.runtime,
-        threads=args.threads,
-        say=_say,
-        genai=args.genai,
-        cache=args.cache,
-    ) as bundle:
+    with _opened(folder, args) as bundle:
         generates = bundle.contract.generation is not None
         if generates:
             document = generation.bench(bundle, args, texts)

@@ -15,11 +15,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 from . import contract as contracts
 from .bench import System
+from .closing import Closing
 from .engines import Workshop
 from .errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
@@ -38,7 +38,7 @@ VERSION = 1
 BATCH = 8
 
 
-class Bundle:
+class Bundle(Closing):
     """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
 
     runtime: use engines of this runtime only. threads: overrides the recipe's. say: receives one
@@ -220,17 +220,6 @@ class Bundle:
         for runner in (self._open, self._genai):
             if runner is not None:
                 runner.close()
-
-    def __enter__(self) -> Bundle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

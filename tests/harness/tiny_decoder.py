@@ -84,7 +84,7 @@ class TorchDecoder:
         return int(self._cache.get_seq_length())
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        check_step(arrays, self.past)
+        check_step(arrays, [*arrays], self.past, len(arrays["input_ids"]))
         given = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
         with torch.no_grad():
             out = self._model(**given, past_key_values=self._cache, use_cache=True)
@@ -104,7 +104,7 @@ class ScriptRunner:
         return self
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        batch, sequence = check_step(arrays, self.past)
+        batch, sequence = check_step(arrays, [*arrays], self.past, len(arrays["input_ids"]))
         self.steps.append(dict(arrays))
         self.past += sequence
         logits = np.full((batch, sequence, self._vocabulary), 1e-6, np.float32)

@@ -11,7 +11,7 @@ for everything so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ..contract import Contract
@@ -52,21 +52,31 @@ def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]
         yield {**piece, "attention_mask": arrays["attention_mask"][:, : past + stop]}
 
 
-def check_step(arrays: Mapping[str, Array], past: int) -> tuple[int, int]:
-    """(batch, sequence) of a step's arrays.
+def check_step(
+    arrays: Mapping[str, Array], wanted: Sequence[str], past: int, rows: int
+) -> tuple[int, int]:
+    """(batch, sequence) of a step's arrays. wanted: their names; past: tokens remembered, of so
+    many rows.
 
-    Raises InputError for a shape that disagrees with input_ids or with what is remembered.
+    Raises InputError for other names, or for a shape that disagrees with input_ids or with what is
+    remembered.
     """
+    if set(arrays) != set(wanted):
+        raise InputError(
+            f"{', '.join(sorted(arrays))} were given", where="step", accepted=", ".join(wanted)
+        )
     ids = arrays["input_ids"]
     if ids.ndim != 2 or not ids.size:
         raise InputError(f"shape {ids.shape} was given", where="input input_ids", accepted="2 axes")
     batch, sequence = ids.shape
+    if past and batch != rows:
+        raise InputError(f"{batch} rows continue {rows}", where="input input_ids")
     for name, array in arrays.items():
-        wanted = (batch, past + sequence if name == "attention_mask" else sequence)
-        if array.shape != wanted:
+        shape = (batch, past + sequence if name == "attention_mask" else sequence)
+        if array.shape != shape:
             raise InputError(
                 f"shape {array.shape} was given, with {past} tokens remembered",
                 where=f"input {name}",
-                accepted=str(wanted),
+                accepted=str(shape),
             )
     return int(batch), int(sequence)

@@ -8,11 +8,11 @@ off again. Answers differ from unpadded ones by float rounding only, as those of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from ..closing import Closing
 from ..contract import Contract
 from ..errors import BundleError
 from ..tasks.batch import Array
@@ -22,7 +22,7 @@ from .runner import Runner
 Span = Sequence[int]
 
 
-class FittedRunner:
+class FittedRunner(Closing):
     """A runner of encoders; arrays are (batch, sequence), outputs have the contract's axes.
 
     profiles: [{"batch": [min, opt, max], "sequence": ...}]. A sequence longer than all of them is
@@ -69,17 +69,6 @@ class FittedRunner:
 
     def close(self) -> None:
         self._runner.close()
-
-    def __enter__(self) -> FittedRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
         """The one that takes the batch in the fewest parts, and of those with least padding."""

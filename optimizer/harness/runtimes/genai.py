@@ -65,7 +65,7 @@ class GenaiDecoder:
 
         Raises InputError for several rows, or padding.
         """
-        rows, sequence = check_step(arrays, self.past)
+        rows, sequence = check_step(arrays, [*arrays], self.past, 1)
         if rows != 1 or not np.all(arrays["attention_mask"]):
             raise InputError(
                 f"{rows} rows, or padding", where="onnxruntime-genai", accepted="one row, unpadded"

@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from ..closing import Closing
 from ..contract import Contract
 from ..errors import BundleError, InputError, MachineError, UnopenedError
 from ..tasks.batch import Array
@@ -40,7 +40,7 @@ SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they
 ERRORS_ONLY = 3
 
 
-class OrtRunner:
+class OrtRunner(Closing):
     """A model opened for inference on one device: a row of ort_providers.PROVIDERS.
 
     threads: workers inside an operator; 0 means one per core this process may use.
@@ -133,17 +133,6 @@ class OrtRunner:
         if self._bound is not None:
             self._bound.close()
         self._bound = self._session = None
-
-    def __enter__(self) -> OrtRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
         check_names(set(arrays), set(self._inputs), self.model.name)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..contract import Contract, Generation
-from ..errors import BundleError, InputError
+from ..errors import BundleError
 from ..tasks.batch import Array
 from .decoder import check_step
 
@@ -74,15 +74,7 @@ class OrtDecoder:
     def step(self, arrays: Mapping[str, Array]) -> Array:
         """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
         not the contract's, or whose shapes do not continue what is remembered."""
-        if set(arrays) != set(self._wanted):
-            raise InputError(
-                f"{', '.join(sorted(arrays))} were given",
-                where="step",
-                accepted=", ".join(self._wanted),
-            )
-        rows, sequence = check_step(arrays, self.past)
-        if self.past and rows != self._rows:
-            raise InputError(f"{rows} rows continue {self._rows}", where="input input_ids")
+        rows, sequence = check_step(arrays, self._wanted, self.past, self._rows)
         self._rows = rows
         total = self.past + sequence
         kept = {n: np.ascontiguousarray(a) for n, a in arrays.items()}  # alive while it runs

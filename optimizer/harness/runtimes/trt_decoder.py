@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..contract import Contract
-from ..errors import InputError
 from ..tasks.batch import Array
 from .decoder import check_step
 from .ort_decoder import LOGITS, cache_names, check_graph
@@ -48,15 +47,7 @@ class TrtDecoder:
     def step(self, arrays: Mapping[str, Array]) -> Array:
         """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
         not the contract's, or that leave the engine's profiles."""
-        if set(arrays) != set(self._wanted):
-            raise InputError(
-                f"{', '.join(sorted(arrays))} were given",
-                where="step",
-                accepted=", ".join(self._wanted),
-            )
-        rows, sequence = check_step(arrays, self.past)
-        if self.past and rows != self._rows:
-            raise InputError(f"{rows} rows continue {self._rows}", where="input input_ids")
+        rows, sequence = check_step(arrays, self._wanted, self.past, self._rows)
         shapes = {n: tuple(a.shape) for n, a in arrays.items()}
         shapes |= {past: self._shape(rows, self.past) for past, _ in self._names}
         profile = choose(self._session.profiles, shapes)

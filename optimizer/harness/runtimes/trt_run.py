@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from ..closing import Closing
 from ..contract import Contract
 from ..errors import InputError, MachineError
 from ..tasks.batch import Array
@@ -29,7 +29,7 @@ from .trt_session import Session, Specialize, allocator
 Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, shapes of the outputs
 
 
-class TrtRunner:
+class TrtRunner(Closing):
     """An engine opened for inference; see OrtRunner, whose interface this is.
 
     engine: a file that fit.py found to fit this machine; a wrong one is never given here.
@@ -215,17 +215,6 @@ class TrtRunner:
         close_all(self._device, self._pinned)
         self.session.close()
         self._driver.close()
-
-    def __enter__(self) -> TrtRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Resident:
