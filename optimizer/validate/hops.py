@@ -5,6 +5,7 @@ What a hop compares is in ledger.py's docstring, what it may change in tolerance
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -167,7 +168,10 @@ def _rounding(m: Materials) -> list[str]:
     wanted = {**m.parameters, **m.state.replaced}
     compares = method in LEARNING or quantize.gptq.asymmetric
     exact = m.folded_traces if compares else m.simulated_traces
-    return problems + rounding_laws.outputs(m.state, wanted, rounding, m.simulated_traces, exact)
+    limit = quantize.gptq.token_limit if "gptq" in quantize.rounders else math.inf
+    return problems + rounding_laws.outputs(
+        m.state, wanted, rounding, m.simulated_traces, exact, limit
+    )
 
 
 def export(m: Materials) -> Entry:

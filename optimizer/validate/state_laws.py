@@ -3,8 +3,10 @@ what the recipe's budget allows, so a fault smaller than the budget would hide b
 do not depend on the budget.
 
  1. weights   no weight inside the codes' range lies further than half a step from its code,
-              where the method rounds to nearest (the others: rounding_laws.py); and no scale is
-              wider than its group needs, or narrower, beyond what the method may choose
+              where the method rounds to nearest. Of the others (and rounding_laws.py) each group
+              Q holds as much of its float weight W as is declared, <W, Q> / <W, W>: a method may
+              leave it, but not in size. And no scale is wider than its group needs, or narrower,
+              beyond what the method may choose
  2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
               same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
@@ -78,6 +80,19 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
     if rounding.nearest and float(error.max()) > WEIGHT_STEPS + HAIR:
         row, group = divmod(int(error.argmax()), error.shape[1])
         return f"row {row} group {group} is {float(error.max()):.2f} steps away, not {WEIGHT_STEPS}"
+    if rounding.projected is not None:
+        size = grouped.square().sum(-1)
+        held = (grouped * q.dequantize().reshape(rows)).sum(-1) / size.clamp(min=1e-30)
+        held[size == 0] = 1.0
+        least, most = rounding.projected
+        for worst in (held.argmin(), held.argmax()):
+            found = float(held.flatten()[worst])
+            if not least <= found <= most:
+                row, group = divmod(int(worst), held.shape[1])
+                return (
+                    f"row {row} group {group} holds {found:.2f} of its float weight, {least} to "
+                    f"{most} is declared"
+                )
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:

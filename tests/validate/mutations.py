@@ -53,6 +53,12 @@ def one_channel_doubled(q: QTensor) -> QTensor:
     return replace(q, scale=scale)
 
 
+def one_group_doubled(q: QTensor) -> QTensor:
+    scale = q.scale.clone()
+    scale[5, 1] *= 2
+    return replace(q, scale=scale)
+
+
 def one_group_halved(q: QTensor) -> QTensor:
     """The codes saturate to fit: only the scale's law can see it."""
     value = q.dequantize()

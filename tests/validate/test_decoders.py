@@ -66,6 +66,7 @@ def test_a_clean_decoder_raises_nothing(clean: dict[str, Materials], scheme: str
 
 STATE_FAULTS: dict[str, Any] = {
     "a weight scale doubled in one channel": m.one_channel_doubled,
+    "a weight scale doubled in one group": m.one_group_doubled,
     "a weight scale halved in one group": m.one_group_halved,
     "nibbles swapped": m.nibbles_swapped,
     "group order shifted": m.groups_shifted,
