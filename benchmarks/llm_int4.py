@@ -57,18 +57,13 @@ METHODS |= {
         "distill": {"epochs": 1, "generated": 32},
         "generated": 32,
     },
-    "gptq + own text + distill, 5 times the time": {
+    "gptq + own text + distill at 5 times the time": {
         "methods": ["gptq", "distill"],
         "weights": G64,
         "distill": {"epochs": 3, "generated": 64},
         "generated": 96,
     },
-    "gptq + bits by sensitivity": {"methods": ["gptq"], "weights": G64, "allocate": {}},
-    "gptq + bits by sensitivity by input": {
-        "methods": ["gptq"],
-        "weights": G64,
-        "allocate": {"together": True},
-    },
+    "rtn + bits by sensitivity": {"methods": ["rtn"], "weights": G64, "allocate": {}},
 }
 NOTE = """# SmolLM2-135M in few bits
 
