@@ -102,8 +102,9 @@ def text(document: dict[str, Any]) -> str:
         f"disk, {card}",
         "",
     ]
+    width = max(map(len, document["packages"]))
     for name, version in document["packages"].items():
-        lines.append(f"  {name:<18}{version or 'not installed'}")
+        lines.append(f"  {name:<{width}}  {version or 'not installed'}")
     lines.append("")
     for t in document["targets"]:
         can = f"builds: {'yes' if t['builds'] else 'no':<4} runs: {'yes' if t['runs'] else 'no':<4}"

@@ -114,7 +114,8 @@ def _inline_data(
     spec = section[field[-1]]
     base = recipe.parent
     if isinstance(spec, str):
-        tried = [Path.cwd() / spec, recipe.parent / spec, recipe.parent.parent / spec]
+        places = (Path.cwd(), recipe.parent.resolve(), recipe.parent.resolve().parent)
+        tried = [place / spec for place in dict.fromkeys(places)]
         found = next((p for p in tried if p.is_file()), None)
         if found is None:
             raise RecipeError(

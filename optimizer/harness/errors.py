@@ -24,10 +24,9 @@ class HarnessError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.found}" if self.where else self.found
-        if self.accepted:
-            text += f". Accepted: {self.accepted}"
-        if self.fix:
-            text += f" {self.fix}" if text.endswith(".") else f". {self.fix}"
+        for more in (f"Accepted: {self.accepted}" if self.accepted else "", self.fix):
+            if more:
+                text += f" {more}" if text.endswith((".", "?")) else f". {more}"
         return text
 
     def as_dict(self) -> dict[str, str]:
