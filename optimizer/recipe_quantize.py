@@ -267,6 +267,12 @@ class Quantize(Section):
             )
         if self.allocate is not None and self.activations is not None:
             raise ValueError("allocate weighs errors of weights only; leave activations out")
+        if self.allocate and "gptq" in self._asked and self.allocate.average_bits is None:
+            raise ValueError(
+                "allocate spends the bytes of uniform weights by what rounding to nearest costs; "
+                "with gptq uniform weights are better (measured: 0.083 against 0.088 nats). Leave "
+                "one of them out, or give allocate.average_bits"
+            )
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
         for name in ("gptq", "awq", "rotate", "autoround", "distill"):

@@ -23,7 +23,7 @@ from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.calibration import singly
 from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.selection import Selection
-from optimizer.compress.sensitivity import Curvature, metric, output_slopes, predicted
+from optimizer.compress.sensitivity import Curvature, output_slopes, predicted
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
@@ -70,10 +70,9 @@ def allocated(
         say("compress: measuring what bits are worth; the whole model is in memory for it")
         windows, scratch = singly(given), folder / "slopes"
         some = windows[: asked.windows]
-        used = windows if "gptq" in section.quantize.rounders else some
         try:
             slopes = _slopes(model, tensors, facts, prefix, some, section, selection, scratch)
-            measured = _measured(model, tensors, entry, used, section, selection, slopes, scratch)
+            measured = _measured(model, tensors, entry, some, section, selection, slopes, scratch)
         except ValueError as e:
             raise CheckpointError(
                 str(e), where=WHERE, fix="Leave allocate out of the recipe."
@@ -139,15 +138,13 @@ def _measured(
     slopes: Mapping[str, Sequence[Tensor]],
     scratch: Path,
 ) -> Sensitivity:
-    """Walk the float blocks for the inputs, and say what each choice costs. windows: those with
-    slopes come first."""
+    """Walk the float blocks for the inputs, and say what each choice costs."""
     hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
     stream = capture(model, selection.blocks, tensors, windows, entry, hidden)
     stream.float = section.compress.precision
     leader: dict[str, str] = {}
     costs: dict[str, dict[Scheme, float]] = {}
     shapes: dict[str, tuple[int, int]] = {}
-    answers = "gptq" in section.quantize.rounders
     for segment in walk.segments(stream.uses[0]):
         blocks = tuple(dict.fromkeys(stream.uses[0][use].block for use in segment))
         names = [m for m in selection.choices if any(m.startswith(f"{b}.") for b in blocks)]
@@ -155,13 +152,12 @@ def _measured(
             materialize(model, block, tensors)
         shared = walk.sharing(model, stream, segment, names)
         leader |= shared
-        plain, curved = _moments(model, stream, segment, shared, slopes)
+        curved = _curvatures(model, stream, segment, shared, slopes)
         for name, curvature in curved.items():
             weight = cast(Tensor, model.get_submodule(name).weight).detach()
             shapes[name] = (weight.shape[0], weight.shape[1])
-            price = metric(curvature.inputs, plain[leader[name]] if answers else None)
             costs[name] = {
-                scheme: predicted(weight, scheme, curvature.outputs, price)
+                scheme: predicted(weight, scheme, curvature.outputs, curvature.inputs)
                 for scheme in selection.choices[name]
             }
         for block in blocks:
@@ -169,35 +165,26 @@ def _measured(
     return Sensitivity(costs, leader, shapes)
 
 
-def _moments(
+def _curvatures(
     model: nn.Module,
     stream: walk.Stream,
     segment: range,
     leader: Mapping[str, str],
     slopes: Mapping[str, Sequence[Tensor]],
-) -> tuple[dict[str, Tensor], dict[str, Curvature]]:
-    """{leader: sum of x x^T (in, in)} and {module: curvature}; the stream moves on.
-
-    The sums are of the windows without slopes, when there are any: gptq's error is least on the
-    text it has seen (measured: of two down projections 2 and 4 times less than on other).
-    """
-    plain: dict[str, Tensor] = {}
+) -> dict[str, Curvature]:
+    """{module: curvature}; the stream moves on."""
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
     def see(first: str, rows: Tensor) -> None:
-        measured = len(slopes[first])
-        if window[first] >= measured or measured == len(stream.uses):
-            product = rows.T @ rows
-            plain[first] = plain[first] + product if first in plain else product
-        for name in (n for n in leader if leader[n] == first and window[first] < measured):
+        for name in (n for n in leader if leader[n] == first):
             slope = slopes[name][window[first]]
             found = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
             found.add(slope, rows)
         window[first] += 1
 
     walk.run(model, stream, segment, see, tuple(leader), advance=True)
-    return plain, curved
+    return curved
 
 
 def _chosen(

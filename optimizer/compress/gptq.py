@@ -13,6 +13,7 @@ in the stored order, and no permutation reaches the codes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +25,7 @@ from optimizer.compress.rtn import searched
 from optimizer.qtensor import QTensor, Scheme, absmax_scale, to_scale_grid
 
 WIDEST = 2.0
+ROWS = 1024  # outputs at a time: they do not see each other, and each is held a few times over
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,32 @@ def gptq(
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("weight: holds NaN or infinity")
     size = weight.shape[1] // scheme.groups(weight.shape[1])
-    quadratic = hessians.damped(hessian, damping)
-    wanted = hessians.target(weight, quadratic, hessian, cross)
-    order = _order(quadratic.matrix.diagonal(), size, act_order)
-    cover, _ = absmax_scale(weight, scheme)
-    limits = to_scale_grid(cover / widest), to_scale_grid(cover * widest)
-    first = _feedback(wanted, _inverse_root(quadratic, order), order, scheme, limits, block)
-    q = refined(first, wanted, quadratic.matrix, limits, sweeps=sweeps, block=block)
-    return Rounded(q, quadratic.damping)
+    order = _order(hessian.diagonal(), size, act_order)
+    factor = hessians.factored(hessian, order, damping)
+    damping = factor.damping
+    rows = weight.split(ROWS if scheme.granularity != "tensor" else len(weight))
+    wanted = [hessians.target(w, factor, hessian, cross) for w in rows]
+    root = hessians.inverse_root(factor)
+    del factor
+    matrix = hessians.damped(hessian, damping)
+    made = []
+    for near, aim in zip(rows, wanted, strict=True):
+        cover, _ = absmax_scale(near, scheme)
+        limits = to_scale_grid(cover / widest), to_scale_grid(cover * widest)
+        first = _feedback(aim, root, order, scheme, limits, block)
+        made.append(refined(first, aim, matrix, limits, sweeps=sweeps, block=block))
+    return Rounded(_stacked(made), damping)
+
+
+def _stacked(parts: Sequence[QTensor]) -> QTensor:
+    """One weight of which these are the rows."""
+    zeros = [q.zero_point for q in parts if q.zero_point is not None]
+    return QTensor(
+        torch.cat([q.codes for q in parts]),
+        torch.cat([q.scale for q in parts]),
+        torch.cat(zeros) if zeros else None,
+        parts[0].scheme,
+    )
 
 
 def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
@@ -79,18 +99,6 @@ def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
     within = groups.argsort(dim=1, descending=True, stable=True)
     turns = groups.mean(1).argsort(descending=True, stable=True)
     return index.gather(1, within)[turns].reshape(-1)
-
-
-def _inverse_root(quadratic: hessians.Quadratic, order: Tensor) -> Tensor:
-    """R (in, in), upper triangular, with R^T R the inverse of the matrix in the given order.
-
-    Factoring the matrix back to front gives H = U U^T with U upper triangular; R is U^-1.
-    """
-    back = order.flip(0)
-    upper = torch.linalg.cholesky(quadratic.matrix.double()[back][:, back]).flip(0, 1)
-    identity = torch.eye(len(order), dtype=torch.float64)
-    root: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
-    return root.float()
 
 
 def _feedback(

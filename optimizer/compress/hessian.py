@@ -26,18 +26,17 @@ from torch import Tensor
 
 DAMPING = 0.01
 LARGEST_DAMPING = 1.0  # beyond it the data would hardly be heard any more
+PART = 512  # rows or columns that exist a second time in float64
 
 
 @dataclass(frozen=True)
-class Quadratic:
-    """A Hessian that inverts. matrix (in, in) float32: H + damping * mean(diagonal of H), with a
-    dead input's diagonal set to the mean; lower (in, in) float64: its Cholesky factor; damping:
-    as a share of the mean; dead (in,) bool: inputs that were 0 on every token."""
+class Factor:
+    """A Hessian that inverts, its inputs taking turns. order (in,): the turns; lower (in, in)
+    float64: the Cholesky factor of `damped`, last turn first; damping: as a share of the mean."""
 
-    matrix: Tensor
+    order: Tensor
     lower: Tensor
     damping: float
-    dead: Tensor
 
 
 def counted(rows: Tensor, token_limit: float) -> Tensor:
@@ -48,34 +47,51 @@ def counted(rows: Tensor, token_limit: float) -> Tensor:
     return torch.where(length > limit, limit / length, torch.ones_like(length))
 
 
-def damped(hessian: Tensor, damping: float = DAMPING) -> Quadratic:
-    """Add the least damping that lets H be factored: `damping`, or that times 10, 100, ...
+def factored(hessian: Tensor, order: Tensor, damping: float = DAMPING) -> Factor:
+    """Factor H with the least damping that lets it: `damping`, or that times 10, 100, ...
 
-    hessian (in, in), symmetric and not negative. Raises ValueError when it holds NaN or infinity,
-    is zero, or cannot be factored with damping up to 1.
+    hessian (in, in), symmetric and not negative. Holds nothing else of its size, which is why the
+    factor overwrites what it is of. Raises ValueError when it holds NaN or infinity, is zero, or
+    cannot be factored with damping up to 1.
     """
     if not bool(torch.isfinite(hessian).all()):
         raise ValueError("hessian: holds NaN or infinity")
-    matrix = hessian.double()
-    diagonal = matrix.diagonal()
-    dead = diagonal <= 0
-    if bool(dead.all()):
+    if not bool((hessian.diagonal() > 0).any()):
         raise ValueError("hessian: zero; this module saw no input")
-    mean = float(diagonal[~dead].mean())
-    matrix = matrix.masked_fill(dead[:, None] | dead[None, :], 0.0)
-    matrix.diagonal()[dead] = mean
-    share = damping
+    back, share = order.flip(0), damping
+    work = torch.empty(hessian.shape, dtype=torch.float64).mT  # as LAPACK stores it: in place
+    failed = torch.empty((), dtype=torch.int32)
     while True:
-        trial = matrix + share * mean * torch.eye(len(matrix), dtype=torch.float64)
-        lower, failed = torch.linalg.cholesky_ex(trial)
-        if not int(failed) and bool(torch.isfinite(lower).all()):
-            return Quadratic(trial.float(), lower, share, dead)
+        for some, rows in zip(back.split(PART), work.mT.split(PART), strict=True):
+            rows.copy_(hessian[some][:, back])
+        _damp(work, share)
+        torch.linalg.cholesky_ex(work, out=(work, failed))
+        if not int(failed) and bool(torch.isfinite(work.diagonal()).all()):
+            return Factor(order, work, share)
         share = max(share * 10, 1e-6)
         if share > LARGEST_DAMPING:
             raise ValueError(f"hessian: not positive even with damping {share / 10:g}")
 
 
-def target(weight: Tensor, quadratic: Quadratic, hessian: Tensor, cross: Tensor | None) -> Tensor:
+def damped(hessian: Tensor, damping: float) -> Tensor:
+    """(in, in): H + damping * mean(diagonal of H), with the diagonal of an input that was 0 on
+    every token set to the mean."""
+    return _damp(hessian.clone(), damping)
+
+
+def _damp(matrix: Tensor, damping: float) -> Tensor:
+    diagonal = matrix.diagonal()
+    dead = diagonal <= 0
+    mean = float(diagonal[~dead].double().mean())
+    if bool(dead.any()):
+        matrix[dead] = 0.0
+        matrix[:, dead] = 0.0
+    diagonal[dead] = mean
+    diagonal += damping * mean
+    return matrix
+
+
+def target(weight: Tensor, factor: Factor, hessian: Tensor, cross: Tensor | None) -> Tensor:
     """T (out, in): the float weight that codes should come close to in the metric of H.
 
     weight (out, in); cross (in, in) = x_q^T x_f or None, when the inputs are the float ones. What
@@ -86,8 +102,38 @@ def target(weight: Tensor, quadratic: Quadratic, hessian: Tensor, cross: Tensor 
         return weight
     if not bool(torch.isfinite(cross).all()):
         raise ValueError("cross: holds NaN or infinity")
-    shift = (cross - hessian).double()
-    return weight + torch.cholesky_solve(shift @ weight.double().T, quadratic.lower).T.float()
+    back = factor.order.flip(0)
+    return torch.cat([_target(w, factor, back, hessian, cross) for w in weight.split(PART)])
+
+
+def _target(weight: Tensor, factor: Factor, back: Tensor, hessian: Tensor, cross: Tensor) -> Tensor:
+    across = weight.double().T
+    pairs = zip(cross.split(PART), hessian.split(PART), strict=True)
+    pull = torch.cat([(c.double() - h.double()) @ across for c, h in pairs])[back]
+    half = torch.linalg.solve_triangular(factor.lower, pull, upper=False)
+    moved = torch.empty_like(weight)
+    moved[:, back] = torch.linalg.solve_triangular(factor.lower.mT, half, upper=True).T.float()
+    return weight + moved
+
+
+def inverse_root(factor: Factor) -> Tensor:
+    """R (in, in) float32, upper triangular, with R^T R the inverse of the matrix in its order.
+    factor is used up: its own inverse overwrites it.
+
+    Factoring it last turn first, P H P = L L^T, gives H = U U^T with U = P L P upper triangular;
+    R is U^-1 = P L^-1 P.
+    """
+    lower, size = factor.lower, len(factor.order)
+    root = torch.empty(size, size)
+    for start in range(0, size, PART):
+        rows = slice(start, min(start + PART, size))
+        corner = lower[rows, rows]
+        one = torch.eye(len(corner), dtype=torch.float64)
+        corner = torch.linalg.solve_triangular(corner, one, upper=False)
+        lower[rows, :start] = -corner @ (lower[rows, :start] @ lower[:start, :start])
+        lower[rows, rows] = corner
+        root[size - rows.stop : size - start] = lower[rows].flip(0, 1)
+    return root
 
 
 def output_error(difference: Tensor, hessian: Tensor) -> float:

@@ -239,7 +239,7 @@ def _statistic(
         inputs.ranges.get(leader),
         inputs.factors.get(leader),
     )
-    hessian = torch.zeros(linear.in_features, linear.in_features, dtype=torch.float64)
+    hessian = torch.zeros(linear.in_features, linear.in_features)
     cross = None if floats is None else torch.zeros_like(hessian)
     wanted: Iterator[Tensor] = iter(floats or ())
     factor = inputs.factors.get(leader)
@@ -249,10 +249,10 @@ def _statistic(
         share = counted(coded, token_limit)
         coded = coded * share
         with stream.sums():
-            hessian.add_(coded.T @ coded)
+            hessian.addmm_(coded.T, coded)
             if cross is not None:
                 exact = next(wanted) * share
-                cross.add_(coded.T @ (exact if factor is None else exact * factor))
+                cross.addmm_(coded.T, exact if factor is None else exact * factor)
 
     walk.run(model, stream, segment, see, (leader,), stop=True)
-    return hessian.float(), None if cross is None else cross.float()
+    return hessian, cross

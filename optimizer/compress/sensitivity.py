@@ -14,23 +14,18 @@ al. 2025, arXiv 2505.22988). N is taken of whole texts: its tokens do not err by
 single tokens, as K-FAC has them, see an error of a value in the middle layers 4 times too small,
 and the layer whose inputs are enormous at the first token 11 times too large.)
 
-To nearest, D is the error of rounding. GPTQ moves each error on to inputs that come later: with
-H = E[x x^T] = L P L^T in its order, L of unit diagonal, what it leaves is D = e L^-1, e being the
-errors of the single roundings, and those are made with scales searched by P. They cost
-
-    1/2 sum_oj G_o e_oj^2 (L^-1 A L^-T)_jj
+D is the error of rounding to nearest, whatever rounds in the end: GPTQ leaves less of it, and is
+taken to leave the same share everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.hessian import damped
-from optimizer.compress.rtn import rtn, searched
+from optimizer.compress.rtn import rtn
 from optimizer.qtensor import Scheme
 
 Batch = Mapping[str, Tensor]
@@ -130,46 +125,13 @@ def _drawn(rows: Tensor, head: Tensor, generator: torch.Generator) -> Tensor:
     return (chances.to(head.dtype) @ head).float()
 
 
-@dataclass(frozen=True)
-class Metric:
-    """What errors cost at the inputs of one module. full (in, in) of a change that stays where it
-    is made; or, by input (in,), importance: what gptq searches scales by, and left: what an error
-    costs once it has been moved on."""
+def predicted(weight: Tensor, scheme: Scheme, outputs: Tensor, inputs: Tensor) -> float:
+    """Nats per token that rounding `weight` (out, in) by `scheme` to nearest costs.
 
-    full: Tensor | None = None
-    importance: Tensor | None = None
-    left: Tensor | None = None
-
-
-def metric(inputs: Tensor, plain: Tensor | None = None) -> Metric:
-    """inputs: A; plain: H when gptq rounds, None for round to nearest; both (in, in).
-    Raises ValueError as hessian.damped does."""
-    if plain is None:
-        return Metric(full=inputs)
-    quadratic = damped(plain)
-    back = quadratic.matrix.diagonal().argsort(stable=True)  # gptq takes the largest first
-    lower = torch.linalg.cholesky(quadratic.matrix.double()[back][:, back])
-    scale = lower.diagonal()
-    half = torch.linalg.solve_triangular(lower, inputs.double()[back][:, back], upper=False)
-    whole = torch.linalg.solve_triangular(lower, half.T, upper=False)
-    left = whole.diagonal() * scale.square()
-    order = back.argsort()
-    return Metric(importance=scale.square().float()[order], left=left.float()[order])
-
-
-def predicted(weight: Tensor, scheme: Scheme, outputs: Tensor, costs: Metric) -> float:
-    """Nats per token that coding `weight` (out, in) by `scheme` costs.
-
-    outputs (out,): the diagonal of G. Raises ValueError for NaN or infinity in weight.
+    outputs (out,): the diagonal of G; inputs (in, in): A. Raises ValueError for NaN or infinity in
+    weight.
     """
     weight = weight.float()
-    if costs.importance is None or scheme.bits == 8:
-        error = rtn(weight, scheme).dequantize() - weight
-    else:
-        error = searched(weight, scheme, costs.importance).dequantize() - weight
-    if costs.full is not None:
-        by_row = ((error @ costs.full) * error).sum(1)
-    else:
-        assert costs.left is not None
-        by_row = error.square() @ costs.left
+    error = rtn(weight, scheme).dequantize() - weight
+    by_row = ((error @ inputs) * error).sum(1)
     return 0.5 * float(outputs.double() @ by_row.double())

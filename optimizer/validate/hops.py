@@ -5,7 +5,6 @@ What a hop compares is in ledger.py's docstring, what it may change in tolerance
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -165,13 +164,10 @@ def _rounding(m: Materials) -> list[str]:
     problems = state_laws.weights(m.state, m.parameters, rounding, m.rounded_alone)
     if rounding.nearest:
         return problems
-    wanted = {**m.parameters, **m.state.replaced}
+    coded, wanted = m.simulated_traces, {**m.parameters, **m.state.replaced}
     compares = method in LEARNING or quantize.gptq.asymmetric
-    exact = m.folded_traces if compares else m.simulated_traces
-    limit = quantize.gptq.token_limit if "gptq" in quantize.rounders else math.inf
-    return problems + rounding_laws.outputs(
-        m.state, wanted, rounding, m.simulated_traces, exact, limit
-    )
+    exact, limit = m.folded_traces if compares else coded, quantize.gptq.token_limit
+    return problems + rounding_laws.outputs(m.state, wanted, rounding, coded, exact, limit)
 
 
 def export(m: Materials) -> Entry:

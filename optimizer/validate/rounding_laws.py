@@ -11,13 +11,12 @@ that just cover it; `alone`, that plus |x W^T - x' W^T|, what there was to make 
 (1) of all outputs of a module together, and (2) of every output by itself, where one that plain
 rounding happens to hit is held to half the middle one's error. (Making up for it exactly takes
 1 in the second law, overshooting by as much again 2.) A method that does not look at the float
-model's inputs is held to `aim` with x = x'. Tokens count as they did for the method: massive
-activations of single ones (hessian.counted) decide over none of it.
+model's inputs is held to `aim` with x = x'. Tokens count as they do for gptq (hessian.counted):
+the massive activations of a few decide over none of it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -38,7 +37,7 @@ def outputs(
     rounding: Rounding,
     compressed: Sequence[Trace],
     exact: Sequence[Trace],
-    token_limit: float = math.inf,
+    token_limit: float,
 ) -> list[str]:
     """Both laws, one sentence per module. wanted: the float weights, folded where methods fold;
     compressed and exact: traces of the compressed and of the float (folded) model; the same twice

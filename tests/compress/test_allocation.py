@@ -30,7 +30,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
 def chosen(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state whose bits were chosen, with one module that a rule decides."""
     out = tmp_path_factory.mktemp("chosen") / "out"
-    compress(llama, out, methods=["gptq"], allocate={}, layers=[RULE])
+    compress(llama, out, methods=["rtn"], allocate={}, layers=[RULE])
     return out
 
 
@@ -64,7 +64,7 @@ def test_the_report_says_what_the_choice_was_based_on(chosen: Path) -> None:
 
 
 def test_the_same_recipe_makes_the_same_choice(chosen: Path, llama: Path, tmp_path: Path) -> None:
-    compress(llama, tmp_path / "out", methods=["gptq"], allocate={}, layers=[RULE])
+    compress(llama, tmp_path / "out", methods=["rtn"], allocate={}, layers=[RULE])
     assert contents(tmp_path / "out") == contents(chosen)
 
 
@@ -145,6 +145,7 @@ def test_bits_can_be_chosen_for_a_rotated_model(llama: Path, tmp_path: Path) -> 
             },
             "errors of weights only",
         ),
+        ({"methods": ["gptq"], "allocate": {}}, "with gptq uniform weights are better"),
     ],
 )
 def test_what_would_gain_nothing_is_refused(asked: dict[str, Any], said: str) -> None:
@@ -156,7 +157,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_every_target_takes_the_usual_choices() -> None:
-    overrides = ["quantize.allocate={}"]
+    overrides = ["quantize.methods=[rtn]", "quantize.allocate={}"]
     recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides)
     rtx = "targets=[{runtime: tensorrt-rtx, device: cuda, float: fp16, shapes: "
     rtx += "{batch: [1, 1, 1], sequence: [1, 64, 512], past: [0, 128, 512]}}]"
@@ -165,6 +166,7 @@ def test_every_target_takes_the_usual_choices() -> None:
 
 def test_a_choice_that_a_target_does_not_keep_packed_is_refused() -> None:
     overrides = [
+        "quantize.methods=[rtn]",
         "quantize.allocate.choices=[{bits: 4, granularity: group, group_size: 48}]",
     ]
     with pytest.raises(RecipeError, match=r"allocate\.choices\.0\.group_size: 48 is not accepted"):

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from optimizer.compress.gptq import gptq
-from optimizer.compress.hessian import counted, damped, output_error, target
+from optimizer.compress.hessian import (
+    DAMPING,
+    counted,
+    damped,
+    factored,
+    inverse_root,
+    output_error,
+    target,
+)
 from optimizer.compress.rtn import relative_error, rtn
 from optimizer.qtensor import Scheme, absmax_scale, quantize
 from tests.compress.correlated import layer, loss, rows
@@ -85,14 +93,40 @@ def test_the_error_of_earlier_blocks_is_answered_for() -> None:
 
 def test_with_equal_inputs_the_target_is_the_weight_itself() -> None:
     weight, hessian = layer(seed=4)
-    wanted = target(weight, damped(hessian), hessian, hessian)
+    wanted = target(weight, factored(hessian, torch.randperm(128)), hessian, hessian)
     assert torch.allclose(wanted, weight, atol=1e-6)
+
+
+def test_the_root_is_of_the_inverse_in_its_order() -> None:
+    _, hessian = layer(seed=4, inputs=700)  # more than are inverted at a time
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
+    root = inverse_root(factored(hessian, order)).double()
+    matrix = damped(hessian, DAMPING).double()[order][:, order]
+    assert torch.equal(root, root.triu())
+    assert torch.allclose(root.T @ root @ matrix, torch.eye(700).double(), atol=1e-3)
+
+
+def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
+    weight, hessian = layer(seed=4)
+    hessian[5], hessian[:, 5] = 0.0, 0.0
+    wanted = target(weight, factored(hessian, torch.arange(128)), hessian, 0.5 * hessian)
+    assert torch.equal(wanted[:, 5], weight[:, 5])
+    assert bool((wanted[:, :5] != weight[:, :5]).any())
+
+
+def test_rows_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, hessian = layer(seed=6)
+    whole = gptq(weight, hessian, Scheme(4, False, "group", 32)).q
+    monkeypatch.setattr("optimizer.compress.gptq.ROWS", 7)
+    parts = gptq(weight, hessian, Scheme(4, False, "group", 32)).q
+    assert torch.equal(parts.codes, whole.codes)
+    assert torch.equal(parts.scale, whole.scale)
 
 
 def test_more_sweeps_never_raise_the_error() -> None:
     weight, hessian = layer(seed=6)
     scheme = Scheme(3, True, "group", 32)
-    matrix = damped(hessian).matrix
+    matrix = damped(hessian, DAMPING)
     errors = [
         output_error(weight - gptq(weight, hessian, scheme, sweeps=n).q.dequantize(), matrix)
         for n in range(4)
