@@ -19,6 +19,7 @@ other 16-bit type it may not be (`exact_in`), which a lowering refuses or declar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,6 +137,19 @@ class QTensor:
     @property
     def _groups(self) -> int:
         return int(self.scale.shape[1])
+
+
+def stacked(parts: Sequence[QTensor]) -> QTensor:
+    """One matrix that has the rows of these; none may have one scale for all its rows."""
+    if len(parts) == 1:
+        return parts[0]
+    zeros = [q.zero_point for q in parts if q.zero_point is not None]
+    return QTensor(
+        torch.cat([q.codes for q in parts]),
+        torch.cat([q.scale for q in parts]),
+        torch.cat(zeros) if zeros else None,
+        parts[0].scheme,
+    )
 
 
 def to_scale_grid(scale: Tensor) -> Tensor:

@@ -128,6 +128,7 @@ class Gptq(Section):
     widest: float = Field(
         2.0,
         gt=1,
+        le=3,  # what the ledger takes for a scale that was chosen: tolerances.ROUNDING
         description="no scale is more than so many times what covers its weights, nor so many "
         "times less",
     )
@@ -252,6 +253,11 @@ class Quantize(Section):
             raise ValueError(
                 "rtn chooses the codes by itself; leave it out beside "
                 f"{', '.join(m for m in self.rounders if m != 'rtn')}"
+            )
+        if {"rotate", "awq"} <= set(self._asked) and {"autoround", "distill"} & set(self._asked):
+            raise ValueError(
+                "rotate and awq both fold into the norms' gains, and autoround and distill learn "
+                "them: the proof could not tell one from the other; leave rotate or awq out"
             )
         if {"autoround", "distill"} <= set(self._asked):
             raise ValueError("autoround and distill both tune the norms' gains; use one of them")

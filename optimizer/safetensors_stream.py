@@ -108,7 +108,9 @@ def write_known(
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    whole = tensor.detach().cpu().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # an axis of one element may have any stride
+    return flat.view(torch.uint8).numpy().data
 
 
 def _spool(entries: Iterable[tuple[str, Tensor]], spool: Path) -> dict[str, _Spooled]:

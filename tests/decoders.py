@@ -82,12 +82,18 @@ def _config(kind: str, vocabulary: int, layers: int, tied: bool) -> Any:
 
 
 def write_tiny_decoder(
-    folder: Path, kind: str = "llama", *, layers: int = 2, tied: bool = True, seed: int = 0
+    folder: Path,
+    kind: str = "llama",
+    *,
+    layers: int = 2,
+    tied: bool = True,
+    seed: int = 0,
+    embedded: int = WIDTH,
 ) -> Path:
     """A Hugging Face folder: width 64, 4 heads (2 for keys and values), heavy-tailed weights.
 
-    kind: llama, mistral, qwen2, qwen3, gpt2 or opt. Norm gains and biases are not trivial, so
-    that dropping or swapping one shows.
+    kind: llama, mistral, qwen2, qwen3, gpt2 or opt; embedded: the width that opt projects from and to.
+    Norm gains and biases are not trivial, so that dropping or swapping one shows.
     """
     import transformers
 
@@ -96,6 +102,8 @@ def write_tiny_decoder(
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = write_decoder_tokenizer(folder)
     config = _config(kind, vocabulary, layers, tied)
+    if embedded != WIDTH:
+        config.word_embed_proj_dim = embedded
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):

@@ -60,6 +60,11 @@ def test_a_view_is_written_as_what_it_shows(tmp_path: Path) -> None:
     assert torch.equal(load(write({"t": whole.T[1:]}, tmp_path))["t"], whole.T[1:])
 
 
+def test_one_element_of_a_wide_view_is_written(tmp_path: Path) -> None:
+    one = torch.arange(12.0).reshape(3, 4).T[1:2, 2:3]
+    assert torch.equal(load(write({"t": one}, tmp_path))["t"], one)
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [

@@ -13,7 +13,6 @@ in the stored order, and no permutation reaches the codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from optimizer.compress import hessian as hessians
 from optimizer.compress.refine import refined
 from optimizer.compress.rtn import searched
-from optimizer.qtensor import QTensor, Scheme, absmax_scale, to_scale_grid
+from optimizer.qtensor import QTensor, Scheme, absmax_scale, stacked, to_scale_grid
 
 WIDEST = 2.0
 ROWS = 1024  # outputs at a time: they do not see each other, and each is held a few times over
@@ -76,18 +75,7 @@ def gptq(
         limits = to_scale_grid(cover / widest), to_scale_grid(cover * widest)
         first = _feedback(aim, root, order, scheme, limits, block)
         made.append(refined(first, aim, matrix, limits, sweeps=sweeps, block=block))
-    return Rounded(_stacked(made), damping)
-
-
-def _stacked(parts: Sequence[QTensor]) -> QTensor:
-    """One weight of which these are the rows."""
-    zeros = [q.zero_point for q in parts if q.zero_point is not None]
-    return QTensor(
-        torch.cat([q.codes for q in parts]),
-        torch.cat([q.scale for q in parts]),
-        torch.cat(zeros) if zeros else None,
-        parts[0].scheme,
-    )
+    return Rounded(stacked(made), damping)
 
 
 def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:

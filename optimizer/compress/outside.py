@@ -8,8 +8,9 @@ A vocabulary is large, so the head's rows are taken some at a time; they do not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from optimizer.compress import rounding, walk
 from optimizer.compress.rtn import relative_error
 from optimizer.compress.segment import Row, label, rounded
 from optimizer.compress.selection import Selection
+from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
-from optimizer.qtensor import QTensor, Scheme
+from optimizer.qtensor import QTensor, Scheme, stacked
 from optimizer.recipe_quantize import Quantize
 from optimizer.state import CompressedState, Note
 
@@ -36,17 +38,26 @@ def keep_moments(
     file: Path,
 ) -> None:
     """Write sum x^T x (features, features) over the inputs of the head. stream: after the last
-    block; model: a skeleton, left as one."""
+    block; model: a skeleton, left as one. Raises CheckpointError where more than a norm lies
+    between the two."""
     from safetensors.torch import save_file
 
     norm = f"{prefix}{facts.final_norm}" if facts.final_norm else None
     if norm is not None:
         materialize(model, norm, tensors)
+    reads = cast(nn.Linear, model.get_submodule(facts.head)).in_features
     moments: Tensor | None = None
     with torch.no_grad():
         for hidden, real in zip(stream.hidden, stream.real, strict=True):
             x = hidden[real]
             x = x if norm is None else model.get_submodule(norm)(x)
+            if x.shape[1] != reads:
+                raise CheckpointError(
+                    f"reads {reads} features and the last block gives {x.shape[1]}: what lies "
+                    "between is not known, so gptq cannot see the head's inputs",
+                    where=facts.head,
+                    fix="Leave it in float (quantize.head), or round it with method: rtn.",
+                )
             with stream.sums():
                 part = (x.T @ x).double()
             moments = part if moments is None else moments.add_(part)
@@ -110,17 +121,4 @@ def _one(
         errors.append((relative_error(rows, q.dequantize()), float(rows.float().square().sum())))
     total = sum(size for _, size in errors)
     error = (sum(e * e * size for e, size in errors) / total) ** 0.5 if total else 0.0
-    return _joined(parts), Row(name, label(scheme, None), weight_error=rounded(error), note=said)
-
-
-def _joined(parts: Sequence[QTensor]) -> QTensor:
-    """The rows of several matrices as one."""
-    if len(parts) == 1:
-        return parts[0]
-    zeros = [q.zero_point for q in parts if q.zero_point is not None]
-    return QTensor(
-        torch.cat([q.codes for q in parts]),
-        torch.cat([q.scale for q in parts]),
-        torch.cat(zeros) if zeros else None,
-        parts[0].scheme,
-    )
+    return stacked(parts), Row(name, label(scheme, None), weight_error=rounded(error), note=said)

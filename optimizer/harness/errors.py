@@ -2,6 +2,7 @@
 
     HarnessError         exit 1   unexpected
     ├── InputError       exit 2   the request is wrong: a text, an array, an argument
+    ├── AnswerError      exit 1   what the model computed is no number
     ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
     ├── BuildError       exit 2   a builder does not take the model it was asked to build
     └── MachineError     exit 5   this machine lacks something: a package, a device
@@ -44,6 +45,10 @@ class InputError(HarnessError):
     """What was asked of the model cannot be asked of it."""
 
     exit_code = 2
+
+
+class AnswerError(HarnessError):
+    """What the model computed is no number, so nothing can be read from it."""
 
 
 class BundleError(HarnessError):

@@ -12,7 +12,8 @@ The operators are the same in all; only how many rows and tokens a product has d
 that the order of its sums. Where inputs stay float the graph is run as it is written, and rounding
 is all that may differ, at any position. Where they are coded (and where the runtime codes them in
 its own kernels, as MatMulNBits does) rounding flips codes, and later layers multiply that: three
-positions in four are held to the quantization error.
+positions in four are held to the quantization error; where the codes are the checkpoint's own
+there is none, and they are held to what the kernel's codes may add up to.
 """
 
 from __future__ import annotations
@@ -36,27 +37,31 @@ Pairs = list[tuple[Array, Array]]
 
 def cache(m: Materials) -> Entry:
     """Laws 1 to 5 on pieces of held-out text."""
-    exact, coded = TABLE["cache float"], TABLE["cache coded"]
-    found, problems = _laws(m, coded, fuse=True)
-    if m.state.activations is not None:
-        return _entry(m, coded, found, problems)
-    found, more = _laws(m, exact, fuse=False)
-    return _entry(m, exact, found, list(dict.fromkeys([*problems, *more])))
+    coded = TABLE["cache coded"]
+    at = coded.at(m.quantization_error)
+    if m.section.quantize.kept and m.state.activations is None:
+        coded = TABLE["engine blocks"]
+        at = coded.limit * len(m.state.weights) ** 0.5
+    found, problems = _laws(m, at, fuse=True)
+    if problems or m.state.activations is not None:
+        return _entry(coded, at, found, problems)
+    exact = TABLE["cache float"]
+    return _entry(exact, exact.limit, *_laws(m, exact.limit, fuse=False))
 
 
-def _entry(m: Materials, tolerance: Tolerance, found: Distance, problems: list[str]) -> Entry:
-    at = tolerance.at(m.quantization_error)
+def _entry(tolerance: Tolerance, at: float, found: Distance, problems: list[str]) -> Entry:
     return Entry("cache", "itself", at, found, not problems, tolerance.why, tuple(problems))
 
 
-def _laws(m: Materials, tolerance: Tolerance, fuse: bool) -> tuple[Distance, list[str]]:
-    """The furthest apart, and what is broken. fuse: as it is served, not as it is written."""
-    at = tolerance.at(m.quantization_error)
+def _laws(m: Materials, at: float, fuse: bool) -> tuple[Distance, list[str]]:
+    """The furthest apart, and what is broken beyond `at`. fuse: as it is served, with codes that
+    may flip, not as it is written."""
+    flips = fuse or m.state.activations is not None
     problems, found = [], []
     with pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse) as runner:
         served = Served(m, runner)
         for law, compare in LAWS.items():
-            each = (typical if tolerance.share else distance)(compare(served))
+            each = (typical if flips else distance)(compare(served))
             found.append(each)
             if not each.worst <= at:
                 problems.append(f"{law}: {each.worst:.2e} apart, {at:.1e} is declared")

@@ -7,7 +7,8 @@
              graph gives when every text is run from its start alone; where it leaves them, the two
              best tokens must lie within TIE of each other, in units of the logits' deviation. As
              the runtime fuses it, and operator by operator, where weights alone are codes: there
-             is nothing to flip then
+             is nothing to flip then. One text by itself draws the likeliest tokens of the same
+             pieces, which have the same bits
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from optimizer.harness.generate import Options, generate
 from optimizer.harness.tasks import text_generation
 from optimizer.validate import contract_laws, pieces
 from optimizer.validate.contract_laws import STRANGE
-from optimizer.validate.decoder import OnnxDecoder, logits_of
+from optimizer.validate.decoder import OnnxDecoder, inputs, logits_of
 from optimizer.validate.distance import Array, Distance
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
@@ -127,6 +128,10 @@ def _greedy(
     by = "" if fuse else ", operator by operator"
     with pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse) as runner:
         made = generate(served, runner, tokenizer, prompts, options)
+        alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
+        wanted = _likeliest(m, runner, prompts[0], len(alone))
+        if list(alone) != wanted:
+            problems.append(f"it draws {list(alone)}, and {wanted} are the likeliest{by}")
         system = OnnxDecoder(runner, m.contract)
         for prompt, answer in zip(prompts, made, strict=True):
             gap = _gap(system, prompt, answer.tokens)
@@ -137,6 +142,20 @@ def _greedy(
                     f"one lies {gap:.2g} deviations below the likeliest{by}"
                 )
     return widest, problems
+
+
+def _likeliest(m: Materials, runner: pieces.Graph, prompt: list[int], count: int) -> list[int]:
+    """What the loop must say to one prompt: given the same pieces, the graph gives the same bits,
+    so there is no tie to allow for."""
+    session = runner.decoder(m.contract, len(prompt) + count)
+    ids, drawn = np.array([prompt], np.int64), list[int]()
+    mask = np.ones_like(ids)
+    while len(drawn) < count:
+        scores = session.step(inputs(m.contract, ids, mask))[0, -1]
+        drawn.append(int(scores.argmax()))
+        ids = np.array([drawn[-1:]], np.int64)
+        mask = np.concatenate([mask, np.ones_like(ids)], 1)
+    return drawn
 
 
 def _prompts(m: Materials) -> list[list[int]]:

@@ -138,7 +138,6 @@ def compress(m: Materials) -> Entry:
         problems += state_laws.ranges(m.state, activations, m.simulated_model, m.calibration())
     problems += state_laws.biases(m.state, m.parameters, m.simulated_traces)
     measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
-    m.quantization_error = measured.relative_l2
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:
         problems.append(
@@ -165,9 +164,9 @@ def _rounding(m: Materials) -> list[str]:
     if rounding.nearest:
         return problems
     coded, wanted = m.simulated_traces, {**m.parameters, **m.state.replaced}
-    compares = method in LEARNING or quantize.gptq.asymmetric
-    exact, limit = m.folded_traces if compares else coded, quantize.gptq.token_limit
-    return problems + rounding_laws.outputs(m.state, wanted, rounding, coded, exact, limit)
+    exact = m.folded_traces if method in LEARNING or quantize.gptq.asymmetric else coded
+    asked = quantize.gptq.token_limit, m.family.head
+    return problems + rounding_laws.outputs(m.state, wanted, rounding, coded, exact, *asked)
 
 
 def export(m: Materials) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ class Materials:
     engine: Path
     texts: Sequence[str]
     bundle: Path | None = None
-    quantization_error: float = field(default=0.0, init=False)
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -211,6 +210,12 @@ class Materials:
     @cached_property
     def simulated_traces(self) -> list[Trace]:
         return self.traces(self.simulated_model)
+
+    @cached_property
+    def quantization_error(self) -> float:
+        """Relative L2 of the outputs of the state in torch from those of the source."""
+        found = self.between([t.result for t in self.simulated_traces], self.float_traces)
+        return found.relative_l2
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:

@@ -38,15 +38,17 @@ def outputs(
     compressed: Sequence[Trace],
     exact: Sequence[Trace],
     token_limit: float,
+    head: str,
 ) -> list[str]:
     """Both laws, one sentence per module. wanted: the float weights, folded where methods fold;
     compressed and exact: traces of the compressed and of the float (folded) model; the same twice
-    for a method that does not compare them. token_limit: gptq's. Weights of no traced module are
-    left to other laws."""
+    for a method that does not compare them. token_limit: gptq's. head: a module that
+    makes up for nothing, whoever asks. Weights of no traced module are left to other laws."""
     broken = []
     for name, q in state.weights.items():
         module = name.removesuffix(".weight")
-        x, real = _inputs(compressed, module), _inputs(exact, module)
+        x = _inputs(compressed, module)
+        real = x if module == head else _inputs(exact, module)
         if x is None or real is None:
             continue
         w = wanted[name].float()

@@ -4,9 +4,9 @@ do not depend on the budget.
 
  1. weights   no weight inside the codes' range lies further than half a step from its code,
               where the method rounds to nearest. Of the others (and rounding_laws.py) each group
-              Q holds as much of its float weight W as is declared, <W, Q> / <W, W>: a method may
-              leave it, but not in size. And no scale is wider than its group needs, or narrower,
-              beyond what the method may choose
+              holds as much of its float weight as is declared (tolerances.Projected), so does each
+              row and the whole: a method may leave the weight, but not in size. And no scale is
+              wider than its group needs, or narrower, beyond what the method may choose
  2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
               same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
@@ -38,6 +38,7 @@ from optimizer.validate.tolerances import (
     SCALE_SLACK,
     WEIGHT_STEPS,
     ZERO_POINT_DRIFT,
+    Projected,
     Rounding,
 )
 from optimizer.validate.trace import Trace
@@ -80,19 +81,9 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
     if rounding.nearest and float(error.max()) > WEIGHT_STEPS + HAIR:
         row, group = divmod(int(error.argmax()), error.shape[1])
         return f"row {row} group {group} is {float(error.max()):.2f} steps away, not {WEIGHT_STEPS}"
-    if rounding.projected is not None:
-        size = grouped.square().sum(-1)
-        held = (grouped * q.dequantize().reshape(rows)).sum(-1) / size.clamp(min=1e-30)
-        held[size == 0] = 1.0
-        least, most = rounding.projected
-        for worst in (held.argmin(), held.argmax()):
-            found = float(held.flatten()[worst])
-            if not least <= found <= most:
-                row, group = divmod(int(worst), held.shape[1])
-                return (
-                    f"row {row} group {group} holds {found:.2f} of its float weight, {least} to "
-                    f"{most} is declared"
-                )
+    lost = _held(q, grouped, rounding.projected[q.scheme.bits]) if rounding.projected else ""
+    if lost:
+        return lost
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:
@@ -112,6 +103,29 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
         if not narrowest / SCALE_SLACK <= found <= widest * SCALE_SLACK:
             row, group = divmod(int(worst), wide.shape[1])
             return f"row {row} group {group} has a scale {found:.2f} times what it needs"
+    return ""
+
+
+def _held(q: QTensor, grouped: Tensor, limits: Projected) -> str:
+    """grouped: the float weight (rows, groups, inputs). What is below the smallest scale is 0."""
+    coded = q.dequantize().reshape(grouped.shape)
+    tiny = grouped.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
+    part, whole = (grouped * coded).sum(-1), grouped.square().sum(-1)
+    part, whole = (t.masked_fill(tiny, 0.0).double() for t in (part, whole))
+    for level, (least, most), over, of in (
+        ("group", limits.group, part, whole),
+        ("row", limits.row, part.sum(1), whole.sum(1)),
+        ("module", limits.module, part.sum(), whole.sum()),
+    ):
+        held = torch.where(of > 0, over / of.clamp(min=1e-300), torch.ones_like(of)).flatten()
+        for worst in (int(held.argmin()), int(held.argmax())):
+            if not least <= float(held[worst]) <= most:
+                row, group = divmod(worst, grouped.shape[1] if level == "group" else 1)
+                at = {"group": f"row {row} group {group}", "row": f"row {row}", "module": "it"}
+                return (
+                    f"{at[level]} holds {float(held[worst]):.2f} of its float weight, {least} to "
+                    f"{most} is declared"
+                )
     return ""
 
 

@@ -19,6 +19,7 @@ Limits that a change of precision explains are derived in precisions.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from optimizer.validate.precisions import limit
@@ -134,23 +135,37 @@ an eight-bit scale just covers its group."""
 
 
 @dataclass(frozen=True)
+class Projected:
+    """The least and the most of a float weight W that the values Q of its codes hold,
+    <W, Q> / <W, W>: of a whole module, of each output, of each group. Least squares on noisy inputs
+    shrinks; nothing makes a module larger than it was."""
+
+    module: tuple[float, float]
+    row: tuple[float, float]
+    group: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Rounding:
     """What a rounder must keep. nearest: no code lies beside the nearest one. scale: (narrowest,
     widest) scale as a share of what its group of the float weight needs; None where
     NARROWEST_SCALE and SCALE_SLACK say it. clipped: (narrowest, largest share of saturated
-    codes) of a group a few of whose weights are clipped further. projected: the least and the most
-    of a group of the float weight that the values of its codes may hold. aim: (module, row) of
+    codes) of a group a few of whose weights are clipped further. projected: by bits, see
+    Projected. aim: (module, row) of
     rounding_laws.py."""
 
     nearest: bool
     scale: tuple[float, float] | None = None
     clipped: tuple[float, float] | None = None
-    projected: tuple[float, float] | None = None
+    projected: Mapping[int, Projected] | None = None
     aim: tuple[float, float] = (1.0, 1.0)
 
 
 CLIPPED = (0.33, 0.08)
-PROJECTED = (0.55, 1.65)
+USUAL = Projected(module=(0.85, 1.05), row=(0.55, 1.25), group=(0.5, 1.65))
+PROJECTED = {8: USUAL, 4: USUAL, 3: Projected((0.65, 1.05), (0.5, 1.25), (0.0, 1.65))}
+"""SmolLM2 by GPTQ in groups of 64: 0.92 to 1.003, 0.72 to 1.05 and 0.58 to 1.48 in 4 bits, 0.77 to
+1.007, 0.70 to 1.07 and 0.37 to 1.58 in 3; less in smaller groups."""
 LEARNING = {"autoround", "distill"}  # rounders that move norm gains as well
 
 ROUNDING = {
@@ -159,8 +174,7 @@ ROUNDING = {
     # outputs are better than rounding's on the texts it saw, and hardly worse on others.
     # A group's largest weight is clipped to a third where it meets an input that hardly matters
     # (of 1.6 million groups of SmolLM2 three lie between 0.45 and 0.5, with at most 5 codes of 64
-    # at the ends). Of 2.5 million groups of it, one in ten thousand holds less than 0.77 or more
-    # than 1.31 of its float weight, and all hold 0.58 to 1.48; a wrong scale holds half or twice.
+    # at the ends).
     "gptq": Rounding(
         nearest=False, scale=(0.5, 3.0), clipped=CLIPPED, projected=PROJECTED, aim=(1.25, 2.0)
     ),

@@ -15,7 +15,7 @@ from optimizer import state as states
 from optimizer.compress import outside, stage
 from optimizer.compress.selection import select
 from optimizer.compress.simulate import simulated
-from optimizer.errors import DataError, RecipeError
+from optimizer.errors import CheckpointError, DataError, RecipeError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import family
 from optimizer.load.model import skeleton, torch_model
@@ -203,6 +203,14 @@ def test_a_head_in_four_bits_is_rounded_by_what_reaches_it(llama: Path, tmp_path
         alone = {"lm_head.weight": state.weights["lm_head.weight"]}
         made[method] = error(llama, states.CompressedState(alone))
     assert made["gptq"] < 0.9 * made["rtn"]
+
+
+def test_a_head_whose_inputs_are_not_the_last_block_s_is_refused(tmp_path: Path) -> None:
+    """OPT-350m projects between the two."""
+    folder = write_tiny_decoder(tmp_path / "opt", "opt", embedded=32)
+    source = loaded(folder, tmp_path / "load")
+    with pytest.raises(CheckpointError, match="reads 32 features and the last block gives 64"):
+        compress(source, tmp_path / "out", methods=["gptq"], head={**GROUPS, "group_size": 32})
 
 
 def test_a_head_rounded_some_rows_at_a_time_is_the_same(llama: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from optimizer.harness.errors import InputError
+from optimizer.harness.errors import AnswerError, InputError
 from optimizer.harness.generate import Options, sampling
 from optimizer.harness.generate.options import Sampling
 from tests.conftest import heavy_tailed
@@ -25,6 +25,21 @@ def theirs(name: str, *given: Any, ids: list[int] | None = None, of: Any = None)
     made = getattr(logits_process, name)(*given)
     before = torch.tensor([ids or [0]])
     return made(before, torch.from_numpy(of.copy())[None])[0].numpy()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("draws", [False, True])
+def test_scores_that_are_no_numbers_are_no_token(wrong: float, draws: bool) -> None:
+    of = np.full_like(scores(), wrong) if wrong < 0 else scores()
+    of[5] = wrong
+    with pytest.raises(AnswerError, match="output logits"):
+        sampling.choose(of, [], Sampling(do_sample=draws), np.random.default_rng(0))
+
+
+def test_the_coldest_draw_takes_the_likeliest() -> None:
+    cold = Sampling(do_sample=True, temperature=1e-39)
+    drawn = sampling.choose(scores(), [], cold, np.random.default_rng(0))
+    assert drawn == scores().argmax()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,7 +9,7 @@ import torch
 
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract, load_tokenizer
-from optimizer.harness.errors import InputError
+from optimizer.harness.errors import AnswerError, InputError
 from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.text_classification import softmax
 from tests.conftest import sentences
@@ -122,6 +122,19 @@ def test_an_embedding_is_what_torch_computes(pooling: str, normalize: bool, tmp_
         wanted = torch.nn.functional.normalize(wanted, dim=1)
     got = tasks.decode(contract, outputs, batch)
     np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_an_answer_that_is_no_number_is_an_error(wrong: float, tmp_path: Path) -> None:
+    contract, tokenizer = small_model.opened(tmp_path)
+    batch = tasks.encode(contract, tokenizer, ["good", "good bad good"])
+    given = hidden(batch)
+    before = tasks.decode(contract, given, batch)
+    given["last_hidden_state"][0, 3:] = wrong  # padding says nothing
+    assert np.array_equal(tasks.decode(contract, given, batch), before)
+    given["last_hidden_state"][1, 4, 0] = wrong
+    with pytest.raises(AnswerError, match="row 1 first"):
+        tasks.decode(contract, given, batch)
 
 
 def test_softmax_survives_logits_that_overflow_exp() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from optimizer.harness.errors import InputError
 from optimizer.harness.generate import Options, generate, stream
 from optimizer.harness.generate.text import Detokenizer, StopFilter
 from tests.harness import tiny_decoder
@@ -129,6 +130,13 @@ def test_a_special_token_can_be_a_stop_string(contract: Any, tokenizer: Any) -> 
     options = Options(stop=("<|im_start|>",))
     (made,) = generate(contract, script, tokenizer, ["the"], options)
     assert (made.text, made.finish, made.stop) == ("good", "stop", "<|im_start|>")
+
+
+def test_a_stop_string_that_could_never_be_found_is_refused(contract: Any, tokenizer: Any) -> None:
+    script = tiny_decoder.ScriptRunner([2], tokenizer.get_vocab_size())
+    options = Options(stop=("<|im_start|>good",))
+    with pytest.raises(InputError, match="has the special token <.im_start.>"):
+        generate(contract, script, tokenizer, ["the"], options)
 
 
 def test_what_is_held_back_comes_out_when_the_text_ends(contract: Any, tokenizer: Any) -> None:

@@ -15,7 +15,7 @@ INT4 = {"bits": 4, "granularity": "group", "group_size": 32}
 INT8 = {**INT4, "bits": 8}
 SCHEMES: dict[str, dict[str, Any]] = {
     "rtn": {"weights": INT4},
-    "gptq": {"method": "gptq", "weights": INT4},
+    "gptq": {"method": "gptq", "weights": INT4, "head": INT8},
     "token": {"activations": {"granularity": "token"}},
     "static": {"activations": {"range": "minmax"}},
     "fused": {"weights": INT4, "head": INT8, "embedding": INT8},

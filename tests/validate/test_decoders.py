@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from optimizer.compress.gptq import gptq
 from optimizer.harness.generate import loop
 from optimizer.harness.runtimes.ort_decoder import OrtDecoder
 from optimizer.harness.tasks import text_generation
-from optimizer.validate import ledger
+from optimizer.qtensor import Scheme, to_scale_grid
+from optimizer.state import CompressedState
+from optimizer.validate import ledger, state_laws
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
+from optimizer.validate.tolerances import ROUNDING
+from tests.conftest import heavy_tailed
 from tests.validate import decoder_mutations as d
 from tests.validate import mutations as m
 from tests.validate.decoder_mutations import DOWN, KEY, TABLE, VALUE
@@ -83,6 +90,33 @@ def test_a_fault_of_the_codes_is_caught_at_compress(
     entry = ledger.run_hop(ledger.hops.compress, run.materials())
     assert entry.ok is False
     assert DOWN in entry.problems[0]
+
+
+HEAD_FAULTS: dict[str, Any] = {
+    "scales an eighth too wide": lambda q: replace(q, scale=to_scale_grid(q.scale * 1.125)),
+    "low bits lost": lambda q: replace(q, codes=q.codes // 16 * 16),
+}
+
+
+@pytest.mark.parametrize("fault", HEAD_FAULTS)
+def test_a_head_pays_for_no_error_but_its_own(
+    decoder_runs: dict[str, Run], tmp_path: Path, fault: str
+) -> None:
+    """Its eight bits are far finer than what the blocks before it have lost."""
+    run = decoder_runs["gptq"].copy(tmp_path)
+    m.weight("lm_head", HEAD_FAULTS[fault])(run)
+    entry = ledger.run_hop(ledger.hops.compress, run.materials())
+    assert entry.ok is False
+    assert "lm_head" in entry.problems[0]
+
+
+def test_a_row_below_the_smallest_scale_holds_nothing_and_is_no_fault() -> None:
+    weight = heavy_tailed((4, 64), seed=1)
+    weight[2] *= 1e-7
+    q = gptq(weight, torch.eye(64), Scheme(8, granularity="group", group_size=32)).q
+    state = CompressedState({"w.weight": q})
+    assert not bool(q.codes[2].any())
+    assert state_laws.weights(state, {"w.weight": weight}, ROUNDING["gptq"]) == []
 
 
 @pytest.mark.parametrize(("folder", "hop"), [("graph", "export"), ("model", "lower")])

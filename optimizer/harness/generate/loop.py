@@ -201,9 +201,26 @@ def batches(
 
 
 def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
-    """Stop strings that are special tokens: those print nothing, so they are known by their id."""
-    found = {tokenizer.token_to_id(s): s for s in stops}
-    return {i: s for i, s in found.items() if i is not None and not tokenizer.decode([i])}
+    """Stop strings that are special tokens: those print nothing, so they are known by their id.
+
+    Raises InputError for one that has such a token among others: it would never be found.
+    """
+    found = {}
+    for stop in stops:
+        whole = tokenizer.token_to_id(stop)
+        if whole is not None and not tokenizer.decode([whole]):
+            found[whole] = stop
+            continue
+        made = tokenizer.encode(stop, add_special_tokens=False)
+        pairs = zip(made.ids, made.tokens, strict=True)
+        silent = [token for i, token in pairs if not tokenizer.decode([i])]
+        if silent:
+            raise InputError(
+                f"{stop!r} has the special token {silent[0]}, which prints nothing",
+                where="stop",
+                accepted=f"text, or {silent[0]} by itself",
+            )
+    return found
 
 
 def _batch(

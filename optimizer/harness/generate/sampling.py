@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ..errors import AnswerError
 from ..tasks.batch import Array
 from .options import Sampling
 
@@ -63,7 +64,8 @@ def softmax(scores: Array) -> Array:
 
 def shaped(scores: Array, sampling: Sampling) -> Array:
     """The scores that a draw reads: temperature, then whatever is ruled out."""
-    made = scores / np.float32(sampling.temperature)
+    with np.errstate(over="ignore"):  # at worst -inf: the likeliest alone is left
+        made: Array = (scores - scores.max()) / np.float32(sampling.temperature)
     if sampling.top_k:
         made = keep_top_k(made, sampling.top_k)
     if sampling.top_p < 1:
@@ -83,7 +85,17 @@ def draw(scores: Array, generator: np.random.Generator) -> int:
 def choose(
     scores: Array, seen: Collection[int], sampling: Sampling, generator: np.random.Generator
 ) -> int:
-    """The next token of one row. seen: ids of its prompt and of what followed."""
+    """The next token of one row. seen: ids of its prompt and of what followed.
+
+    Raises AnswerError for scores that hold NaN, or of which none is the highest.
+    """
+    if np.isnan(scores).any() or not np.isfinite(scores.max()):
+        raise AnswerError(
+            "the scores of the next token hold NaN, or nothing finite",
+            where="output logits",
+            fix="The model overflows on this text: try another engine (--runtime), or rebuild the "
+            "bundle with float: fp32.",
+        )
     if sampling.repetition_penalty != 1:
         scores = penalize(scores, seen, sampling.repetition_penalty)
     if not sampling.do_sample:

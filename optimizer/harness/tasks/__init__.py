@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..contract import Contract
+from ..errors import AnswerError
 from . import (
     feature_extraction,
     sentence_embedding,
@@ -48,11 +49,29 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
     """The array the task is about, float32; see the module's docstring for its shape.
 
     outputs: the model's, by name. inputs: what it was given (the attention mask is needed).
+    Raises AnswerError for NaN or infinity where a token is real.
     """
     raw = np.asarray(outputs[contract.output], dtype=np.float32)
     mask = np.asarray(inputs["attention_mask"]).astype(bool)
+    _check_finite(contract.output, raw, mask)
     values: Array = _TASKS[contract.task].decode(contract, raw, mask)
     return values
+
+
+def _check_finite(name: str, raw: Array, mask: Array) -> None:
+    wrong = ~np.isfinite(raw)
+    if not wrong.any():  # the usual case, and cheap
+        return
+    if raw.shape[:2] == mask.shape:
+        wrong &= mask.reshape(*mask.shape, *[1] * (raw.ndim - 2))
+    rows = np.flatnonzero(wrong.reshape(len(raw), -1).any(1))
+    if len(rows):
+        raise AnswerError(
+            f"{int(wrong.sum())} of its numbers are NaN or infinite, in row {rows[0]} first",
+            where=f"output {name}",
+            fix="The model overflows on this input: try another engine (--runtime), or rebuild the "
+            "bundle with float: fp32.",
+        )
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
