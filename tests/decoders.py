@@ -92,8 +92,8 @@ def write_tiny_decoder(
 ) -> Path:
     """A Hugging Face folder: width 64, 4 heads (2 for keys and values), heavy-tailed weights.
 
-    kind: llama, mistral, qwen2, qwen3, gpt2 or opt; embedded: the width that opt projects from and to.
-    Norm gains and biases are not trivial, so that dropping or swapping one shows.
+    kind: llama, mistral, qwen2, qwen3, gpt2 or opt. embedded: what opt projects to. Norm gains and
+    biases are not trivial, so that dropping or swapping one shows.
     """
     import transformers
 

@@ -85,7 +85,7 @@ def test_all_of_them_come_in_their_order() -> None:
     kept = np.isfinite(wanted)
     assert 2 < kept.sum() < 90
     np.testing.assert_array_equal(np.isfinite(made), kept)
-    np.testing.assert_allclose(made[kept], wanted[kept], rtol=1e-5)
+    np.testing.assert_allclose(made[kept], wanted[kept] - wanted[kept].max(), atol=1e-5)
 
 
 def test_draws_have_the_probabilities_of_the_scores() -> None:

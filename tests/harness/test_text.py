@@ -135,7 +135,7 @@ def test_a_special_token_can_be_a_stop_string(contract: Any, tokenizer: Any) -> 
 def test_a_stop_string_that_could_never_be_found_is_refused(contract: Any, tokenizer: Any) -> None:
     script = tiny_decoder.ScriptRunner([2], tokenizer.get_vocab_size())
     options = Options(stop=("<|im_start|>good",))
-    with pytest.raises(InputError, match="has the special token <.im_start.>"):
+    with pytest.raises(InputError, match="which prints nothing"):
         generate(contract, script, tokenizer, ["the"], options)
 
 
