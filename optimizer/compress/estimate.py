@@ -49,7 +49,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     held = min(2 * stream if streams == 1 else 3 * stream, int(section.compress.memory_gb * 1e9))
     lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
-    statistics = 40 * widest**2 if streams == 2 or "awq" in quantize.transforms else 0
+    statistics = 28 * widest**2 if streams == 2 or "awq" in quantize.transforms else 0
     inside = 12 * batch * widest if generates else 0
     codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
     folded = 0 if not quantize.transforms else 4 * linear // 4
