@@ -82,6 +82,8 @@ def why_missing(report: Document, section: str) -> str:
 def quantized(recipe: Any) -> str:
     """What to call the candidate: INT8, INT4 weights, ..."""
     section = part(recipe, "quantize")
+    if "keep" in (section.get("method"), *(section.get("methods") or ())):
+        return "kept codes"  # the recipe does not say how many bits the checkpoint's have
     bits = part(section, "weights").get("bits")
     if bits is None:
         return "quantized"

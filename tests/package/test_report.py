@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.package import comparison
 from optimizer.package.report import render, summary
 from tests.package.documents import document
 
@@ -287,3 +288,10 @@ def test_a_gate_that_was_not_measured_is_counted_apart_from_those_that_passed() 
     assert "1 gates passed, 1 not measured here" in text
     assert "no GPU" in text
     assert "all" not in text.splitlines()[0]
+
+
+def test_codes_that_were_kept_are_called_by_no_number_of_bits() -> None:
+    assert comparison.quantized({"quantize": {"method": "keep", "weights": {"bits": 8}}}) == (
+        "kept codes"
+    )
+    assert comparison.quantized({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"
