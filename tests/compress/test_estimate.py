@@ -41,7 +41,7 @@ def test_the_disk_predicted_is_enough(loaded: Path, static: Path) -> None:
 def test_choosing_bits_needs_the_whole_model(loaded: Path) -> None:
     weights = Weights(bits=4, granularity="group", group_size=16)
     plain = {"method": "gptq", "weights": weights}
-    chosen = {**plain, "allocate": Allocate()}
+    chosen = {**plain, "allocate": Allocate(average_bits=5)}
     more = predicted(loaded, 40, **chosen).memory - predicted(loaded, 20, **chosen).memory
     assert more > predicted(loaded, 40, **plain).memory - predicted(loaded, 20, **plain).memory
     assert predicted(loaded, 20, **chosen).seconds > predicted(loaded, 20, **plain).seconds
