@@ -17,12 +17,23 @@ from optimizer.store import MADE_FROM, Estimate, Shapes, Store
 def document(recipe: Recipe, store: Store) -> list[dict[str, Any]]:
     """One entry per step, in order: {stage, key, what, why, memory, disk, seconds}.
 
-    `store` is the dry store that the pipeline went through.
+    `store` is the dry store that the pipeline went through. Raises RecipeError for what compress
+    would refuse, once the model is loaded.
     """
+    _refuse_misfits(store)
     from optimizer.load.headers import shapes
 
     wanted = shapes(recipe.model)
     return [_entry(step, store.root, wanted) for step in store.log]
+
+
+def _refuse_misfits(store: Store) -> None:
+    steps = {step["step"].stage: step for step in store.log}
+    load, compress = steps.get("load"), steps.get("compress")
+    if load and compress and load["step"].done and not compress["step"].done:
+        from optimizer.compress.stage import check
+
+        check(compress["section"], load["step"].path)
 
 
 def _entry(logged: dict[str, Any], root: Path, shapes: Shapes) -> dict[str, Any]:

@@ -61,6 +61,14 @@ def run(section: Compression, source: Path, out: Path) -> None:
     compress(section, source, lambda: calibration.batches(section, source), out)
 
 
+def check(section: Compression, source: Path) -> None:
+    """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
+    checkpoint = open_checkpoint(source)
+    facts = family(checkpoint.config)
+    model = skeleton(checkpoint, section.task)
+    select(model, facts, facts.prefix(section.task), section.quantize)
+
+
 def compress(
     section: Compression, source: Path, batches: Callable[[], Sequence[Batch]], out: Path
 ) -> None:

@@ -1,0 +1,42 @@
+"""What a plan says before anything is run, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from optimizer.cli import main
+from tests.conftest import write_tiny_recipe
+
+RULE = "quantize.layers=[{modules: ['*.nothing'], weights: {bits: 8}}]"
+
+
+def optimize(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    return write_tiny_recipe(tmp_path_factory.mktemp("recipe"), tiny_bert)
+
+
+def test_every_step_is_foretold_with_its_needs(recipe: Path, tmp_path: Path) -> None:
+    made = optimize("--json", "plan", str(recipe), "--store", str(tmp_path))
+    entries = json.loads(made.stdout)
+    assert [e["stage"] for e in entries][:2] == ["load", "compress"]
+    assert {e["what"] for e in entries} == {"run"}
+    assert all(e["memory"] > 0 for e in entries[:2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rule_that_matches_nothing_is_refused_once_the_model_is_there(
+    recipe: Path, tmp_path: Path
+) -> None:
+    asked = (str(recipe), "--store", str(tmp_path), "--set", RULE)
+    assert optimize("run", *asked, "--until", "load").exit_code == 0
+    refused = optimize("plan", *asked)
+    assert refused.exit_code == 2
+    assert "*.nothing" in refused.stderr
