@@ -78,7 +78,7 @@ class GenaiDecoder:
 
 def _import() -> Any:
     try:
-        import onnxruntime_genai  # type: ignore[import-not-found, unused-ignore]
+        import onnxruntime_genai
     except ImportError as e:
         raise MachineError(
             f"onnxruntime-genai cannot be imported ({e})", fix="pip install onnxruntime-genai"
