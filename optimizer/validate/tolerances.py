@@ -162,7 +162,7 @@ class Rounding:
 
 
 CLIPPED = (0.33, 0.08)
-USUAL = Projected(module=(0.85, 1.05), row=(0.55, 1.25), group=(0.5, 1.65))
+USUAL = Projected(module=(0.85, 1.05), row=(0.55, 1.25), group=(0.55, 1.65))
 PROJECTED = {8: USUAL, 4: USUAL, 3: Projected((0.65, 1.05), (0.5, 1.25), (0.0, 1.65))}
 """SmolLM2 by GPTQ in groups of 64: 0.92 to 1.003, 0.72 to 1.05 and 0.58 to 1.48 in 4 bits, 0.77 to
 1.007, 0.70 to 1.07 and 0.37 to 1.58 in 3; less in smaller groups."""
