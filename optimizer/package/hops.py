@@ -33,7 +33,7 @@ def ledger(report: Document) -> Html:
     body = [_row(h) for h in hops]
     return card(
         title,
-        "The same inputs after every step: relative L2 distance, of the worst example where known, "
+        "The same inputs after every step: relative L2 of the example nearest to its limit, "
         "from what each is compared with, on a logarithmic scale. The red line is the tolerance "
         "declared beforehand.",
         plots.log_bars([_bar(h) for h in ran], "Ledger"),

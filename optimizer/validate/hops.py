@@ -22,6 +22,7 @@ from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
 from optimizer.validate import bisect, contract_laws, pieces, rounding_laws, state_laws, trace
 from optimizer.validate.distance import Distance, distance
+from optimizer.validate.judged import judged
 from optimizer.validate.materials import Materials
 from optimizer.validate.on_gpu import compared, not_here
 from optimizer.validate.tolerances import LEARNING, ROUNDING, TABLE, UNCUT, Tolerance
@@ -30,8 +31,9 @@ from optimizer.validate.trace import Trace
 
 @dataclass(frozen=True)
 class Entry:
-    """One hop. ok None: not run here. problems: what is wrong, worst first, naming modules as the
-    checkpoint does; empty when ok. unproven: what a hop that is ok could not judge, ""."""
+    """One hop (measured.worst: see judged.py). ok None: not run here. problems: what is wrong,
+    worst first, with the checkpoint's names; empty when ok. unproven: what a hop that is ok could
+    not judge, ""."""
 
     hop: str
     start: str
@@ -304,9 +306,8 @@ def lower(m: Materials) -> Entry:
     asked, other = m.asked(m.simulated_traces, path), m.lowering["dialect"] != "ort_qdq"
     problems += _pieces(m, path, asked, limit, fuse=False, coded=other)
     tolerance = TABLE[f"lower {m.precision} {_coded(m)}"]
-    measured = m.between(m.lowered_outputs, asked, m.compared)
-    at = tolerance.at(m.quantization_error)
-    return _entry("lower", "state in torch", tolerance, at, measured, problems)
+    held = judged(m, m.lowered_outputs, asked, tolerance)
+    return _entry("lower", "state in torch", tolerance, *held, problems)
 
 
 def _other_codes(m: Materials, path: Path) -> list[str]:
@@ -366,8 +367,8 @@ def engine(m: Materials) -> Entry:
     asked = m.asked(m.simulated_traces, path)
     results = pieces.whole(path, asked, m.compared, fuse=True)
     lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
-    at = tolerance.at(m.quantization_error) * (len(m.state.weights) ** 0.5 if blocks else 1)
-    measured = m.between(results, lowered, m.compared)
+    at, measured = judged(m, results, lowered, tolerance)
+    at *= len(m.state.weights) ** 0.5 if blocks else 1
     return _entry("engine", "lowered graph", tolerance, at, measured, problems)
 
 

@@ -33,6 +33,14 @@ from optimizer.validate.trace import Trace
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
 
+@dataclass(frozen=True)
+class Errors:
+    """Relative L2 of one output over everything, and of each example."""
+
+    whole: float
+    examples: tuple[float, ...]
+
+
 @dataclass
 class Materials:
     """What a run made, opened once. texts: held out, several lengths; the ledger's inputs are they
@@ -216,6 +224,22 @@ class Materials:
         """Relative L2 of the outputs of the state in torch from those of the source."""
         found = self.between([t.result for t in self.simulated_traces], self.float_traces)
         return found.relative_l2
+
+    @cached_property
+    def errors(self) -> dict[str, Errors]:
+        """By output, of all that graphs are asked, as quantization_error."""
+        path = self.model / "model.onnx"
+        state, source = (self.asked(t, path) for t in (self.simulated_traces, self.float_traces))
+        made = {}
+        for name in self.compared:
+            pairs = [
+                pair
+                for s, f in zip(state, source, strict=True)
+                for pair in f.pairs(s.result[name], f.result[name])
+            ]
+            each = tuple(distance([pair]).worst for pair in pairs)
+            made[name] = Errors(distance(pairs).relative_l2, each)
+        return made
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.runtimes.trt_products import PRODUCTS
 from optimizer.validate import pieces
 from optimizer.validate.distance import Distance
+from optimizer.validate.judged import judged
 from optimizer.validate.materials import Materials
 from optimizer.validate.tolerances import TABLE, Tolerance
 
@@ -70,8 +71,7 @@ def compared(m: Materials, runner: Any = None) -> tuple[Tolerance, float, Distan
             found = runner.infer(pieces.typed(runner, dict(trace.given)))
             results.append({n: np.asarray(found[n], np.float32) for n in m.compared})
     lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
-    limit = tolerance.at(m.quantization_error)
-    return tolerance, limit, m.between(results, lowered, m.compared)
+    return tolerance, *judged(m, results, lowered, tolerance)
 
 
 def _entry(m: Materials) -> dict[str, Any]:

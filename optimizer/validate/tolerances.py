@@ -4,8 +4,9 @@ All are relative L2 distances. A hop that runs quantized activations end to end 
 tolerance: a value that float rounding moves across a rounding tie changes a code by one step,
 and later layers multiply such flips until they are a share of the quantization error itself.
 So those hops are proven piece by piece (lower/cut.py), each piece given the reference's own
-inputs, where only float rounding is left; the end-to-end distance is bounded by a share of the
-quantization error measured on the same inputs and is there to catch wrong wiring.
+inputs, where only float rounding is left; the end-to-end distance of every example of every output
+is bounded by a share of the quantization error of that example, or of that output where that is
+more, and is there to catch wrong wiring.
 
 Pieces cannot be cut out of an engine that runs on a GPU. With quantized activations its hop is
 therefore judged end to end only, and its entry says so (UNCUT). The share is not tightened: a
@@ -27,7 +28,7 @@ from optimizer.validate.precisions import limit
 
 @dataclass(frozen=True)
 class Tolerance:
-    """limit: relative L2. share: of the measured quantization error, added to it."""
+    """limit: relative L2. share: of the measured quantization error, added to it (judged.py)."""
 
     limit: float
     why: str
