@@ -50,6 +50,14 @@ class InputError(HarnessError):
 class AnswerError(HarnessError):
     """What the model computed is no number, so nothing can be read from it."""
 
+    def __init__(self, found: str, *, where: str) -> None:
+        super().__init__(
+            found,
+            where=where,
+            fix="The model overflows on this input: try another engine (--runtime), or rebuild the "
+            "bundle with float: fp32.",
+        )
+
 
 class BundleError(HarnessError):
     """The bundle is damaged, incomplete, or written by a version this one cannot read."""

@@ -16,7 +16,7 @@ from optimizer.compress.gptq import gptq
 from optimizer.harness.generate import loop
 from optimizer.harness.runtimes.ort_decoder import OrtDecoder
 from optimizer.harness.tasks import text_generation
-from optimizer.qtensor import Scheme, to_scale_grid
+from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.state import CompressedState
 from optimizer.validate import ledger, state_laws
 from optimizer.validate.hops import Entry
@@ -117,6 +117,21 @@ def test_a_row_below_the_smallest_scale_holds_nothing_and_is_no_fault() -> None:
     state = CompressedState({"w.weight": q})
     assert not bool(q.codes[2].any())
     assert state_laws.weights(state, {"w.weight": weight}, ROUNDING["gptq"]) == []
+
+
+@pytest.mark.parametrize(("bits", "lost"), [(4, 1), (4, 2), (8, 1), (8, 4)])
+def test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight(
+    bits: int, lost: int
+) -> None:
+    weight, inputs = heavy_tailed((64, 64), seed=1), heavy_tailed((256, 64), seed=2)
+    q = gptq(weight, inputs.T @ inputs, Scheme(bits, granularity="group", group_size=32)).q
+
+    def broken(found: QTensor) -> list[str]:
+        state = CompressedState({"w.weight": found})
+        return state_laws.weights(state, {"w.weight": weight}, ROUNDING["gptq"])
+
+    assert broken(q) == []
+    assert broken(replace(q, codes=q.codes >> lost << lost)) != []
 
 
 @pytest.mark.parametrize(("folder", "hop"), [("graph", "export"), ("model", "lower")])

@@ -93,8 +93,6 @@ def choose(
         raise AnswerError(
             "the scores of the next token hold NaN, or nothing finite",
             where="output logits",
-            fix="The model overflows on this text: try another engine (--runtime), or rebuild the "
-            "bundle with float: fp32.",
         )
     if sampling.repetition_penalty != 1:
         scores = penalize(scores, seen, sampling.repetition_penalty)

@@ -69,8 +69,6 @@ def _check_finite(name: str, raw: Array, mask: Array) -> None:
         raise AnswerError(
             f"{int(wrong.sum())} of its numbers are NaN or infinite, in row {rows[0]} first",
             where=f"output {name}",
-            fix="The model overflows on this input: try another engine (--runtime), or rebuild the "
-            "bundle with float: fp32.",
         )
 
 
