@@ -125,6 +125,13 @@ class Gptq(Section):
         description="a token counts for at most so many median lengths; massive activations of a "
         "few would be all that counts",
     )
+    first_token: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="the first token of a text, on which attention rests, stands for at least this "
+        "share of its tokens",
+    )
     widest: float = Field(
         2.0,
         gt=1,

@@ -15,6 +15,13 @@ times as long as the others' (Sun et al. 2024, "Massive activations", arXiv 2402
 squares would fit these few examples to the last detail and nothing else, so that what is right on
 the calibration text is wild on another (measured: SmolLM2, down_proj of layer 11). `counted`
 limits what one token is worth in both sums.
+
+The first token of a text is one of hundreds, and in most models the one that half of all attention
+rests on (Xiao et al. 2024, "attention sinks", arXiv 2309.17453); what enters a module for it often
+lies along a direction of its own. Error feedback moves the others' errors there, where a mean over
+tokens does not see them: measured on SmolLM2 in W8A8, its key in layer 12 was off by 1.3 times its
+length, and attention to it fell from 0.36 to 0.02. `leading` makes it count for more (as in RSQ,
+Sung et al. 2025, arXiv 2503.01820).
 """
 
 from __future__ import annotations
@@ -45,6 +52,18 @@ def counted(rows: Tensor, token_limit: float) -> Tensor:
     length = rows.norm(dim=1, keepdim=True)
     limit = token_limit * length.median()
     return torch.where(length > limit, limit / length, torch.ones_like(length))
+
+
+def leading(real: Tensor, share: float) -> Tensor:
+    """(tokens, 1): what to multiply each real token's row by, so that the first token of each text
+    stands for `share` of its tokens, in squares; at least 1. real (texts, sequence) bool; the rows
+    of the tokens that are real come text by text."""
+    tokens = real.sum(1)
+    weight = (share / (1 - share) * (tokens - 1)).clamp(min=1).sqrt()
+    made = torch.ones(int(tokens.sum()), 1)
+    some = tokens > 0
+    made[(tokens.cumsum(0) - tokens)[some]] = weight[some, None]
+    return made
 
 
 def factored(hessian: Tensor, order: Tensor, damping: float = DAMPING) -> Factor:

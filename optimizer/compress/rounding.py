@@ -20,13 +20,13 @@ from optimizer.compress import walk
 from optimizer.compress.autoround import Learned
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.gptq import gptq
-from optimizer.compress.hessian import counted
+from optimizer.compress.hessian import counted, leading
 from optimizer.compress.rtn import rtn
 from optimizer.compress.scale_search import output_searched
 from optimizer.compress.simulate import QuantLinear
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
-from optimizer.recipe_quantize import Quantize
+from optimizer.recipe_quantize import Gptq, Quantize
 from optimizer.state import Activations, Range
 
 
@@ -98,9 +98,10 @@ def choose(
     with ExitStack() as swaps:
         for leader in dict.fromkeys(order.values()):
             group = [n for n in order if order[n] == leader]
-            limit = quantize.gptq.token_limit
             floats = targets.get(leader)
-            hessian, cross = _statistic(model, leader, inputs, stream, segment, floats, limit)
+            hessian, cross = _statistic(
+                model, leader, inputs, stream, segment, floats, quantize.gptq
+            )
             for names in _alike(group, schemes):
                 linears = {n: cast(nn.Linear, model.get_submodule(n)) for n in names}
                 stacked = torch.cat([inputs.weight(n, m) for n, m in linears.items()])
@@ -227,7 +228,7 @@ def _statistic(
     stream: walk.Stream,
     segment: range,
     floats: Iterable[Tensor] | None,
-    token_limit: float,
+    asked: Gptq,
 ) -> tuple[Tensor, Tensor | None]:
     """H and C of hessian.py (in, in), sums over the real tokens, with the inputs as coded. The
     median length that token_limit refers to is each batch's own."""
@@ -243,10 +244,15 @@ def _statistic(
     cross = None if floats is None else torch.zeros_like(hessian)
     wanted: Iterator[Tensor] = iter(floats or ())
     factor = inputs.factors.get(leader)
+    times = sum(leader.startswith(f"{stream.uses[0][u].block}.") for u in segment)
+    texts = (real for real in stream.real for _ in range(times))
 
     def see(_name: str, rows: Tensor) -> None:
         coded = coder.code(rows)
-        share = counted(coded, token_limit)
+        share = counted(coded, asked.token_limit)
+        first = leading(next(texts), asked.first_token)
+        if len(first) == len(rows):  # else they are no tokens, see walk.real_rows
+            share = share * first
         coded = coded * share
         with stream.sums():
             hessian.addmm_(coded.T, coded)

@@ -12,6 +12,7 @@ from optimizer.compress.hessian import (
     damped,
     factored,
     inverse_root,
+    leading,
     output_error,
     target,
 )
@@ -183,6 +184,16 @@ def test_a_token_counts_for_no_more_than_the_limit_says() -> None:
     limit = 4 * before.median()
     assert torch.allclose(after, before.clamp(max=limit))
     assert bool((after[-3:-1] < before[-3:-1] / 100).all())
+
+
+def test_the_first_token_of_a_text_stands_for_its_share_and_never_for_less_than_itself() -> None:
+    real = torch.tensor([[True] * 40, [False] * 36 + [True] * 4, [False] * 40])
+    weight = leading(real, 0.2)[:, 0]
+    assert len(weight) == 44
+    assert bool((weight[[*range(1, 40), *range(41, 44)]] == 1).all())
+    assert float(weight[0] ** 2 / (weight[:40] ** 2).sum()) == pytest.approx(0.2)
+    assert float(weight[40]) == 1  # a quarter of its text as it is
+    assert bool((leading(real, 0.0) == 1).all())
 
 
 def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
