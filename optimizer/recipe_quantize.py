@@ -116,8 +116,10 @@ class Gptq(Section):
     damping: float = Field(
         0.01, gt=0, le=1, description="share of the mean diagonal added to the Hessian's"
     )
-    asymmetric: bool = Field(
-        True, description="aim at the float model's output, so that earlier errors are made up for"
+    asymmetric: bool | None = Field(
+        None,
+        description="aim at the float model's output, so that earlier errors are made up for; true "
+        "unless activations have static ranges, whose coarse codes it would fit",
     )
     token_limit: float = Field(
         4.0,
@@ -239,6 +241,13 @@ class Quantize(Section):
         static = self.activations is not None and self.activations.granularity == "tensor"
         looks = static or self.bias_correction or self.allocate is not None
         return looks or any(m in CALIBRATED for m in self._asked)
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether gptq makes up for earlier errors. (Measured on SmolLM2, static W8A8: 0.024 nats
+        without, 0.03 to 0.16 with it, changing with the last digit of a sum.)"""
+        static = self.activations is not None and self.activations.granularity == "tensor"
+        return not static if self.gptq.asymmetric is None else self.gptq.asymmetric
 
     @property
     def _asked(self) -> tuple[Method, ...]:

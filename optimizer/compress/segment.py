@@ -140,9 +140,7 @@ def _replaced_by(
 
 def compares(quantize: Quantize) -> bool:
     """Whether a method looks at what the float model computes at the same place."""
-    return "autoround" in quantize.rounders or (
-        "gptq" in quantize.rounders and quantize.gptq.asymmetric
-    )
+    return "autoround" in quantize.rounders or ("gptq" in quantize.rounders and quantize.asymmetric)
 
 
 def _uncalibrated(

@@ -166,7 +166,7 @@ def _rounding(m: Materials) -> list[str]:
     if rounding.nearest:
         return problems
     coded, wanted = m.simulated_traces, {**m.parameters, **m.state.replaced}
-    exact = m.folded_traces if method in LEARNING or quantize.gptq.asymmetric else coded
+    exact = m.folded_traces if method in LEARNING or quantize.asymmetric else coded
     asked = quantize.gptq.token_limit, m.family.head
     return problems + rounding_laws.outputs(m.state, wanted, rounding, coded, exact, *asked)
 

@@ -18,6 +18,7 @@ from optimizer.compress.hessian import (
 )
 from optimizer.compress.rtn import relative_error, rtn
 from optimizer.qtensor import Scheme, absmax_scale, quantize
+from optimizer.recipe_quantize import Quantize
 from tests.compress.correlated import layer, loss, rows
 from tests.conftest import heavy_tailed
 
@@ -194,6 +195,23 @@ def test_the_first_token_of_a_text_stands_for_its_share_and_never_for_less_than_
     assert float(weight[0] ** 2 / (weight[:40] ** 2).sum()) == pytest.approx(0.2)
     assert float(weight[40]) == 1  # a quarter of its text as it is
     assert bool((leading(real, 0.0) == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("activations", "asked", "wanted"),
+    [
+        (None, None, True),
+        ({"granularity": "token"}, None, True),
+        ({"granularity": "tensor"}, None, False),
+        ({"granularity": "tensor"}, True, True),
+        (None, False, False),
+    ],
+)
+def test_earlier_errors_are_made_up_for_unless_they_are_those_of_static_ranges(
+    activations: dict[str, str] | None, asked: bool | None, wanted: bool
+) -> None:
+    given = {"methods": ("gptq",), "activations": activations, "gptq": {"asymmetric": asked}}
+    assert Quantize.model_validate(given).asymmetric is wanted
 
 
 def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
