@@ -54,7 +54,7 @@ METHODS |= {
     "gptq + own text + distill": {
         "methods": ["gptq", "distill"],
         "weights": G64,
-        "distill": {"epochs": 1, "generated": 32},
+        "distill": {"epochs": 1, "generated": 12},
         "generated": 32,
     },
     "gptq + own text + distill at 5 times the time": {
