@@ -119,7 +119,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_in_the_same_bundle(
     random_ = random.Random(seed)
     kills, before = 0, {}
     for stage, length in ((s, lengths(undisturbed)[s]) for s in STAGES):
-        kills += runner.run(tmp_path, stage, 0.6 * random_.random() * length) == -9
+        kills += runner.run(tmp_path, stage, 0.4 * random_.random() * length) == -9
         after = finished(tmp_path)
         assert {k: after[k] for k in before} == before, "a finished step was redone"
         before = after

@@ -144,7 +144,7 @@ def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
     made = []
     for name, windows, more in (("without", 0, 0), ("with", everywhere, only)):
         asked = section(
-            llama, methods=["gptq", "distill"], distill={"epochs": 1, "generated": more}
+            llama, methods=["gptq", "distill"], distill={"epochs": 4, "generated": more}
         )
         assert asked.calibrate is not None
         calibrate = asked.calibrate.model_copy(update={"samples": 8, "generated": windows})
