@@ -60,8 +60,8 @@ METHODS |= {
     "gptq + own text + distill at 5 times the time": {
         "methods": ["gptq", "distill"],
         "weights": G64,
-        "distill": {"epochs": 3, "generated": 64},
-        "generated": 96,
+        "distill": {"epochs": 3, "generated": 112},
+        "generated": 112,
     },
     "rtn + bits by sensitivity": {"methods": ["rtn"], "weights": G64, "allocate": {}},
 }

@@ -176,7 +176,7 @@ def _curvatures(
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
-    def see(first: str, rows: Tensor) -> None:
+    def see(first: str, rows: Tensor, _real: Tensor) -> None:
         for name in (n for n in leader if leader[n] == first):
             slope = slopes[name][window[first]]
             found = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))

@@ -164,7 +164,7 @@ def _by_statistic(quantize: Quantize) -> bool:
     return "gptq" in quantize.rounders or clips
 
 
-def _look_away(_name: str, _rows: Tensor) -> None:
+def _look_away(_name: str, _rows: Tensor, _real: Tensor) -> None:
     return None
 
 
@@ -214,7 +214,7 @@ def _float_inputs(
     budget = Budget(stream.spare)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(sorted(leaders))}
 
-    def see(name: str, rows: Tensor) -> None:
+    def see(name: str, rows: Tensor, _real: Tensor) -> None:
         kept[name].append(rows)
 
     walk.run(model, stream, segment, see, kept, advance=True, exact=True)
@@ -244,14 +244,12 @@ def _statistic(
     cross = None if floats is None else torch.zeros_like(hessian)
     wanted: Iterator[Tensor] = iter(floats or ())
     factor = inputs.factors.get(leader)
-    times = sum(leader.startswith(f"{stream.uses[0][u].block}.") for u in segment)
-    texts = (real for real in stream.real for _ in range(times))
 
-    def see(_name: str, rows: Tensor) -> None:
+    def see(_name: str, rows: Tensor, real: Tensor) -> None:
         coded = coder.code(rows)
         share = counted(coded, asked.token_limit)
-        first = leading(next(texts), asked.first_token)
-        if len(first) == len(rows):  # else they are no tokens, see walk.real_rows
+        first = leading(real, asked.first_token)
+        if len(first) == len(rows):  # else they are no tokens
             share = share * first
         coded = coded * share
         with stream.sums():

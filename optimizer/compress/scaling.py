@@ -52,7 +52,7 @@ def scale(
     wanted = {leader[p.consumers[0]] for p in pairs}
     seen = {n: _Seen(cast(nn.Linear, model.get_submodule(n)).in_features) for n in wanted}
 
-    def see(name: str, rows: Tensor) -> None:
+    def see(name: str, rows: Tensor, _real: Tensor) -> None:
         if name in seen:
             seen[name].update(rows)
 

@@ -187,7 +187,7 @@ def _ranges(
     leader = walk.sharing(model, stream, segment, names)
     histograms = {name: Histogram() for name in leader.values()}
 
-    def see(name: str, rows: Tensor) -> None:
+    def see(name: str, rows: Tensor, _real: Tensor) -> None:
         try:
             histograms[name].update(rows * factors[name] if name in factors else rows)
         except ValueError as e:
@@ -246,7 +246,7 @@ def _measured(
         for name, q in quantized.items()
     }
 
-    def see(name: str, rows: Tensor) -> None:
+    def see(name: str, rows: Tensor, _real: Tensor) -> None:
         if not measures[name].enough:
             measures[name].update(rows)
 
@@ -265,7 +265,7 @@ def _correct(
     shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
     exact = {name: cast(nn.Linear, model.get_submodule(name)) for name in shifts}
 
-    def see(name: str, rows: Tensor) -> None:
+    def see(name: str, rows: Tensor, _real: Tensor) -> None:
         q = quantized[name]
         shifts[name].update(exact[name].forward(q.within(rows)), q.forward(rows))
 

@@ -121,7 +121,7 @@ def _see(
     samples: dict[str, list[Tensor]] = {n: [] for n in wanted}
     stride = max(1, math.ceil(stream.tokens * len(segment) / SEARCH_ROWS))
 
-    def see(name: str, rows: Tensor) -> None:
+    def see(name: str, rows: Tensor, _real: Tensor) -> None:
         if name not in wanted:
             return
         offset = -channels[name].count % stride

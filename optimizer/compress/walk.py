@@ -21,7 +21,7 @@ from optimizer.compress.buffer import Buffer
 from optimizer.compress.simulate import set_module
 from optimizer.errors import CheckpointError
 
-See = Callable[[str, Tensor], None]
+See = Callable[[str, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,12 @@ def run(
 ) -> None:
     """Apply a segment's uses to every batch and show `see` the inputs of the modules `names`.
 
-    see(name, rows): rows (tokens, features) of real tokens. shared: modules that are given the
-    very same tensor (query, key and value) are shown once, under the name of the first; `sharing`
-    tells which. advance: the stream becomes what the segment makes of it. exact: of the float
-    model's hidden states instead. stop: leave a batch once the first input was seen (what comes
-    after is not computed; only for a segment of one use).
+    see(name, rows, real): rows (tokens, features) of the tokens that are real, text by text, and
+    the batch's real (texts, sequence); an input without tokens is shown whole. shared: modules that
+    are given the very same tensor (query, key and value) are shown once, under the name of the
+    first; `sharing` tells which. advance: the stream becomes what the segment makes of it. exact:
+    of the float model's hidden states instead. stop: leave a batch once the first input was seen
+    (what comes after is not computed; only for a segment of one use).
     """
     states = stream.exact if exact else stream.hidden
     assert states is not None
@@ -134,7 +135,7 @@ def run(
         def look(name: str, x: Tensor, i: int = i, seen: list[Tensor] = seen) -> None:
             if not (shared and seen and seen[0] is x):
                 with torch.autocast("cpu", enabled=False):
-                    see(name, real_rows(x, stream.real[i]).float())
+                    see(name, real_rows(x, stream.real[i]).float(), stream.real[i])
             seen[:] = [x]
             if stop and len(segment) == 1:
                 raise _Enough

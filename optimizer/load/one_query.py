@@ -1,8 +1,8 @@
 """An attention for text that a decoder writes token by token on a CPU: one query at a time.
 
-Where heads share keys they are the rows of one product, so that no key is copied for them; torch's
-own kernels copy the keys, or take eight times as long for a single query in bfloat16 (measured on
-SmolLM2: 64 texts of 250 tokens, a step in 0.17 s instead of 0.30).
+Where heads share keys they are the rows of one product, so that no key is copied for them (measured
+on SmolLM2 in bfloat16, 64 texts of 250 tokens: a step in 0.17 s of one core; 0.55 with torch's
+kernel, 0.56 with transformers' own products).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from optimizer.validate.distance import Distance, distance
+from optimizer.validate.distance import NOWHERE, Distance, distance
 from optimizer.validate.materials import Materials
 from optimizer.validate.tolerances import Tolerance
 from optimizer.validate.trace import Trace
@@ -32,9 +32,9 @@ def judged(
     small by chance).
     """
     measured = m.between(found, expected, m.compared)
-    if not tolerance.share or measured.worst == float("inf"):
-        return tolerance.at(m.quantization_error), measured
-    nearest = (0.0, tolerance.at(m.quantization_error))
+    if not tolerance.share or measured.worst == NOWHERE:
+        return tolerance.limit, measured
+    nearest = (0.0, tolerance.limit)
     for name in m.compared:
         every = m.errors[name]
         pairs = (

@@ -5,8 +5,9 @@ do not depend on the budget.
  1. weights   no weight inside the codes' range lies further than half a step from its code,
               where the method rounds to nearest. Of the others (and rounding_laws.py) each group
               holds as much of its float weight as is declared (tolerances.Projected), so does each
-              row and the whole: a method may leave the weight, but not in size. And no scale is
-              wider than its group needs, or narrower, beyond what the method may choose
+              row and the whole: a method may leave the weight, but not in size; and of a module's
+              codes about as many are odd as of the nearest ones. No scale is wider than its group
+              needs, or narrower, beyond what the method may choose
  2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
               same method chooses when the calibration texts go through the finished model
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
@@ -32,6 +33,7 @@ from optimizer.validate import trace
 from optimizer.validate.distance import Array
 from optimizer.validate.tolerances import (
     GAIN_DRIFT,
+    LEAST_ODD,
     NARROWEST_SCALE,
     RANGE_DRIFT,
     ROUNDING,
@@ -43,7 +45,6 @@ from optimizer.validate.tolerances import (
 )
 from optimizer.validate.trace import Trace
 
-LEAST_ODD = 0.25  # of the odd ones among the nearest codes
 HAIR = 1e-4  # of a step: float32 rounding of weight / scale
 
 
@@ -132,8 +133,8 @@ def _held(q: QTensor, grouped: Tensor, limits: Projected) -> str:
 
 
 def _even(q: QTensor, grouped: Tensor) -> str:
-    """Low bits of a few modules in 8 bits that are lost are a small error, which a rounder that
-    came later may even have made up for. grouped: as in _held."""
+    """In 8 bits lost low bits are a small error, which a rounder that came later may even have made
+    up for. grouped: as in _held."""
     zero = 0 if q.zero_point is None else q.zero_point[..., None].int()
     nearest = (grouped / q.scale[..., None]).round().int() + zero
     found, wanted = (float((codes & 1).float().mean()) for codes in (q.codes, nearest))

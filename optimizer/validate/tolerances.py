@@ -20,6 +20,7 @@ Limits that a change of precision explains are derived in precisions.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,7 +36,9 @@ class Tolerance:
     share: float = 0.0
 
     def at(self, quantization_error: float) -> float:
-        return self.limit + self.share * quantization_error
+        """Of a state that is not finitely far from the float model nothing is forgiven."""
+        finite = math.isfinite(quantization_error)
+        return self.limit + (self.share * quantization_error if finite else 0.0)
 
 
 UNCUT = (
@@ -167,6 +170,9 @@ USUAL = Projected(module=(0.85, 1.05), row=(0.55, 1.25), group=(0.55, 1.65))
 PROJECTED = {8: USUAL, 4: USUAL, 3: Projected((0.65, 1.05), (0.5, 1.25), (0.0, 1.65))}
 """SmolLM2 by GPTQ in groups of 64: 0.92 to 1.003, 0.72 to 1.05 and 0.58 to 1.48 in 4 bits, 0.77 to
 1.007, 0.70 to 1.07 and 0.37 to 1.58 in 3; less in smaller groups."""
+LEAST_ODD = 0.25
+"""Of the odd codes among the nearest ones: half of all are odd unless low bits are lost."""
+
 LEARNING = {"autoround", "distill"}  # rounders that move norm gains as well
 
 ROUNDING = {

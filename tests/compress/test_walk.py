@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from optimizer.compress import walk
 from optimizer.compress.capture import _compact, capture
+from optimizer.compress.rounding import Inputs, _statistic
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import materialize, skeleton, torch_model
+from optimizer.recipe_quantize import Gptq
 
 BLOCKS = ("encoder.layer.0", "encoder.layer.1")
 QKV = [f"encoder.layer.0.attention.self.{n}" for n in ("query", "key", "value")]
@@ -54,7 +56,7 @@ def test_capture_leaves_a_skeleton(loaded: Path) -> None:
 def test_padding_is_never_seen(walked: tuple[nn.Module, walk.Stream]) -> None:
     model, stream = walked
     rows: list[Tensor] = []
-    walk.run(model, stream, range(1), lambda _n, r: rows.append(r), QKV)
+    walk.run(model, stream, range(1), lambda _n, r, _real: rows.append(r), QKV)
     assert len(rows) == 1  # query, key and value read one tensor
     assert torch.equal(rows[0], stream.hidden[0][PADDED["attention_mask"].bool()])
     assert stream.tokens == 8 == len(rows[0])
@@ -74,6 +76,26 @@ def test_an_input_without_tokens_has_no_padding() -> None:
     assert len(walk.real_rows(torch.randn(1, 7, 3), real)) == 7
 
 
+@pytest.mark.parametrize("padded", [PADDED, {n: t[:1] for n, t in PADDED.items()}])
+@pytest.mark.parametrize("first_token", [0.0, 0.6])
+def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
+    loaded: Path, padded: dict[str, Tensor], first_token: float
+) -> None:
+    checkpoint = open_checkpoint(loaded)
+    model = skeleton(checkpoint, "sentence-embedding")
+    stream = capture(model, BLOCKS, checkpoint.tensors, [padded, padded])
+    for block in BLOCKS:
+        materialize(model, block, checkpoint.tensors)
+    asked = Gptq(first_token=first_token, token_limit=1e9)
+    hessian, _ = _statistic(model, QKV[0], Inputs(), stream, range(1), None, asked)
+    texts = [
+        x[real] for x, real in zip(stream.hidden[0], padded["attention_mask"].bool(), strict=True)
+    ]
+    times = [max(1.0, first_token / (1 - first_token) * (len(x) - 1)) for x in texts]
+    more = sum((t - 1) * x[:1].T @ x[:1] for t, x in zip(times, texts, strict=True))
+    assert torch.allclose(hessian, 2 * (sum(x.T @ x for x in texts) + more), rtol=1e-4, atol=1e-4)
+
+
 def test_an_expanded_mask_is_kept_as_one_slice() -> None:
     mask = torch.randn(4, 1, 1, 9).expand(4, 1, 9, 9).clone()
     kept = _compact(mask)
@@ -89,7 +111,7 @@ def test_with_products_in_bf16_what_is_summed_over_tokens_is_not_rounded(
     stream.float = "bf16"
     made: list[tuple[Tensor, Tensor]] = []
 
-    def see(_name: str, rows: Tensor) -> None:
+    def see(_name: str, rows: Tensor, _real: Tensor) -> None:
         with stream.sums():
             made.append((rows.T @ rows, rows))
 

@@ -23,12 +23,14 @@ class Two(Materials):
         return ["coarse", "fine"]
 
 
-def moved(name: str, example: int, by: float) -> tuple[float, float]:
+def moved(
+    name: str, example: int, by: float, coarse: float = COARSE, share: float = 1.0
+) -> tuple[float, float]:
     """(limit, worst) where one example of one output lies `by` from what is expected."""
     made = Two(Validation.model_construct(), NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE, [])
-    made.quantization_error = FINE
+    made.quantization_error = FINE if coarse == COARSE else coarse
     made.errors = {
-        "coarse": Errors(COARSE / 2, (COARSE, 0.0)),
+        "coarse": Errors(coarse / 2, (coarse, 0.0)),
         "fine": Errors(FINE, (FINE, FINE)),
     }
     mask = np.ones((2, 3), np.int64)
@@ -36,7 +38,7 @@ def moved(name: str, example: int, by: float) -> tuple[float, float]:
     found = {n: a.copy() for n, a in expected.items()}
     found[name][example] *= 1 + by
     limit, measured = judged(
-        made, [found], [Trace(mask, {}, expected)], Tolerance(1e-6, "", share=1.0)
+        made, [found], [Trace(mask, {}, expected)], Tolerance(1e-6, "", share=share)
     )
     return limit, measured.worst
 
@@ -58,4 +60,13 @@ def test_an_example_may_lie_as_far_as_quantization_moves_it_or_its_output(
 
 def test_what_is_not_finite_is_beyond_every_limit() -> None:
     limit, worst = moved("coarse", 0, float("nan"))
+    assert not worst <= limit
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("by", [0.1, float("nan")])
+def test_a_state_that_is_infinitely_far_from_the_float_model_lets_nothing_pass(
+    share: float, by: float
+) -> None:
+    limit, worst = moved("coarse", 0, by, coarse=float("inf"), share=share)
     assert not worst <= limit
