@@ -2,6 +2,7 @@
 
     python benchmarks/llm_memory.py --width 512 --layers 6 48 --method gptq
     python benchmarks/llm_memory.py --gigabytes 8 --method rtn     # width 3072, bfloat16, minutes
+    python benchmarks/llm_memory.py --width 3072 --layers 2 3 --tokens 256 --results FILE.json
 
 Checkpoints are random Llamas, bfloat16, tied. Each is made and compressed in a process of its own.
 Prints one JSON document: {layers: {weights_mb, block_mb, peak_mb, cpu_seconds}}; block_mb is one
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, help="of one checkpoint of width 3072 instead")
     parser.add_argument("--method", choices=("rtn", "gptq"), default="gptq")
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--results", type=Path, help="a JSON file that this run is added to")
     options = parser.parse_args()
     width, depths = options.width, options.layers
     if options.gigabytes:
@@ -124,6 +126,11 @@ def main() -> None:
         depths = [round((options.gigabytes * 1e9 / 2 - 4 * width**2) / block)]
     found = {str(n): measure(width, n, options.method, options.tokens) for n in depths}
     print(json.dumps(found, indent=1))
+    if options.results:
+        kept = json.loads(options.results.read_text()) if options.results.exists() else {}
+        name = f"{options.method}, width {width}, {options.tokens} tokens"
+        kept[name] = {**kept.get(name, {}), **found}
+        options.results.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -126,13 +126,14 @@ class QTensor:
             if t is not None and t.numel() and (int(t.min()) < lowest or int(t.max()) > s.high):
                 raise ValueError(f"{name}: outside {lowest}..{s.high} of {s.bits} bits")
 
-    def dequantize(self) -> Tensor:
-        """value (out, in) float32, by the equation above."""
-        out, inputs = self.codes.shape
-        values = self.codes.float().reshape(out, self._groups, -1)
+    def dequantize(self, rows: slice = slice(None)) -> Tensor:
+        """value (out, in) float32, by the equation above; of all rows, or of some."""
+        codes = self.codes[rows]
+        own = slice(None) if self.scheme.granularity == "tensor" else rows
+        values = codes.float().reshape(len(codes), self._groups, -1)
         if self.zero_point is not None:
-            values = values - self.zero_point.float().expand(out, self._groups)[..., None]
-        return (values * self.scale.expand(out, self._groups)[..., None]).reshape(out, inputs)
+            values -= self.zero_point[own].float()[..., None]
+        return values.mul_(self.scale[own][..., None]).reshape(codes.shape)
 
     @property
     def _groups(self) -> int:

@@ -1,8 +1,9 @@
 """What compress is predicted to need, from the checkpoint's headers alone.
 
 memory = the libraries + the larger of (what lies outside the blocks, read once to make the first
-         hidden states; of a decoder the rows that are looked up) and (one block, as float,
-         de-quantized and codes, with the statistics of its widest input) + the streams, as far as
+         hidden states; of a decoder the rows that are looked up) and (one block, as float and
+         codes, where it is small also de-quantized, with the second moments of its widest input and
+         what a weight should become) + the streams, as far as
          compress.memory_gb lets them be held + what one batch makes inside a block; with
          quantize.allocate not less than the whole model and what its outputs get
 disk   = codes and scales + folded floats, twice while they are put together + the streams, kept
@@ -17,6 +18,7 @@ import re
 from collections import defaultdict
 from math import prod
 
+from optimizer.compress.rounding import HELD
 from optimizer.recipe import Compression
 from optimizer.store import Estimate, Shapes
 
@@ -49,15 +51,17 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     held = min(2 * stream if streams == 1 else 3 * stream, int(section.compress.memory_gb * 1e9))
     lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
-    statistics = 28 * widest**2 if streams == 2 or "awq" in quantize.transforms else 0
+    looks = streams == 2 or "awq" in quantize.transforms
+    statistics = 4 * widest**2 + 8 * widest * hidden if looks else 0
+    a_block = 6 if widest * hidden > HELD else 10  # bytes of a value: rounding.HELD says why
     inside = 12 * batch * widest if generates else 0
     codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
     folded = 0 if not quantize.transforms else 4 * linear // 4
     folded = 4 * (linear + outside) if {"awq", "rotate"} & set(quantize.transforms) else folded
     full = tokens if generates else tokens / 2
     work = (_passes(section) * full + 40) * linear
-    work += streams * full * moments if streams == 2 or "awq" in quantize.transforms else 0
-    walked = max(lookup, 10 * one_block + statistics) + held
+    work += streams * full * moments if looks else 0
+    walked = max(lookup, a_block * one_block + statistics) + held
     if quantize.allocate and calibrate:
         seen = quantize.allocate.windows * calibrate.sequence_length
         slopes = min(4 * seen * outputs, int(section.compress.memory_gb * 1e9))

@@ -24,7 +24,7 @@ from optimizer.compress.rtn import searched
 from optimizer.qtensor import QTensor, Scheme, absmax_scale, stacked, to_scale_grid
 
 WIDEST = 2.0
-ROWS = 1024  # outputs at a time: they do not see each other, and each is held a few times over
+VALUES = 1 << 22  # of a weight at a time: outputs do not see each other, and are held often
 
 
 @dataclass(frozen=True)
@@ -40,42 +40,46 @@ def gptq(
     hessian: Tensor,
     scheme: Scheme,
     *,
-    cross: Tensor | None = None,
+    pull: Tensor | None = None,
     act_order: bool = True,
     damping: float = hessians.DAMPING,
     block: int = 128,
     sweeps: int = 2,
     widest: float = WIDEST,
+    in_place: bool = False,
 ) -> Rounded:
-    """weight (out, in); hessian and cross (in, in) as optimizer.compress.hessian says.
+    """weight (out, in); hessian (in, in) and pull (in, out) as optimizer.compress.hessian says.
 
     block: inputs whose corrections are applied together; it changes the speed, not the result.
     sweeps: of optimizer.compress.refine afterwards; 0 is GPTQ as published. widest: no scale is
     more than so many times what just covers the group's own weights, or less than that part of it,
     whatever earlier errors and the target would move into the group; what then lies beyond the
-    codes is made up for by later inputs and by the sweeps. Raises ValueError for
-    NaN or infinity in any argument, a hessian that cannot be inverted, or a group that does not
-    divide the inputs.
+    codes is made up for by later inputs and by the sweeps. in_place: hessian and pull are not
+    needed any more, and their memory is used. Raises ValueError for NaN or infinity in any
+    argument, a hessian that cannot be inverted, or a group that does not divide the inputs.
     """
+    out, inputs = weight.shape
     weight, hessian = weight.float(), hessian.float()
-    if not bool(torch.isfinite(weight).all()):
+    if not all(bool(torch.isfinite(w).all()) for w in weight.split(hessians.PART)):
         raise ValueError("weight: holds NaN or infinity")
-    size = weight.shape[1] // scheme.groups(weight.shape[1])
+    if not in_place:
+        hessian, pull = hessian.clone(), None if pull is None else pull.clone()
+    size = inputs // scheme.groups(inputs)
     order = _order(hessian.diagonal(), size, act_order)
     factor = hessians.factored(hessian, order, damping)
-    damping = factor.damping
-    rows = weight.split(ROWS if scheme.granularity != "tensor" else len(weight))
-    wanted = [hessians.target(w, factor, hessian, cross) for w in rows]
-    root = hessians.inverse_root(factor)
-    del factor
-    matrix = hessians.damped(hessian, damping)
+    wanted = hessians.target(weight, factor, order, pull)
+    turns = order[::size] // size
+    at_once = out if scheme.granularity == "tensor" else max(1, VALUES // inputs)
+    root, first, limits = hessians.inverted(factor), [], []
+    for near, aim in zip(weight.split(at_once), wanted.split(at_once, 1), strict=True):
+        cover = absmax_scale(near, scheme)[0][:, turns]
+        limits.append((to_scale_grid(cover / widest), to_scale_grid(cover * widest)))
+        first.append(_feedback(aim, root, scheme, limits[-1], block))
+    matrix = hessians.whole(factor)
     made = []
-    for near, aim in zip(rows, wanted, strict=True):
-        cover, _ = absmax_scale(near, scheme)
-        limits = to_scale_grid(cover / widest), to_scale_grid(cover * widest)
-        first = _feedback(aim, root, order, scheme, limits, block)
-        made.append(refined(first, aim, matrix, limits, sweeps=sweeps, block=block))
-    return Rounded(stacked(made), damping)
+    for aim, limit in zip(wanted.split(at_once, 1), limits, strict=True):
+        made.append(refined(first.pop(0), aim.T, matrix, limit, sweeps=sweeps, block=block))
+    return Rounded(_stored(stacked(made), order, turns), factor.damping)
 
 
 def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
@@ -92,42 +96,40 @@ def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
 def _feedback(
     wanted: Tensor,
     root: Tensor,
-    order: Tensor,
     scheme: Scheme,
     limits: tuple[Tensor, Tensor],
     block: int,
 ) -> QTensor:
-    """Round `wanted` (out, in) in the given order, choosing each group's scale at its turn, between
-    limits (out, groups).
-
-    Works on (in, out), so that one input of all outputs is contiguous.
-    """
-    inputs = len(order)
-    size = inputs // scheme.groups(inputs)
-    one = replace(scheme, granularity="channel", group_size=None) if inputs > size else scheme
-    rest = wanted.T[order].contiguous()
-    codes = torch.empty_like(rest)
-    grids: dict[int, QTensor] = {}
+    """Round `wanted` (in, out), input after input, choosing each group's scale at its turn, between
+    limits (out, groups). root (in, in): R above the diagonal, anything below."""
+    inputs = len(wanted)
+    groups = scheme.groups(inputs)
+    size = inputs // groups
+    one = replace(scheme, granularity="channel", group_size=None) if groups > 1 else scheme
+    rest = wanted.clone(memory_format=torch.contiguous_format)
+    codes = torch.empty_like(rest, dtype=torch.int8)
+    grids: list[QTensor] = []
     costs = root.diagonal() ** -2
-    for first in range(0, inputs, size):
+    for group, first in enumerate(range(0, inputs, size)):
         end = first + size
-        group = int(order[first]) // size
         grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
         low, high = (limit[:, group : group + 1] for limit in limits)
-        scale = grid.scale.clamp(low, high)
-        grid = grids[group] = replace(grid, scale=scale)
+        grids.append(replace(grid, scale=grid.scale.clamp(low, high)))
         for start in range(first, end, block):
             stop = min(start + block, end)
             corner = root[start:stop, start:stop]
-            codes[start:stop], errors = _block(rest[start:stop], corner, grid)
+            codes[start:stop], errors = _block(rest[start:stop], corner, grids[-1])
             rest[stop:].addmm_(root[start:stop, stop:].T, errors, alpha=-1)
-    stored = torch.empty_like(codes)
-    stored[order] = codes
-    found = [grids[g] for g in range(len(grids))]
-    scale = torch.cat([g.scale for g in found], 1)
-    zeros = [g.zero_point for g in found if g.zero_point is not None]
-    zero_point = torch.cat(zeros, 1) if zeros else None
-    return QTensor(stored.T.contiguous().to(torch.int8), scale, zero_point, scheme)
+    scale = torch.cat([g.scale for g in grids], 1)
+    zeros = [g.zero_point for g in grids if g.zero_point is not None]
+    return QTensor(codes.T.contiguous(), scale, torch.cat(zeros, 1) if zeros else None, scheme)
+
+
+def _stored(q: QTensor, order: Tensor, turns: Tensor) -> QTensor:
+    """q, whose inputs and groups are in the order of their turns, as it is stored."""
+    back, groups = order.argsort(), turns.argsort()
+    zero = None if q.zero_point is None else q.zero_point[:, groups]
+    return QTensor(q.codes[:, back], q.scale[:, groups], zero, q.scheme)
 
 
 def _block(local: Tensor, corner: Tensor, grid: QTensor) -> tuple[Tensor, Tensor]:

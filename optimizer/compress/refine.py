@@ -36,9 +36,9 @@ def refined(
     scale = q.scale.expand(out, groups).T.clone(memory_format=torch.contiguous_format)
     zero = torch.zeros_like(scale) if q.zero_point is None else _by_group(q.zero_point, out)
     codes = q.codes.T.float().contiguous()
-    values, target = q.dequantize().T.contiguous(), wanted.T.contiguous()
+    values = q.dequantize().T.contiguous()
     for _ in range(sweeps):
-        slope = hessian @ (values - target)
+        slope = hessian @ (values - wanted.T)
         for g in range(groups):
             group = slice(g * size, (g + 1) * size)
             levels = codes[group] - zero[g]

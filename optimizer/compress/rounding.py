@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress import walk
+from optimizer.compress import freed_memory, walk
 from optimizer.compress.autoround import Learned
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.gptq import gptq
@@ -28,6 +28,9 @@ from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
 from optimizer.recipe_quantize import Gptq, Quantize
 from optimizer.state import Activations, Range
+
+HELD = 1 << 22  # values of a weight that are de-quantized once, not at every use
+ALONE = 1 << 23  # values of a weight that is not rounded in one go with others
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Inputs:
     def quantized(self, name: str, linear: nn.Linear, q: QTensor) -> QuantLinear:
         """The module that computes what the state will say."""
         covered, factor = self.ranges.get(name), self.factors.get(name)
-        return QuantLinear(q.dequantize(), linear.bias, self.mode, covered, factor)
+        values = q.dequantize() if q.codes.numel() <= HELD else q
+        return QuantLinear(values, linear.bias, self.mode, covered, factor)
 
     def weight(self, name: str, linear: nn.Linear) -> Tensor:
         """What is coded: the weight without the factor its input gets."""
@@ -97,20 +101,49 @@ def choose(
     made = Rounded()
     with ExitStack() as swaps:
         for leader in dict.fromkeys(order.values()):
-            group = [n for n in order if order[n] == leader]
+            group = {
+                n: cast(nn.Linear, model.get_submodule(n)) for n in order if order[n] == leader
+            }
+            if max(m.weight.numel() for m in group.values()) > ALONE:
+                freed_memory.give_back()
             floats = targets.get(leader)
-            hessian, cross = _statistic(
-                model, leader, inputs, stream, segment, floats, quantize.gptq
-            )
-            for names in _alike(group, schemes):
-                linears = {n: cast(nn.Linear, model.get_submodule(n)) for n in names}
-                stacked = torch.cat([inputs.weight(n, m) for n, m in linears.items()])
-                q, said = coded(names[0], stacked, hessian, cross, schemes[names[0]], quantize)
-                parts = _unstacked(q, [m.out_features for m in linears.values()])
-                for (name, linear), part in zip(linears.items(), parts, strict=True):
-                    made.weights[name], made.said[name] = part, said
-                    swapped = {name: inputs.quantized(name, linear, part)}
-                    swaps.enter_context(walk.swapped(model, swapped))
+            found = _together(model, group, schemes, quantize, inputs, stream, segment, floats)
+            made.weights |= found.weights
+            made.said |= found.said
+            swapped = {n: inputs.quantized(n, group[n], q) for n, q in found.weights.items()}
+            swaps.enter_context(walk.swapped(model, swapped))
+    return made
+
+
+def _together(
+    model: nn.Module,
+    group: Mapping[str, nn.Linear],
+    schemes: Mapping[str, Scheme],
+    quantize: Quantize,
+    inputs: Inputs,
+    stream: walk.Stream,
+    segment: range,
+    floats: Iterable[Tensor] | None,
+) -> Rounded:
+    """Modules that read one tensor, with one statistic. floats: what they read in the float model,
+    batch by batch, where the method makes up for the difference."""
+    made, (leader, first) = Rounded(), next(iter(group.items()))
+    # x^T (x W^T) is less work than x^T x then, and smaller
+    tall = len(group) == 1 and 2 * first.out_features <= first.in_features
+    narrow = inputs.weight(leader, first) if tall else None
+    hessian, drift = _statistic(
+        model, leader, inputs, stream, segment, floats, narrow, quantize.gptq
+    )
+    stacks = _alike(group, schemes)
+    for names in stacks:
+        weights = [inputs.weight(n, group[n]) for n in names]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        pull = drift if drift is None or tall else drift @ weight.T
+        last = names is stacks[-1]
+        q, said = coded(names[0], weight, hessian, pull, schemes[names[0]], quantize, in_place=last)
+        parts = _unstacked(q, [len(w) for w in weights])
+        made.weights |= zip(names, parts, strict=True)
+        made.said |= dict.fromkeys(names, said)
     return made
 
 
@@ -140,13 +173,14 @@ def _damaged(name: str, error: ValueError) -> CheckpointError:
     )
 
 
-def _alike(group: Sequence[str], schemes: Mapping[str, Scheme]) -> list[list[str]]:
-    """Modules of one input that can be rounded in one go: rows do not see each other, unless one
-    scale serves them all."""
+def _alike(group: Mapping[str, nn.Linear], schemes: Mapping[str, Scheme]) -> list[list[str]]:
+    """Modules of one input that are rounded in one go: rows do not see each other, unless one
+    scale serves them all. Large ones go alone, which saves a copy."""
     found: dict[object, list[str]] = {}
-    for name in group:
+    for name, linear in group.items():
         scheme = schemes[name]
-        found.setdefault(name if scheme.granularity == "tensor" else scheme, []).append(name)
+        alone = scheme.granularity == "tensor" or linear.weight.numel() > ALONE
+        found.setdefault(name if alone else scheme, []).append(name)
     return list(found.values())
 
 
@@ -172,11 +206,13 @@ def coded(
     name: str,
     weight: Tensor,
     hessian: Tensor,
-    cross: Tensor | None,
+    pull: Tensor | None,
     scheme: Scheme,
     quantize: Quantize,
+    *,
+    in_place: bool = False,
 ) -> tuple[QTensor, str]:
-    """The codes of one weight, and what the report says of them."""
+    """The codes of one weight, and what the report says of them. in_place: as in gptq."""
     asked = quantize.gptq
     try:
         if "gptq" not in quantize.rounders:
@@ -185,10 +221,11 @@ def coded(
             weight,
             hessian,
             scheme,
-            cross=cross,
+            pull=pull,
             act_order=asked.act_order,
             damping=asked.damping,
             widest=asked.widest,
+            in_place=in_place,
         )
     except ValueError as e:
         if str(e).startswith("weight"):
@@ -228,10 +265,12 @@ def _statistic(
     stream: walk.Stream,
     segment: range,
     floats: Iterable[Tensor] | None,
+    weight: Tensor | None,
     asked: Gptq,
 ) -> tuple[Tensor, Tensor | None]:
-    """H and C of hessian.py (in, in), sums over the real tokens, with the inputs as coded. The
-    median length that token_limit refers to is each batch's own."""
+    """H of hessian.py (in, in), and x_q^T (x_f - x_q) (in, in), times weight^T (in, out) if that is
+    given: sums over the real tokens, with the inputs as coded. The median length that token_limit
+    refers to is each batch's own."""
     linear = cast(nn.Linear, model.get_submodule(leader))
     coder = QuantLinear(
         torch.empty(0, linear.in_features),
@@ -241,7 +280,8 @@ def _statistic(
         inputs.factors.get(leader),
     )
     hessian = torch.zeros(linear.in_features, linear.in_features)
-    cross = None if floats is None else torch.zeros_like(hessian)
+    columns = linear.in_features if weight is None else len(weight)
+    drift = None if floats is None else torch.zeros(linear.in_features, columns)
     wanted: Iterator[Tensor] = iter(floats or ())
     factor = inputs.factors.get(leader)
 
@@ -254,9 +294,10 @@ def _statistic(
         coded = coded * share
         with stream.sums():
             hessian.addmm_(coded.T, coded)
-            if cross is not None:
+            if drift is not None:
                 exact = next(wanted) * share
-                cross.addmm_(coded.T, exact if factor is None else exact * factor)
+                missed = (exact if factor is None else exact * factor) - coded
+                drift.addmm_(coded.T, missed if weight is None else missed @ weight.T)
 
     walk.run(model, stream, segment, see, (leader,), stop=True)
-    return hessian, cross
+    return hessian, drift

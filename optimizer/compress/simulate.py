@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
+from optimizer.qtensor import QTensor
 from optimizer.state import Activations, CompressedState, Range
+
+AT_ONCE = 1 << 22  # values of a weight
 
 
 def code_static(x: Tensor, covered: Range) -> Tensor:
@@ -35,7 +38,8 @@ def code_per_token(x: Tensor) -> Tensor:
 
 
 class QuantLinear(nn.Module):
-    """y = code(x * factor) W^T + b. weight (out, in): de-quantized values.
+    """y = code(x * factor) W^T + b. weight (out, in): de-quantized values, or codes, which are
+    then de-quantized a few rows at a time whenever they are used.
 
     covered: the static range; needed exactly when activations is "tensor". factor: (in,) or None.
     """
@@ -44,7 +48,7 @@ class QuantLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Tensor | QTensor,
         bias: Tensor | None,
         activations: Activations,
         covered: Range | None,
@@ -53,11 +57,14 @@ class QuantLinear(nn.Module):
         super().__init__()
         if (activations == "tensor") != (covered is not None):
             raise ValueError(f"range {covered} with activations {activations!r}")
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.codes = weight if isinstance(weight, QTensor) else None
+        if isinstance(weight, Tensor):
+            self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.register_buffer("factor", factor, persistent=False)
         self.activations, self.covered = activations, covered
-        self.out_features, self.in_features = weight.shape
+        shape = weight.codes.shape if isinstance(weight, QTensor) else weight.shape
+        self.out_features, self.in_features = shape
 
     def code(self, x: Tensor) -> Tensor:
         """The input as its codes say it is."""
@@ -87,7 +94,13 @@ class QuantLinear(nn.Module):
         return int(((codes < 0) | (codes > 255)).sum())
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.code(x), self.weight, self.bias)
+        x = self.code(x)
+        if self.codes is None:
+            return nn.functional.linear(x, self.weight, self.bias)
+        rows = range(0, self.out_features, max(1, AT_ONCE // self.in_features))
+        some = (slice(i, i + rows.step) for i in rows)
+        made = torch.cat([nn.functional.linear(x, self.codes.dequantize(s)) for s in some], -1)
+        return made if self.bias is None else made + self.bias
 
 
 def simulated(

@@ -12,7 +12,6 @@ which takes the median of each batch; weights rounded without calibration depend
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 from collections import ChainMap
@@ -24,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from optimizer import safetensors_stream, state
-from optimizer.compress import calibration, outside, walk
+from optimizer.compress import calibration, freed_memory, outside, walk
 from optimizer.compress import segment as segments
 from optimizer.compress.allocation import allocated
 from optimizer.compress.buffer import Budget, Buffer
 from optimizer.compress.capture import Batch, Entry, capture
 from optimizer.compress.estimate import estimate
 from optimizer.compress.rotation import RotatedTensors, rotated
+from optimizer.compress.rounding import ALONE
 from optimizer.compress.segment import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.tuning import tune
@@ -44,7 +44,7 @@ from optimizer.state import CompressedState
 from optimizer.store import Stage, finish
 
 VERSION = 1
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+LARGE, LARGEST = 1 << 23, 1 << 30  # bytes: kept where layers are wide, and elsewhere
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
 MOMENTS = "head.safetensors"
 
@@ -184,7 +184,7 @@ def _walk(
         say(f"compress: {first} of {len(groups)} blocks were done before; going on after them")
         if batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
-    _keep_freed_memory()
+    freed_memory.keep(LARGE if _wide(model, selection) else LARGEST)
     for i in bar(range(first, len(groups)), "compress"):
         blocks = _blocks(stream, groups[i], selection)
         schemes = {m: s for m, s in selection.quantized.items() if _inside(m, blocks)}
@@ -212,7 +212,7 @@ def _walk(
         if i:
             (folders[i - 1] / STREAM).unlink(missing_ok=True)
         del made
-        _give_back_freed_memory()
+        freed_memory.give_back()
     return folders
 
 
@@ -242,6 +242,7 @@ def _tuned(
     parts = [state.read(part) for part in done]
     start = dict(_chained([p.weights for p in parts]))
     replaced = _chained([p.replaced for p in parts])
+    freed_memory.keep(LARGEST)
     say("compress: tuning scales and gains end to end; the whole model is in memory for it")
     dtype = torch.bfloat16 if section.compress.precision == "bf16" else torch.float32
     asked = section.quantize.distill
@@ -256,22 +257,10 @@ def _tuned(
     return folder
 
 
-def _keep_freed_memory() -> None:
-    """Ask glibc to reuse freed memory instead of returning it and asking for pages again: for the
-    large temporaries of a block that is a good part of the time (measured). After each block
-    what is free is given back all the same."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(M_MMAP_THRESHOLD, 2**30)
-
-
-def _give_back_freed_memory() -> None:
-    """Ask glibc to return what is free. Without it, holes between blocks of different sizes add up
-    to about one byte per weight, so that the peak grows with depth (measured)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # no other C library has it
-    if trim is not None:
-        trim(0)
+def _wide(model: nn.Module, selection: Selection) -> bool:
+    """Whether what a layer makes is large beside everything else in memory."""
+    weights = (model.get_parameter(f"{name}.weight") for name in selection.quantized)
+    return any(weight.numel() > ALONE for weight in weights)
 
 
 def _blocks(stream: walk.Stream, group: range, selection: Selection) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer
 
 from optimizer import state as states
 from optimizer.compress import outside, stage
+from optimizer.compress import rounding as rounding_module
 from optimizer.compress.selection import select
 from optimizer.compress.simulate import simulated
+from optimizer.compress.tuning import tune
 from optimizer.errors import CheckpointError, DataError, RecipeError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import family
@@ -27,6 +29,7 @@ from tests.decoders import write_tiny_decoder
 GROUPS = {"bits": 4, "granularity": "group", "group_size": 32}
 TASK = "text-generation"
 LENGTH = 32
+HELD_OUT = 3  # windows that only judge what distill does
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +142,23 @@ def test_only_distill_keeps_its_last_windows_from_what_chooses_the_codes(
 
 @pytest.mark.parametrize(("everywhere", "only", "same"), [(4, 0, False), (0, 4, True)])
 def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
-    llama: Path, tmp_path: Path, everywhere: int, only: int, same: bool
+    llama: Path,
+    tmp_path: Path,
+    everywhere: int,
+    only: int,
+    same: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = []
+    made, tuned_on = [], []
+
+    def listening(*given: Any) -> Any:
+        tuned_on.append(sum(len(batch["input_ids"]) for batch in given[6]))
+        return tune(*given)
+
+    monkeypatch.setattr(stage, "tune", listening)
     for name, windows, more in (("without", 0, 0), ("with", everywhere, only)):
         asked = section(
-            llama, methods=["gptq", "distill"], distill={"epochs": 4, "generated": more}
+            llama, methods=["gptq", "distill"], distill={"epochs": 1, "generated": more}
         )
         assert asked.calibrate is not None
         calibrate = asked.calibrate.model_copy(update={"samples": 8, "generated": windows})
@@ -154,7 +168,7 @@ def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
         made.append(states.read(out).weights)
     pairs = [(q, made[1][n]) for n, q in made[0].items()]
     assert all(torch.equal(a.codes, b.codes) for a, b in pairs) is same
-    assert not all(torch.equal(a.scale, b.scale) for a, b in pairs)
+    assert tuned_on == [8 - HELD_OUT, 8 - HELD_OUT + 4]
 
 
 def test_text_too_short_for_what_is_held_out_is_refused(llama: Path, tmp_path: Path) -> None:
@@ -177,6 +191,20 @@ def test_spilling_activations_changes_no_byte(llama: Path, tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     stage.run(section(llama, memory_gb=1e-9, methods=["gptq"]), llama, out=tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize("methods", [["gptq"], ["awq", "gptq"]])
+def test_a_wide_layer_is_rounded_alone_and_used_as_codes_and_gets_the_same(
+    llama: Path, tmp_path: Path, methods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = compress(llama, tmp_path / "a", methods=methods)
+    monkeypatch.setattr(rounding_module, "HELD", 0)
+    monkeypatch.setattr(rounding_module, "ALONE", 0)
+    wide = compress(llama, tmp_path / "b", methods=methods)
+    for name, q in small.weights.items():
+        same = (q.codes == wide.weights[name].codes).float().mean()
+        assert float(same) > 0.9, name  # other sums in another order, block after block
+    assert error(llama, wide) == pytest.approx(error(llama, small), rel=0.05)
 
 
 def test_a_tied_head_gets_codes_of_its_own(llama: Path, tmp_path: Path) -> None:

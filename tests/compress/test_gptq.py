@@ -9,12 +9,12 @@ from optimizer.compress.gptq import gptq
 from optimizer.compress.hessian import (
     DAMPING,
     counted,
-    damped,
     factored,
-    inverse_root,
+    inverted,
     leading,
     output_error,
     target,
+    whole,
 )
 from optimizer.compress.rtn import relative_error, rtn
 from optimizer.qtensor import Scheme, absmax_scale, quantize
@@ -83,43 +83,71 @@ def test_the_error_of_earlier_blocks_is_answered_for() -> None:
     weight = heavy_tailed((48, 128), seed=1)
     exact = rows(1500, 128, seed=2)
     quantized = exact + 0.2 * exact.std() * heavy_tailed((1500, 128), seed=3, scale=1.0)
-    hessian, cross = quantized.T @ quantized, quantized.T @ exact
+    hessian, pull = quantized.T @ quantized, quantized.T @ (exact - quantized) @ weight.T
     scheme = Scheme(4, True, "group", 32)
 
     def error(**options: torch.Tensor) -> float:
         values = gptq(weight, hessian, scheme, **options).q.dequantize()  # type: ignore[arg-type]
         return float((exact @ weight.T - quantized @ values.T).square().sum())
 
-    assert error(cross=cross) < 0.9 * error()
+    assert error(pull=pull) < 0.9 * error()
 
 
 def test_with_equal_inputs_the_target_is_the_weight_itself() -> None:
     weight, hessian = layer(seed=4)
-    wanted = target(weight, factored(hessian, torch.randperm(128)), hessian, hessian)
-    assert torch.allclose(wanted, weight, atol=1e-6)
+    order = torch.randperm(128)
+    for pull in (None, torch.zeros(weight.T.shape)):
+        wanted = target(weight, factored(hessian.clone(), order), order, pull)
+        assert torch.equal(wanted, weight.T[order])
+
+
+def test_the_target_is_where_the_slope_of_the_quadratic_is_zero() -> None:
+    weight, hessian = layer(seed=4, inputs=700)  # more than are solved for at a time
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
+    pull = hessian @ heavy_tailed((700, len(weight)), seed=2)
+    factor = factored(hessian.clone(), order)
+    moved = target(weight, factor, order, pull.clone()) - weight.T[order]
+    left = whole(factor) @ moved - pull[order]
+    assert float(left.norm() / pull.norm()) < 1e-4
 
 
 def test_the_root_is_of_the_inverse_in_its_order() -> None:
     _, hessian = layer(seed=4, inputs=700)  # more than are inverted at a time
     order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
-    root = inverse_root(factored(hessian, order)).double()
-    matrix = damped(hessian, DAMPING).double()[order][:, order]
-    assert torch.equal(root, root.triu())
-    assert torch.allclose(root.T @ root @ matrix, torch.eye(700).double(), atol=1e-3)
+    factor = factored(hessian.clone(), order)
+    root = inverted(factor).triu().double()
+    matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(700)
+    again = whole(factor)
+    assert torch.allclose(again, matrix[order][:, order], rtol=1e-6)
+    assert torch.allclose(root.T @ root @ again.double(), torch.eye(700).double(), atol=1e-3)
 
 
 def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
     weight, hessian = layer(seed=4)
     hessian[5], hessian[:, 5] = 0.0, 0.0
-    wanted = target(weight, factored(hessian, torch.arange(128)), hessian, 0.5 * hessian)
-    assert torch.equal(wanted[:, 5], weight[:, 5])
-    assert bool((wanted[:, :5] != weight[:, :5]).any())
+    order = torch.arange(128)
+    pull = -0.5 * hessian @ weight.T
+    wanted = target(weight, factored(hessian.clone(), order), order, pull)
+    assert torch.equal(wanted[5], weight[:, 5])
+    assert bool((wanted[:5] != weight.T[:5]).any())
+
+
+def test_in_place_gives_the_same_codes_and_otherwise_nothing_is_overwritten() -> None:
+    weight, hessian = layer(seed=6)
+    pull = 0.1 * hessian @ heavy_tailed((128, len(weight)), seed=2)
+    given = [t.clone() for t in (hessian, pull)]
+    kept = gptq(weight, hessian, Scheme(4, True, "group", 32), pull=pull).q
+    assert torch.equal(hessian, given[0])
+    assert torch.equal(pull, given[1])
+    used = gptq(weight, hessian, Scheme(4, True, "group", 32), pull=pull, in_place=True).q
+    assert torch.equal(used.codes, kept.codes)
+    assert not torch.equal(hessian, given[0])
 
 
 def test_rows_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, hessian = layer(seed=6)
     whole = gptq(weight, hessian, Scheme(4, False, "group", 32)).q
-    monkeypatch.setattr("optimizer.compress.gptq.ROWS", 7)
+    monkeypatch.setattr("optimizer.compress.gptq.VALUES", 7 * weight.shape[1])
     parts = gptq(weight, hessian, Scheme(4, False, "group", 32)).q
     assert torch.equal(parts.codes, whole.codes)
     assert torch.equal(parts.scale, whole.scale)
@@ -128,7 +156,7 @@ def test_rows_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_sweeps_never_raise_the_error() -> None:
     weight, hessian = layer(seed=6)
     scheme = Scheme(3, True, "group", 32)
-    matrix = damped(hessian, DAMPING)
+    matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     errors = [
         output_error(weight - gptq(weight, hessian, scheme, sweeps=n).q.dequantize(), matrix)
         for n in range(4)
@@ -156,13 +184,13 @@ def test_a_hessian_that_never_factors_is_refused() -> None:
         gptq(heavy_tailed((8, 32), 1), hessian, Scheme(4))
 
 
-@pytest.mark.parametrize("which", ["weight", "hessian", "cross"])
+@pytest.mark.parametrize("which", ["weight", "hessian", "pull"])
 def test_nan_is_refused_by_name(which: str) -> None:
     weight, hessian = layer()
-    given = {"weight": weight, "hessian": hessian, "cross": hessian.clone()}
+    given = {"weight": weight, "hessian": hessian, "pull": hessian @ weight.T}
     given[which][3, 3] = float("nan")
     with pytest.raises(ValueError, match=which):
-        gptq(given["weight"], given["hessian"], Scheme(4), cross=given["cross"])
+        gptq(given["weight"], given["hessian"], Scheme(4), pull=given["pull"])
 
 
 def test_a_module_that_saw_no_input_is_refused() -> None:
@@ -174,7 +202,7 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
     weight, hessian = layer(seed=10)
     dead = [3, 40]
     hessian[dead], hessian[:, dead] = 0.0, 0.0
-    found = gptq(weight, hessian, Scheme(4), cross=hessian * 0.9).q
+    found = gptq(weight, hessian, Scheme(4), pull=-0.1 * hessian @ weight.T).q
     nearest = quantize(weight, found.scale, None, found.scheme)
     assert torch.equal(found.codes[:, dead], nearest.codes[:, dead])
 
@@ -224,7 +252,7 @@ def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
     for limit in (4.0, 1e9):
         share = counted(drift[:400], limit)
         x = drift[:400] * share
-        q = gptq(weight, x.T @ x, scheme, cross=x.T @ (exact[:400] * share)).q
+        q = gptq(weight, x.T @ x, scheme, pull=x.T @ (exact[:400] * share - x) @ weight.T).q
         miss = exact[400:] @ weight.T - drift[400:] @ q.dequantize().T
         errors[limit] = float(miss.norm())
     assert errors[4.0] < 0.9 * errors[1e9]
@@ -234,11 +262,10 @@ def test_no_scale_is_wider_than_the_limit_however_far_the_target_lies() -> None:
     weight, hessian = layer()
     scheme = Scheme(4, True, "group", 32)
     cover, _ = absmax_scale(weight, scheme)
+    pull = 3 * hessian @ weight.T
     widest = {
         limit: float(
-            (gptq(weight, hessian, scheme, cross=4 * hessian, widest=limit).q.scale)
-            .div(cover)
-            .max()
+            (gptq(weight, hessian, scheme, pull=pull, widest=limit).q.scale).div(cover).max()
         )
         for limit in (1.5, 100.0)
     }

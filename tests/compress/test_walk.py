@@ -87,7 +87,7 @@ def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
     for block in BLOCKS:
         materialize(model, block, checkpoint.tensors)
     asked = Gptq(first_token=first_token, token_limit=1e9)
-    hessian, _ = _statistic(model, QKV[0], Inputs(), stream, range(1), None, asked)
+    hessian, _ = _statistic(model, QKV[0], Inputs(), stream, range(1), None, None, asked)
     texts = [
         x[real] for x, real in zip(stream.hidden[0], padded["attention_mask"].bool(), strict=True)
     ]
