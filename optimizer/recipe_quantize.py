@@ -114,7 +114,11 @@ class Gptq(Section):
         True, description="round the inputs with the largest second moment first (static groups)"
     )
     damping: float = Field(
-        0.01, gt=0, le=1, description="share of the mean diagonal added to the Hessian's"
+        0.01,
+        gt=0,
+        le=1,
+        description="share of the mean diagonal added to the Hessian's; ten "
+        "times as much, and again, while it cannot be factored (recorded)",
     )
     asymmetric: bool | None = Field(
         None,

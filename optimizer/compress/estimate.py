@@ -36,7 +36,8 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
         if found is None:
             outside += prod(shape)
             continue
-        blocks[name[: found.end()]] += prod(shape)
+        # bytes of a value: a wide layer's are not held de-quantized
+        blocks[name[: found.end()]] += (6 if prod(shape) > HELD else 10) * prod(shape)
         if len(shape) == 2:
             linear += prod(shape)
             moments += shape[1] ** 2
@@ -53,7 +54,6 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     one_block = max(blocks.values(), default=0)
     looks = streams == 2 or "awq" in quantize.transforms
     statistics = 4 * widest**2 + 8 * widest * hidden if looks else 0
-    a_block = 6 if widest * hidden > HELD else 10  # bytes of a value: rounding.HELD says why
     inside = 12 * batch * widest if generates else 0
     codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
     folded = 0 if not quantize.transforms else 4 * linear // 4
@@ -61,7 +61,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     full = tokens if generates else tokens / 2
     work = (_passes(section) * full + 40) * linear
     work += streams * full * moments if looks else 0
-    walked = max(lookup, a_block * one_block + statistics) + held
+    walked = max(lookup, one_block + statistics) + held
     if quantize.allocate and calibrate:
         seen = quantize.allocate.windows * calibrate.sequence_length
         slopes = min(4 * seen * outputs, int(section.compress.memory_gb * 1e9))

@@ -8,7 +8,8 @@ turn comes, on the values the group has by then.
 
 Large activations go first (act-order), while the most others can still answer for them: groups
 of neighbours by their mean, inputs within a group by their own. A scale so stays with neighbours
-in the stored order, and no permutation reaches the codes.
+in the stored order, and no permutation reaches the codes. The descent that follows (refine.py)
+visits groups and inputs in the same order.
 """
 
 from __future__ import annotations

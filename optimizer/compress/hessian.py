@@ -10,9 +10,10 @@ so everything known about the data is one matrix H (in, in) and, to answer also 
 by earlier blocks (GPTAQ, arXiv 2504.02692; Qronos, arXiv 2505.11695), one matrix P (in, out).
 Only ratios matter: both may be sums or means over tokens, as long as it is the same for both.
 
-H of a wide layer is the largest thing there is while a block is compressed, so it exists once: its
-factor is made in the upper half of the same memory and the lower half keeps H. In float32, which
-damping makes enough: on SmolLM2 the error that is left is that of float64 to six digits.
+H of a wide layer is the largest thing there is while a block is compressed, so its factor is made
+in the upper half of the same memory and the lower half keeps H. In float32, which damping by the
+usual 0.01 makes enough (on SmolLM2 the error that is left is that of float64 to six digits); asked
+for less than about 0.001, float32 may need ten times as much as float64 would.
 
 In most language models a few tokens, the first of a text above all, have activations hundreds of
 times as long as the others' (Sun et al. 2024, "Massive activations", arXiv 2402.17762). Least

@@ -136,11 +136,11 @@ def _together(
     )
     stacks = _alike(group, schemes)
     for names in stacks:
-        weights = [inputs.weight(n, group[n]) for n in names]
+        weights = [inputs.weight(n, group[n]) for n in names] if narrow is None else [narrow]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         pull = drift if drift is None or tall else drift @ weight.T
-        last = names is stacks[-1]
-        q, said = coded(names[0], weight, hessian, pull, schemes[names[0]], quantize, in_place=last)
+        sums = hessian if names is stacks[-1] else hessian.clone()
+        q, said = coded(names[0], weight, sums, pull, schemes[names[0]], quantize, in_place=True)
         parts = _unstacked(q, [len(w) for w in weights])
         made.weights |= zip(names, parts, strict=True)
         made.said |= dict.fromkeys(names, said)

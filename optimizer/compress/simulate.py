@@ -58,13 +58,18 @@ class QuantLinear(nn.Module):
         if (activations == "tensor") != (covered is not None):
             raise ValueError(f"range {covered} with activations {activations!r}")
         self.codes = weight if isinstance(weight, QTensor) else None
-        if isinstance(weight, Tensor):
-            self.weight = nn.Parameter(weight, requires_grad=False)
+        values = torch.empty(0) if isinstance(weight, QTensor) else weight
+        self.values = nn.Parameter(values, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.register_buffer("factor", factor, persistent=False)
         self.activations, self.covered = activations, covered
         shape = weight.codes.shape if isinstance(weight, QTensor) else weight.shape
         self.out_features, self.in_features = shape
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in): the values that are multiplied with, which some models ask a linear for."""
+        return self.values if self.codes is None else self.codes.dequantize()
 
     def code(self, x: Tensor) -> Tensor:
         """The input as its codes say it is."""
@@ -96,11 +101,13 @@ class QuantLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.code(x)
         if self.codes is None:
-            return nn.functional.linear(x, self.weight, self.bias)
-        rows = range(0, self.out_features, max(1, AT_ONCE // self.in_features))
-        some = (slice(i, i + rows.step) for i in rows)
-        made = torch.cat([nn.functional.linear(x, self.codes.dequantize(s)) for s in some], -1)
-        return made if self.bias is None else made + self.bias
+            return nn.functional.linear(x, self.values, self.bias)
+        made = []
+        step = max(1, AT_ONCE // self.in_features)
+        for rows in (slice(i, i + step) for i in range(0, self.out_features, step)):
+            bias = None if self.bias is None else self.bias[rows]
+            made.append(nn.functional.linear(x, self.codes.dequantize(rows), bias))
+        return torch.cat(made, -1)
 
 
 def simulated(

@@ -215,6 +215,7 @@ def _walk(
         del made
         if wide or i % 4 == 3:  # to get the pages again costs 5 % of a narrow block (measured)
             freed_memory.give_back()
+    freed_memory.keep(LARGEST)
     return folders
 
 
@@ -244,7 +245,6 @@ def _tuned(
     parts = [state.read(part) for part in done]
     start = dict(_chained([p.weights for p in parts]))
     replaced = _chained([p.replaced for p in parts])
-    freed_memory.keep(LARGEST)
     say("compress: tuning scales and gains end to end; the whole model is in memory for it")
     dtype = torch.bfloat16 if section.compress.precision == "bf16" else torch.float32
     asked = section.quantize.distill

@@ -122,12 +122,25 @@ def test_the_root_is_of_the_inverse_in_its_order() -> None:
     assert torch.allclose(root.T @ root @ again.double(), torch.eye(700).double(), atol=1e-3)
 
 
+def test_a_factor_that_fails_half_way_is_tried_again_from_the_whole() -> None:
+    x = rows(700, 700, seed=4)  # as many as inputs: the smallest eigenvalue is about 0
+    x /= x.norm(dim=0)
+    hessian = x.T @ x - 0.04 * torch.eye(700)
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
+    factor = factored(hessian.clone(), order)
+    assert factor.damping == pytest.approx(10 * DAMPING)
+    u = factor.matrix.triu().double()
+    assert torch.allclose(u @ u.T, whole(factor).double(), rtol=1e-4, atol=1e-4)
+    below = hessian[order][:, order].tril(-1)
+    assert torch.equal(whole(factor).tril(-1), below)
+
+
 def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
     weight, hessian = layer(seed=4)
     hessian[5], hessian[:, 5] = 0.0, 0.0
-    order = torch.arange(128)
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
     pull = -0.5 * hessian @ weight.T
-    wanted = target(weight, factored(hessian.clone(), order), order, pull)
+    wanted = target(weight, factored(hessian.clone(), order), order, pull)[order.argsort()]
     assert torch.equal(wanted[5], weight[:, 5])
     assert bool((wanted[:5] != weight.T[:5]).any())
 
@@ -135,13 +148,15 @@ def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
 def test_in_place_gives_the_same_codes_and_otherwise_nothing_is_overwritten() -> None:
     weight, hessian = layer(seed=6)
     pull = 0.1 * hessian @ heavy_tailed((128, len(weight)), seed=2)
-    given = [t.clone() for t in (hessian, pull)]
+    given = [t.clone() for t in (weight, hessian, pull)]
     kept = gptq(weight, hessian, Scheme(4, True, "group", 32), pull=pull).q
-    assert torch.equal(hessian, given[0])
-    assert torch.equal(pull, given[1])
+    for now, before in zip((weight, hessian, pull), given, strict=True):
+        assert torch.equal(now, before)
     used = gptq(weight, hessian, Scheme(4, True, "group", 32), pull=pull, in_place=True).q
     assert torch.equal(used.codes, kept.codes)
-    assert not torch.equal(hessian, given[0])
+    assert torch.equal(used.scale, kept.scale)
+    assert torch.equal(weight, given[0])
+    assert not torch.equal(hessian, given[1])
 
 
 def test_rows_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,4 +28,7 @@ def test_codes_compute_what_their_values_do(
     coded = QuantLinear(q, bias, "token", None)
     assert not [n for n, p in coded.named_parameters() if p.shape == q.codes.shape]
     assert torch.allclose(coded(x), held(x), rtol=1e-5, atol=1e-4)
+    assert torch.equal(coded.weight, held.weight)
     assert (coded.out_features, coded.in_features) == (50, 96)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert coded(x).dtype == held(x).dtype

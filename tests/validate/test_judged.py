@@ -69,4 +69,5 @@ def test_a_state_that_is_infinitely_far_from_the_float_model_lets_nothing_pass(
     share: float, by: float
 ) -> None:
     limit, worst = moved("coarse", 0, by, coarse=float("inf"), share=share)
+    assert limit == 1e-6
     assert not worst <= limit
