@@ -63,11 +63,14 @@ class Ort:
         self.shared = self.session.get_modelmeta().custom_metadata_map.get("kv_cache") == "shared"
         self.inputs = {i.name: i for i in self.session.get_inputs()}
         self.pasts = [n for n in self.inputs if n.startswith("past_key_values.")]
+        logits = next(o for o in self.session.get_outputs() if o.name == "logits")
+        self.vocabulary = logits.shape[-1]
 
     def __call__(self, prompt: list[int], tokens: int) -> Answer:
-        self.ids, self.done = prompt, 0
+        self.ids, self.done, self.binding = prompt, 0, self.session.io_binding()
         room = len(prompt) + tokens if self.shared else 0
         self.cache = {n: self.value(self._buffer(n, room)) for n in self.pasts}
+        self.bound = False
         return clocked(self._step, self._step, tokens)
 
     def _buffer(self, name: str, room: int) -> Any:
@@ -75,28 +78,31 @@ class Ort:
         return np.zeros((1, heads, room, width), np.float32)
 
     def _step(self) -> None:
-        total = self.done + len(self.ids)
+        """As the harness does it (ort_decoder.py): a shared cache is bound once."""
+        count, binding = len(self.ids), self.binding
+        total = self.done + count
         given = {
             "input_ids": np.array([self.ids]),
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(self.done, total)[None],
         }
-        binding = self.session.io_binding()
         for name in self.inputs.keys() & given.keys():
             binding.bind_cpu_input(name, given[name])
-        binding.bind_output("logits", "cpu")
-        for name in self.pasts:
+        logits = np.empty((1, count, self.vocabulary), np.float32)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        for name in () if self.bound else self.pasts:
             present = name.replace("past_key_values", "present")
             binding.bind_ortvalue_input(name, self.cache[name])
             if self.shared:
                 binding.bind_ortvalue_output(present, self.cache[name])
             else:
                 binding.bind_output(present, "cpu")
+        self.bound = self.shared
         self.session.run_with_iobinding(binding)
-        logits, *present = binding.get_outputs()
         if not self.shared:
+            _, *present = binding.get_outputs()
             self.cache = dict(zip(self.pasts, present, strict=True))
-        self.done, self.ids = total, [int(logits.numpy()[0, -1].argmax())]
+        self.done, self.ids = total, [int(logits[0, -1].argmax())]
 
 
 class Genai:
