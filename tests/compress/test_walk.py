@@ -96,6 +96,28 @@ def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
     assert torch.allclose(hessian, 2 * (sum(x.T @ x for x in texts) + more), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("factored", [False, True])
+def test_what_earlier_errors_ask_of_a_weight_may_be_summed_before_or_after_its_product(
+    walked: tuple[nn.Module, walk.Stream], factored: bool
+) -> None:
+    model, stream = walked
+    x = stream.hidden[0][PADDED["attention_mask"].bool()]
+    floats = [x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))]
+    factor = torch.linspace(0.5, 2.0, x.shape[1]) if factored else torch.ones(x.shape[1])
+    inputs = Inputs(factors={QKV[0]: factor} if factored else {})
+    weight = inputs.weight(QKV[0], model.get_submodule(QKV[0]))  # type: ignore[arg-type]
+    asked = Gptq(first_token=0.0, token_limit=1e9)
+    (_, drift), (_, pull) = (
+        _statistic(model, QKV[0], inputs, stream, range(1), floats, w, asked)
+        for w in (None, weight)
+    )
+    assert drift is not None
+    assert pull is not None
+    wanted = (x * factor).T @ ((floats[0] - x) * factor)
+    assert torch.allclose(drift, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(pull, wanted @ weight.T, rtol=1e-4, atol=1e-4)
+
+
 def test_an_expanded_mask_is_kept_as_one_slice() -> None:
     mask = torch.randn(4, 1, 1, 9).expand(4, 1, 9, 9).clone()
     kept = _compact(mask)
