@@ -44,7 +44,7 @@ from optimizer.state import CompressedState
 from optimizer.store import Stage, finish
 
 VERSION = 1
-LARGE, LARGEST = 1 << 23, 1 << 30  # bytes: kept where layers are wide, and elsewhere
+LARGE, LARGEST = 1 << 23, 1 << 30  # bytes: what is smaller is kept, in wide layers and elsewhere
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
 MOMENTS = "head.safetensors"
 
