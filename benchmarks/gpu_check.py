@@ -1,6 +1,6 @@
 """What gpu_suite.py times must first be right: the answers of every system beside those of ONNX
-Runtime on the CPU, running the same graph operator by operator, within the limits of
-optimizer/validate/tolerances.py. What is beyond them is not timed.
+Runtime on the CPU, running the same graph operator by operator, no further off than
+correct runs lie apart (optimizer/validate/spread.py). What is beyond that is not timed.
 
 An encoder answers three times, so that a captured graph is replayed, and once more with its inputs
 on the device; a decoder is given a prompt and STEPS tokens, its cache staying where it keeps it.
@@ -105,23 +105,44 @@ def reference(kind: str, model: Path, contract: Path, grid: Mapping[str, Any], o
     np.savez(out, **made)
 
 
-def judge(kind: str, system: str, form: str, references: Mapping[str, str]) -> Judge:
-    """references: {form: file}. The row of the table that the ledger holds the same hop to; codes
-    of activations flip at ties, so those have the measured quantization error besides."""
-    from optimizer.validate.distance import distance
-    from optimizer.validate.tolerances import TABLE
+def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[str, Any]) -> float:
+    """How far, relative L2 of a row, two correct runs in float16 may lie apart: measured by Monte
+    Carlo arithmetic on the torch model, as the ledger does. loaded: folder of the load stage."""
+    from optimizer import state as states
+    from optimizer.compress.simulate import simulated
+    from optimizer.harness.contract import read
+    from optimizer.load.checkpoint import open_checkpoint
+    from optimizer.load.model import torch_model
+    from optimizer.validate import monte_carlo, spread, trace
+    from optimizer.validate.roundoff import UNIT
 
-    expected = dict(np.load(references[form]))
-    if system.startswith("torch"):
-        return Judge(expected, TABLE["export fp16"].limit, "export fp16")
-    coded = kind == "encoder" and form == "lowered"
-    row = "engine fp16 int8" if coded else "engine fp16 float"
-    error = 0.0
-    if coded:
-        plain = np.load(references["float"])
-        pairs = [(f, e) for n in expected for f, e in zip(expected[n], plain[n], strict=True)]
-        error = distance(pairs).relative_l2
-    return Judge(expected, TABLE[row].at(error), row)
+    contract, state = read(loaded / "contract.json"), states.read(state_folder)
+    source = torch_model(open_checkpoint(loaded), contract.task)
+    modules = [n.removesuffix(".weight") for n in state.weights]
+    modules = [n for n in modules if hasattr(source.get_submodule(n), "in_features")]
+    model = simulated(source, state)
+    if form == "float":
+        model = torch_model(open_checkpoint(loaded), contract.task, overrides=state.replaced)
+    outputs = [o.name for o in contract.outputs]
+    batch = ids(len(ROWS), min(grid["sequence"])) if kind == "encoder" else stepped(len(ROWS), 0)
+    arrays = of(batch, [i.name for i in contract.inputs])
+    arithmetic = monte_carlo.Arithmetic(unit=UNIT["fp16"])
+    runs = monte_carlo.runs(model, [arrays], outputs, modules, arithmetic, spread.RUNS)
+    plain = trace.run(model, arrays, outputs)
+    mask = np.asarray(arrays["attention_mask"])
+    if kind == "decoder":  # what is compared is the last token of each step
+        runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]
+        plain, mask = {n: a[:, -1:] for n, a in plain.items()}, mask[:, -1:]
+    expected = [trace.Trace(mask, arrays, plain)]
+    looks = len(ROWS) * len(grid["sequence"]) * (1 + STEPS)
+    found = spread.spread(runs, None, expected, outputs, UNIT["fp16"], looks)
+    return max(found.limits.values())
+
+
+def judge(form: str, prepared: Mapping[str, Any]) -> Judge:
+    """prepared: of gpu_models.prepare, with the reference file and the limit of each form."""
+    expected = dict(np.load(prepared["references"][form]))
+    return Judge(expected, prepared["limits"][form], "what correct float16 runs differ by")
 
 
 def encoder_problem(system: Any, judge: Judge, batch: int, sequence: int) -> str:

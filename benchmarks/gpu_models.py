@@ -84,7 +84,8 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     """{"weights": what they are, "checkpoint", "contract", "float", "lowered": paths, "modules":
     {module: codes}, "asked": {module: {"weight", "activation"}}, "shapes", "weight_bytes": {form:
     those a step reads}, "cache_bytes": per token and row, "references": {form: file, see
-    gpu_check}}. float is the fp16 graph, lowered the coded one."""
+    gpu_check}, "limits": {form: gpu_check.limit}}. float is the fp16 graph, lowered the coded
+    one."""
     from optimizer import recipe_file
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
@@ -113,6 +114,10 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
             for name, entry in lowering.items()
         },
         "shapes": target.shapes.model_dump(mode="json"),
+        "limits": {
+            form: gpu_check.limit(kind, form, loaded.path, state.path, TINY_GRID if tiny else GRID)
+            for form in forms
+        },
         "references": {form: str(work / f"{kind}-{form}.npz") for form in forms},
         **{form: str(path) for form, path in forms.items()},
     }

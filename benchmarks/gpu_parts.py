@@ -178,7 +178,7 @@ def timed(job: Job) -> Result:
     """Answers compared, then latency and throughput, or tokens per second; see gpu_speed."""
     prepared, watch = job.prepared, gpu_memory.Watch()
     files = {**prepared, "engine": str(engine_path(job, job.form)), "onnx": prepared[job.form]}
-    judge = gpu_check.judge(job.kind, job.system, job.form, prepared["references"])
+    judge = gpu_check.judge("float" if job.system.startswith("torch") else job.form, prepared)
     try:
         opened = gpu_systems.SYSTEMS[job.kind, job.system](files, job.rehearse)
     except gpu_systems.Refused as e:

@@ -141,7 +141,6 @@ class Gptq(Section):
     widest: float = Field(
         2.0,
         gt=1,
-        le=3,  # what the ledger takes for a scale that was chosen: tolerances.ROUNDING
         description="no scale is more than so many times what covers its weights, nor so many "
         "times less",
     )

@@ -4,10 +4,12 @@ Run alone, a piece is given the tensors that the reference computed at the cut, 
 cannot hide behind those before it, nor be blamed on those after it. Nothing is marked as an extra
 output of the whole graph, which would stop a runtime from fusing across it.
 
-    modules   every linear module by itself, side by side: its input -> its output
-    rest      everything else: model inputs and every module's output -> every module's input
-              and the model outputs
-    prefix    from the model inputs to the inputs of some modules
+    quantizers   side by side, the input of every module that quantizes it -> its integers (and,
+                 per token, the step of each row)
+    products     side by side, what every linear module multiplies -> its output: the integers,
+                 where it has any, or its float input
+    rest         everything else: model inputs and every module's output -> every module's input
+                 and the model outputs
 
 Works on float and lowered graphs alike: nodes carry the module they came from in their metadata
 (export/clean.py), and what a lowering inserted carries the module it was inserted for. Products
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
@@ -48,7 +51,9 @@ RANKS = {
 class Edge:
     """One use of a linear module: the float tensors that enter and leave it, and their ranks.
 
-    A lowering may have flattened (batch, sequence, width) to rank 2.
+    A lowering may have flattened (batch, sequence, width) to rank 2. integers: what its input is
+    quantized to, "" where it stays float; step: the tensor that holds the step of each row, where
+    that is computed at run time.
     """
 
     module: str
@@ -56,6 +61,8 @@ class Edge:
     output: str
     input_rank: int
     output_rank: int
+    integers: str = ""
+    step: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,7 @@ def edges(path: Path, modules: Collection[str]) -> list[Edge]:
                 str(leaving.name),
                 _rank(entering),
                 _rank(leaving),
+                *_quantized(product, entering),
             )
         )
     return made
@@ -178,6 +186,21 @@ def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]
     return value
 
 
+def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str]:
+    """(integers, step) of an Edge: what QuantizeLinear gives between `entering` and the product."""
+    value = product.inputs[0]
+    while value is not None and value is not entering:
+        node = value.producer()
+        if node is None:
+            break
+        if node.op_type == "QuantizeLinear":
+            step = node.inputs[1]
+            assert step is not None
+            return str(node.outputs[0].name), "" if step.is_initializer() else str(step.name)
+        value = node.inputs[0]
+    return "", ""
+
+
 def _rank(value: ir.Value) -> int:
     if value.shape is None:
         raise OptimizeError(f"the rank of {value.name} cannot be inferred", where="cut")
@@ -193,9 +216,17 @@ def cut(path: Path, inputs: Sequence[str], outputs: Sequence[str], out: Path) ->
     onnx_file.save(ir.Model(piece, ir_version=model.ir_version), out)
 
 
-def write_modules(path: Path, at: Sequence[Edge], out: Path) -> None:
-    """Piece "modules": inputs and outputs are the edges' tensors."""
-    cut(path, list(dict.fromkeys(e.input for e in at)), [e.output for e in at], out)
+def write_quantizers(path: Path, at: Sequence[Edge], out: Path) -> None:
+    """Piece "quantizers" of those in `at` that have one."""
+    with_one = [e for e in at if e.integers]
+    results = [t for e in with_one for t in (e.integers, e.step) if t]
+    cut(path, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
+
+
+def write_products(path: Path, at: Sequence[Edge], out: Path) -> None:
+    """Piece "products"."""
+    given = [t for e in at for t in ((e.integers, e.step) if e.integers else (e.input,)) if t]
+    cut(path, list(dict.fromkeys(given)), [e.output for e in at], out)
 
 
 def write_rest(path: Path, at: Sequence[Edge], out: Path) -> None:
@@ -205,11 +236,6 @@ def write_rest(path: Path, at: Sequence[Edge], out: Path) -> None:
     given = [*known.inputs, *(e.output for e in at)]
     both = [w for w in wanted if w not in given]
     cut(path, given, both, out)
-
-
-def write_prefix(path: Path, until: Sequence[Edge], out: Path) -> None:
-    """Piece "prefix", up to the inputs of the modules in `until`."""
-    cut(path, facts(path).inputs, list(dict.fromkeys(e.input for e in until)), out)
 
 
 def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -281,6 +307,33 @@ def dequantized(path: Path, parameters: Iterable[str]) -> dict[str, NDArray[Any]
             raise OptimizeError(f"no codes of {name}", where=str(path))
         made[name] = read_back(model, name)
     return made
+
+
+def biases(path: Path, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
+    """{module: what the graph adds to its product, None where nothing}, of those that multiply by a
+    weight."""
+    added: dict[str, NDArray[Any] | None] = {}
+    for node in opened(path).graph:
+        if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
+            continue
+        module, value = module_of(node), node.outputs[0]
+        added.setdefault(module, _operand(node, 2) if node.op_type == "Gemm" else None)
+        while True:
+            users = [n for n, _ in value.uses()]
+            if len(users) != 1 or module_of(users[0]) != module:
+                break
+            if users[0].op_type == "Add":
+                other = 0 if users[0].inputs[1] is value else 1
+                added[module] = _operand(users[0], other)
+            value = users[0].outputs[0]
+    return added
+
+
+def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
+    value = node.inputs[place] if len(node.inputs) > place else None
+    if value is None or value.const_value is None:
+        return None
+    return np.asarray(value.const_value.numpy())
 
 
 def codings(path: Path, modules: Collection[str]) -> dict[str, Coding]:

@@ -1,18 +1,23 @@
 """The dialect TensorRT and its RTX parse: int8 and int4 with a scale only, no zero point.
 
     weights       as qdq.py lays them out; scales in the graph's float type
-    activations   x - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per tensor;
-                  modules that read one tensor in one range share it
+    activations   x factor - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per
+                  tensor; modules that read one tensor in one range share it
 
 A range whose zero point is not 128 is centred by its offset (state.Range), and W offset is added
 to the bias: W x + b = W (x - offset) + (W offset + b). The same codes as ort_qdq's, so both
 files compute the same function, up to rounding in the graph's float type.
+
+What stands before QuantizeLinear is computed in float32 whatever the graph's float type: after GELU
+the offset is a hundred times a usual x, so that x - offset in float16 keeps three bits of x, and
+one code in ten would be another one.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from torch import Tensor
 
 from optimizer.export.names import Names
 from optimizer.lower.qdq import (
@@ -37,11 +42,12 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
         weight = dequantized_weight(surgeon, name, module, q)
         static = state.activations_of(name) == "tensor"
         for product in surgeon.products(module):
-            x = factored_input(surgeon, product, name, factor)
             if static:
                 covered = state.ranges[module.site]
-                x = _coded_input(surgeon, product, name, x, covered)
+                x = _quantized_input(surgeon, product, name, factor, covered)
                 _shift_bias(surgeon, product, name, q, covered.offset)
+            else:
+                x = factored_input(surgeon, product, name, factor)
             product.replace_input_with(0, x)
             product.replace_input_with(1, weight)
         coded[name] = "int8" if static else "float"
@@ -49,26 +55,42 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
     return coded
 
 
-def _coded_input(
-    surgeon: Surgeon, product: ir.Node, name: str, x: ir.Value, covered: Range
+def _quantized_input(
+    surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None, covered: Range
 ) -> ir.Value:
-    """x centred, through Q and DQ; made once per tensor and range."""
-    key = (x, covered.scale, covered.zero_point)
-    if key not in surgeon.inputs:
-        label = surgeon.fresh(f"{name}/input")
-        if covered.offset:
-            offset = surgeon.number(f"{label}_offset", covered.offset)
-            x = surgeon.insert(product, "Sub", [x, offset], f"{label}_centred", name)
-        scale = surgeon.number(f"{label}_scale", covered.scale)
-        kind = int(ir.DataType.INT8)
-        codes = surgeon.insert(
-            product, "QuantizeLinear", [x, scale], f"{label}_codes", name, output_dtype=kind
-        )
-        surgeon.inputs[key] = surgeon.insert(
-            product, "DequantizeLinear", [codes, scale], label, name
-        )
-    found: ir.Value = surgeon.inputs[key]
-    return found
+    """product's first operand times its factor and centred, through Q and DQ; once per tensor,
+    factor and range."""
+    x = product.inputs[0]
+    assert x is not None
+    factors = None if factor is None else factor.numpy()
+    key = (x, covered.scale, covered.zero_point, None if factors is None else factors.tobytes())
+    if key in surgeon.inputs:
+        shared: ir.Value = surgeon.inputs[key]
+        return shared
+    label = surgeon.fresh(f"{name}/input")
+    moved = factors is not None or covered.offset != 0
+    wide = moved and surgeon.float_type != "float32"
+
+    def single(what: str, value: object) -> ir.Value:
+        return surgeon.constant(f"{label}_{what}", np.asarray(value, np.float32))
+
+    if wide:
+        to = int(ir.DataType.FLOAT)
+        x = surgeon.insert(product, "Cast", [x], f"{label}_float32", name, to=to)
+    if factors is not None:
+        x = surgeon.insert(product, "Mul", [x, single("factor", factors)], f"{label}_scaled", name)
+    if covered.offset:
+        offset = single("offset", covered.offset)
+        x = surgeon.insert(product, "Sub", [x, offset], f"{label}_centred", name)
+    scale = surgeon.number(f"{label}_scale", covered.scale)
+    step = single("step", covered.scale) if wide else scale
+    kind = int(ir.DataType.INT8)
+    integers = surgeon.insert(
+        product, "QuantizeLinear", [x, step], f"{label}_codes", name, output_dtype=kind
+    )
+    made = surgeon.insert(product, "DequantizeLinear", [integers, scale], label, name)
+    surgeon.inputs[key] = made
+    return made
 
 
 def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offset: float) -> None:

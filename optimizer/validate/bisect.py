@@ -1,26 +1,18 @@
-"""Name the first bad module, in a number of runs that grows with the logarithm of the modules.
+"""Name the first bad module of a compressed state, in a number of runs that grows with the
+logarithm of the modules. (Of a graph every piece is judged by itself: pieces.py.)
 
 first_bad       the search itself, over any question "is there a fault among these?"
-in_modules      a graph's linear modules, half of them at a time, cut out of the graph and given
-                torch's own inputs (lower/cut.py); no tensor becomes an output of the whole graph
-in_prefix       everything else: the graph up to the inputs of ever fewer modules, against torch
-in_torch        a compressed state: the first modules compressed and the others in float
+in_torch        the first modules compressed and the others in float
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from optimizer.compress.simulate import simulated
-from optimizer.lower import cut
-from optimizer.lower.cut import Edge
-from optimizer.validate import pieces, trace
-from optimizer.validate.distance import distance
+from optimizer.validate import trace
 from optimizer.validate.materials import Materials
-from optimizer.validate.trace import Trace
 
 T = TypeVar("T")
 
@@ -41,49 +33,6 @@ def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | Non
         else:
             low = middle
     return items[low]
-
-
-def in_modules(
-    model: Path, modules: Sequence[str], traces: Sequence[Trace], limit: float, fuse: bool = False
-) -> str | None:
-    """The first linear module whose output, on torch's input, is further than `limit` from
-    torch's output."""
-    at = cut.edges(model, modules)
-    order = list(dict.fromkeys(e.module for e in at))
-
-    def bad(part: Sequence[str]) -> bool:
-        chosen = set(part)
-        with tempfile.TemporaryDirectory() as work:
-            found = pieces.modules(model, at, traces, Path(work), fuse, chosen)
-        return bool(pieces.beyond(found, limit))
-
-    return first_bad(order, bad)
-
-
-def in_prefix(
-    model: Path, modules: Sequence[str], traces: Sequence[Trace], limit: float
-) -> str | None:
-    """The first module, in graph order, whose input is further than `limit` from torch's when the
-    graph is run from its start: the fault lies before it and after the module before."""
-    at = pieces.numbered(cut.edges(model, modules))
-
-    def bad(part: Sequence[tuple[Edge, tuple[str, int]]]) -> bool:
-        edge, key = part[-1]
-        with tempfile.TemporaryDirectory() as work:
-            piece = Path(work) / "prefix.onnx"
-            cut.write_prefix(model, [edge], piece)
-            with pieces.Graph(piece, threads=1, fuse=False) as runner:
-                for t in traces:
-                    wanted = t.inputs[key]
-                    given = pieces.typed(runner, dict(t.given))
-                    found = runner.infer(given)[edge.input].reshape(wanted.shape)
-                    pairs = zip(t.examples(found), t.examples(wanted), strict=True)
-                    if not distance(pairs).worst <= limit:
-                        return True
-        return False
-
-    found = first_bad(at, bad)
-    return found[0].module if found else None
 
 
 def in_torch(materials: Materials, limit: float) -> str | None:

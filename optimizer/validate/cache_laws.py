@@ -9,11 +9,10 @@ On the lowered model, through the harness's own decoder (buffers shared or not, 
  5. kept      a step leaves the cache it was given as it was, and gives the same bits again
 
 The operators are the same in all; only how many rows and tokens a product has differs, and with
-that the order of its sums. Where inputs stay float the graph is run as it is written, and rounding
-is all that may differ, at any position. Where they are coded (and where the runtime codes them in
-its own kernels, as MatMulNBits does) rounding flips codes, and later layers multiply that: three
-positions in four are held to the quantization error; where the codes are the checkpoint's own
-there is none, and they are held to what the kernel's codes may add up to.
+that the order of its sums, and where inputs are quantized (by the graph, or by the runtime's own
+kernels, as MatMulNBits does) the integers of values near a tie. So every token may lie as far from
+itself as correct runs of the model do (correct_runs.py). Where inputs stay float, the graph is also
+run as it is written, where correct runs lie much closer.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ import numpy as np
 
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.validate import decoder, pieces
+from optimizer.validate.breach import breach
 from optimizer.validate.decoder import OnnxDecoder
-from optimizer.validate.distance import Array, Distance, distance, merged, typical
-from optimizer.validate.hops import Entry
+from optimizer.validate.distance import Array, Distance, distance, merged
+from optimizer.validate.hops import MEASURED, Entry
 from optimizer.validate.materials import Materials
-from optimizer.validate.tolerances import TABLE, Tolerance
+from optimizer.validate.spread import Spread
 
 PIECE = 5  # tokens at a time, where a text is given in pieces
 TAIL = 6  # tokens given one by one after a batch
@@ -37,36 +37,45 @@ Pairs = list[tuple[Array, Array]]
 
 def cache(m: Materials) -> Entry:
     """Laws 1 to 5 on pieces of held-out text."""
-    coded = TABLE["cache coded"]
-    at = coded.at(m.quantization_error)
-    if m.section.quantize.kept and m.state.activations is None:
-        coded = TABLE["engine blocks"]
-        at = coded.limit * len(m.state.weights) ** 0.5
-    found, problems = _laws(m, at, fuse=True)
-    if problems or m.state.activations is not None:
-        return _entry(coded, at, found, problems)
-    exact = TABLE["cache float"]
-    return _entry(exact, exact.limit, *_laws(m, exact.limit, fuse=False))
+    fused = m.correct.tokens(blocks=m.kernels_quantize)
+    measured, problems = _laws(m, fused.limits["logits"], fuse=True)
+    if problems or not m.kernels_quantize:
+        return _entry(fused, measured, problems)
+    written = m.correct.tokens(blocks=False)
+    return _entry(written, *_laws(m, written.limits["logits"], fuse=False))
 
 
-def _entry(tolerance: Tolerance, at: float, found: Distance, problems: list[str]) -> Entry:
-    return Entry("cache", "itself", at, found, not problems, tolerance.why, tuple(problems))
+def _entry(spread: Spread, measured: Distance, problems: list[str]) -> Entry:
+    limit = spread.limits["logits"]
+    report = spread.as_dict({"logits": measured.worst})
+    return Entry(
+        "cache",
+        "itself",
+        limit,
+        measured,
+        not problems,
+        MEASURED,
+        tuple(problems),
+        spread=report,
+    )
 
 
-def _laws(m: Materials, at: float, fuse: bool) -> tuple[Distance, list[str]]:
-    """The furthest apart, and what is broken beyond `at`. fuse: as it is served, with codes that
-    may flip, not as it is written."""
-    flips = fuse or m.state.activations is not None
-    problems, found = [], []
+def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
+    """The furthest that a token lies from itself, and what is broken beyond `limit`. fuse: as it is
+    served, not as it is written."""
+    problems, each = [], []
     with pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse) as runner:
         served = Served(m, runner)
         for law, compare in LAWS.items():
-            each = (typical if flips else distance)(compare(served))
-            found.append(each)
-            if not each.worst <= at:
-                problems.append(f"{law}: {each.worst:.2e} apart, {at:.1e} is declared")
+            pairs = [pair for rows in compare(served) for pair in zip(*rows, strict=True)]
+            each.append(distance(pairs))
+            if not each[-1].worst <= limit:
+                shown = breach(each[-1].worst, limit)
+                problems.append(
+                    f"{law}: a token is {shown[0]} apart, {shown[1]} is what correct runs differ by"
+                )
         problems += _apart(served) + _kept(served)
-    return merged(found), problems
+    return merged(each), problems
 
 
 class Served:

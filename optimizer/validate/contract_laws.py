@@ -21,6 +21,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.batch import Batch
 from optimizer.validate.distance import Array
+from optimizer.validate.roundoff import UNIT, deviations
 
 STRANGE = (
     "Straße Über ÉCOLE naïve façade",
@@ -75,19 +76,34 @@ def _difference(ours: Array, theirs: Array) -> str:
     return f"row {row} position {column} is {ours[row, column]}, transformers {theirs[row, column]}"
 
 
-def values(source: Contract, outputs: Mapping[str, Array], batch: Mapping[str, Array]) -> Array:
-    """Law 2's reference: the task's array, in torch, by the source's contract."""
-    raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32))
-    mask = torch.from_numpy(np.asarray(batch["attention_mask"])).float()
-    if source.task == "sentence-embedding":
-        if source.pooling == "cls":
-            pooled = raw.select(1, 0)
-        else:
-            pooled = torch.einsum("bsd,bs->bd", raw, mask) / mask.sum(1, keepdim=True)
-        return (torch.nn.functional.normalize(pooled) if source.normalize else pooled).numpy()
-    if raw.ndim == 3:
-        raw = raw.masked_fill(mask[..., None] == 0, 0.0)
-    return raw.numpy()
+def values(
+    source: Contract, outputs: Mapping[str, Array], batch: Mapping[str, Array]
+) -> tuple[Array, Array]:
+    """Law 2's reference: the task's array, in torch and in float64, by the source's contract; and
+    how far float32 may be from it, element by element (0: equal)."""
+    raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32)).double()
+    mask = torch.from_numpy(np.asarray(batch["attention_mask"])).double()
+    if source.task != "sentence-embedding":
+        if raw.ndim == 3:
+            raw = raw.masked_fill(mask[..., None] == 0, 0.0)
+        return raw.numpy(), np.zeros(raw.shape)
+    bound = torch.zeros(raw.shape[0], raw.shape[-1], dtype=torch.float64)
+    if source.pooling == "cls":
+        pooled = raw.select(1, 0)
+    else:
+        count = mask.sum(1, keepdim=True)
+        pooled = torch.einsum("bsd,bs->bd", raw, mask) / count
+        size = torch.einsum("bsd,bs->bd", raw.abs(), mask) / count
+        wide = deviations(bound.numel(), raw.shape[1]) * raw.shape[1] ** 0.5 + 1
+        bound = wide * UNIT["fp32"] * size
+    if source.normalize:
+        norm = pooled.norm(dim=1, keepdim=True)
+        # The norm errs as its terms do, and as a sum of squares; division rounds once more.
+        terms = deviations(len(raw), raw.shape[-1]) * raw.shape[-1] ** 0.5 + 3
+        relative = bound.norm(dim=1, keepdim=True) / norm + terms * UNIT["fp32"]
+        pooled = pooled / norm
+        bound = bound / norm + pooled.abs() * relative
+    return pooled.numpy(), bound.numpy()
 
 
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:

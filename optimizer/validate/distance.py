@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ NOWHERE = float("inf")
 
 @dataclass(frozen=True)
 class Distance:
-    """relative_l2 over everything; worst: the largest relative L2 of a single example; cosine: the
-    smallest of a single example. NaN or a different shape counts as infinitely far."""
+    """relative_l2 over everything; worst: the largest of a single example, relative to its own norm
+    or that of a usual example, whichever is larger; cosine: the smallest of a single example. NaN
+    or a different shape counts as infinitely far."""
 
     relative_l2: float
     max_abs: float
@@ -35,26 +36,47 @@ FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 
 
 def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
-    """Of (found, expected) pairs, one per example, each of any shape."""
-    squares, norms, worst, biggest, cosine = 0.0, 0.0, 0.0, 0.0, 1.0
-    for found, expected in pairs:
-        if found.shape != expected.shape:
-            return FAR
-        a, b = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            return FAR
-        if np.array_equal(a, b):
-            norms += float(b @ b)
+    """Of (found, expected) pairs of one output, one per example, each of any shape.
+
+    An example is held against its own norm, or that of a usual one of its size where its own is
+    smaller: an example whose values happen to cancel is no further off than the others.
+    """
+    both = [(f, e) for f, e in pairs]
+    if any(f.shape != e.shape for f, e in both):
+        return FAR
+    flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in both]
+    if not all(np.isfinite(f).all() and np.isfinite(e).all() for f, e in flat):
+        return FAR
+    norms = sum(float(e @ e) for _, e in flat)
+    squares = sum(float((f - e) @ (f - e)) for f, e in flat)
+    differ = [(f, e) for f, e in flat if not np.array_equal(f, e)]
+    return Distance(
+        0.0 if squares == 0 else float(np.sqrt(squares / norms)) if norms else NOWHERE,
+        max((float(np.abs(f - e).max()) for f, e in differ), default=0.0),
+        min((_cosine(f, e) for f, e in differ), default=1.0),
+        max(lengths(both), default=0.0),
+    )
+
+
+def _cosine(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    length = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / length if length else 0.0
+
+
+def lengths(pairs: Sequence[tuple[Array, Array]]) -> list[float]:
+    """The relative L2 of each example, by the rule of `distance`."""
+    flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in pairs]
+    norms, sizes = sum(float(e @ e) for _, e in flat), sum(e.size for _, e in flat)
+    usual = norms / max(sizes, 1)
+    found = []
+    for f, e in flat:
+        if f.shape != e.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
+            found.append(NOWHERE)
             continue
-        d = a - b
-        square, norm = float(d @ d), float(b @ b)
-        squares, norms = squares + square, norms + norm
-        worst = max(worst, float(np.sqrt(square / norm)) if norm else NOWHERE)
-        biggest = max(biggest, float(np.abs(d).max()))
-        length = float(np.sqrt(norm * (a @ a)))
-        cosine = min(cosine, float(a @ b) / length if length else 0.0)
-    total = 0.0 if squares == 0 else float(np.sqrt(squares / norms)) if norms else NOWHERE
-    return Distance(total, biggest, cosine, worst)
+        square = float((f - e) @ (f - e))
+        scale = max(float(e @ e), usual * e.size)
+        found.append(0.0 if square == 0 else float(np.sqrt(square / scale)) if scale else NOWHERE)
+    return found
 
 
 def examples(array: Array, mask: Array) -> list[Array]:
@@ -62,19 +84,6 @@ def examples(array: Array, mask: Array) -> list[Array]:
     if array.ndim >= 3 and array.shape[:2] == mask.shape:
         return [row[keep.astype(bool)] for row, keep in zip(array, mask, strict=True)]
     return list(array)
-
-
-def typical(pairs: Iterable[tuple[Array, Array]], share: float = 0.75) -> Distance:
-    """As `distance`, with a row (token) as the example and `worst` the quantile `share` of them.
-
-    For coded inputs, where float rounding at a tie moves a code of one token in many by a step; a
-    fault of a linear module moves every token.
-    """
-    rows = [(f, e) for found, expected in pairs for f, e in zip(found, expected, strict=True)]
-    whole = distance(rows)
-    each = [distance([row]).worst for row in rows]
-    far = sorted(each)[min(int(share * len(each)), len(each) - 1)] if each else 0.0
-    return replace(whole, worst=far) if whole is not FAR else whole
 
 
 def merged(found: Iterable[Distance]) -> Distance:

@@ -1,39 +1,66 @@
 """The hops of the ledger, one function each: Materials -> Entry.
 
-What a hop compares is in ledger.py's docstring, what it may change in tolerances.py.
+What a hop compares is in ledger.py's docstring; where its limits come from, in spread.py (outputs),
+quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
-from optimizer.validate import bisect, contract_laws, pieces, rounding_laws, state_laws, trace
+from optimizer.validate import (
+    bisect,
+    contract_laws,
+    graph_laws,
+    linears,
+    on_gpu,
+    pieces,
+    resampled,
+    rounding_laws,
+    rounding_limits,
+    state_laws,
+    trace,
+)
+from optimizer.validate.breach import breach
 from optimizer.validate.distance import Distance, distance
-from optimizer.validate.judged import judged
 from optimizer.validate.materials import Materials
-from optimizer.validate.on_gpu import compared, not_here
-from optimizer.validate.tolerances import LEARNING, ROUNDING, TABLE, UNCUT, Tolerance
+from optimizer.validate.pieces import Piece
+from optimizer.validate.rounding_limits import LEARNED
+from optimizer.validate.spread import Spread, against
 from optimizer.validate.trace import Trace
+
+MEASURED = "correct runs of this model, each float operation rounded at random, lie as far apart"
+UNCUT = (
+    "judged end to end only: pieces of an engine cannot be run alone, and correct runs lie far "
+    "enough apart to hide one module's fault"
+)
+"""What the entry and the gate of such a hop say."""
+HIDDEN = (
+    "MatMulNBits quantizes its inputs inside the kernel, where no integer can be read: its "
+    "products are bounded with that, and the graph as written is proven at `lower`"
+)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One hop (measured.worst: see judged.py). ok None: not run here. problems: what is wrong,
-    worst first, with the checkpoint's names; empty when ok. unproven: what a hop that is ok could
-    not judge, ""."""
+    """One hop. tolerance and measured.worst: the example that comes nearest to its limit, or lies
+    furthest beyond. ok None: not run here. problems: what is wrong, worst first, with the
+    checkpoint's names; empty when ok. unproven: what a hop that is ok could not judge, "". pieces:
+    each part of a graph that was judged by itself. spread: how far correct runs lie apart, and the
+    limits that follow (Spread.as_dict)."""
 
     hop: str
     start: str
@@ -43,6 +70,8 @@ class Entry:
     why: str
     problems: tuple[str, ...] = ()
     unproven: str = ""
+    pieces: tuple[Piece, ...] = ()
+    spread: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -54,19 +83,43 @@ class Entry:
             "why": self.why,
             "problems": list(self.problems),
             "unproven": self.unproven,
+            "pieces": [p.as_dict() for p in self.pieces],
+            "spread": self.spread,
         }
 
 
-def _entry(
-    hop: str, start: str, tolerance: Tolerance, at: float, measured: Distance, problems: list[str]
+def within(
+    hop: str,
+    start: str,
+    spread: Spread,
+    results: Sequence[Mapping[str, Any]],
+    expected: Sequence[Trace],
+    problems: Sequence[str],
+    parts: Sequence[Piece] = (),
+    why: str = "",
 ) -> Entry:
-    """The verdict of a hop: its worst example within tolerance, and no problem of another kind."""
-    if not measured.worst <= at:
-        problems = [
-            *problems,
-            f"an example is {measured.worst:.2e} from {start}, {at:.1e} is declared",
-        ]
-    return Entry(hop, start, at, measured, not problems, tolerance.why, tuple(problems))
+    """The entry of a hop whose outputs may differ as correct runs do, by no more; and no problem of
+    another kind."""
+    names = list(spread.limits)
+    measured, worst, beyond = against(spread.limits, results, expected, names)
+    name = max(names, key=lambda n: worst[n] / spread.limits[n])
+    whole = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+    whole += [
+        f"{n}: an example is {shown[0]} from {start}, {shown[1]} is what correct runs differ by"
+        for n, far, limit in beyond
+        for shown in [breach(far, limit)]
+    ]
+    return Entry(
+        hop,
+        start,
+        spread.limits[name],
+        replace(measured, worst=worst[name]),
+        not problems and not whole,
+        why or MEASURED,
+        (*problems, *whole),
+        pieces=tuple(parts),
+        spread=spread.as_dict(worst),
+    )
 
 
 def load(m: Materials) -> Entry:
@@ -88,7 +141,12 @@ def load(m: Materials) -> Entry:
                 if name in ours and not bool((ours[name] == f.get_tensor(name).float()).all())
             ]
     measured = m.between(results, m.float_traces)
-    return _entry("load", "transformers", TABLE["load"], TABLE["load"].at(0), measured, problems)
+    why = "the same operators on the same values give the same bits"
+    if measured.worst == 0:
+        return Entry("load", "transformers", 0.0, measured, not problems, why, tuple(problems))
+    # On some processors the bits depend on where in memory the values lie.
+    spread = m.correct.source()
+    return within("load", "transformers", spread, results, m.float_traces, problems)
 
 
 def fold(m: Materials) -> Entry:
@@ -96,11 +154,11 @@ def fold(m: Materials) -> Entry:
     learned gains do, and are held to laws of their own."""
     quantize = m.section.quantize
     rotated = "rotate" in quantize.transforms
-    tolerance = TABLE["fold rotated" if rotated else "fold"]
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
-    if LEARNING & set(quantize.rounders):
-        problems += state_laws.gains(m.state, m.parameters, m.family, rotated)
+    if LEARNED & set(quantize.rounders):
+        limit = rounding_limits.of(quantize, m.section.calibrate, 8).gains
+        problems += state_laws.gains(m.state, m.parameters, m.family, rotated, limit)
         learned = {
             name: state_laws.folded_gain(m.state, m.parameters, name, m.family, rotated)
             for name in state_laws.learned_gains(m.state, m.parameters)
@@ -108,11 +166,11 @@ def fold(m: Materials) -> Entry:
     others = {name: _uncorrected(m, name) for name in m.state.replaced} | learned
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
-        return _entry("fold", "source torch", tolerance, tolerance.limit, same, problems)
+        why = "nothing was folded"
+        return Entry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
     folded = torch_model(m.checkpoint, m.task, overrides=others)
     results = [trace.run(folded, b, m.outputs) for b in m.batches]
-    measured = m.between(results, m.float_traces)
-    return _entry("fold", "source torch", tolerance, tolerance.limit, measured, problems)
+    return within("fold", "source torch", m.correct.source(), results, m.float_traces, problems)
 
 
 def _uncorrected(m: Materials, name: str) -> Tensor:
@@ -127,135 +185,72 @@ def _uncorrected(m: Materials, name: str) -> Tensor:
 def compress(m: Materials) -> Entry:
     """The state de-quantized in torch against the source: the recipe's budget, and the laws."""
     activations = m.section.quantize.activations
-    problems = _rounding(m)
-    if m.state.activations != (
-        None
-        if activations is None
-        else "tensor"
-        if activations.granularity == "tensor"
-        else "token"
-    ):
+    problems, unjudged = _rounding(m)
+    granularity = None if activations is None else activations.granularity
+    if m.state.activations != granularity:
         problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
     if activations is not None and m.state.activations == "tensor":
-        problems += state_laws.ranges(m.state, activations, m.simulated_model, m.calibration())
+        models = m.simulated_model, m.folded_model
+        problems += state_laws.ranges(m.state, activations, *models, m.calibration())
     problems += state_laws.biases(m.state, m.parameters, m.simulated_traces)
     measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:
+        moved, allowed = breach(measured.relative_l2, budget)
         problems.append(
-            f"quantization moves the output by {measured.relative_l2:.3g} (relative L2); "
-            f"validate.quantization_budget is {budget}; compressing module by module, it is passed "
-            f"at {bisect.in_torch(m, budget)}"
+            f"quantization moves the output by {moved} (relative L2); "
+            f"validate.quantization_budget is {allowed}; compressing module by module, it is "
+            f"passed at {bisect.in_torch(m, budget)}"
         )
     why = "validate.quantization_budget of the recipe"
-    return Entry("compress", "source torch", budget, measured, not problems, why, tuple(problems))
+    unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""
+    return Entry(
+        "compress",
+        "source torch",
+        budget,
+        measured,
+        not problems,
+        why,
+        tuple(problems),
+        unproven,
+    )
 
 
-def _rounding(m: Materials) -> list[str]:
-    """What the codes of each weight must keep, by the method that chose them."""
+def _rounding(m: Materials) -> tuple[list[str], list[str]]:
+    """What is wrong with the integers of each weight, by the method that chose them, and what
+    cannot be judged."""
     quantize = m.section.quantize
     if quantize.kept:
         return [
             f"{name} was kept with other values than the checkpoint has"
             for name, q in m.state.weights.items()
             if not bool((q.dequantize() == m.parameters[name]).all())
-        ]
-    method = quantize.rounders[-1]
-    rounding = ROUNDING[method]
-    problems = state_laws.weights(m.state, m.parameters, rounding, m.rounded_alone)
-    if rounding.nearest:
-        return problems
-    coded, wanted = m.simulated_traces, {**m.parameters, **m.state.replaced}
-    exact = m.folded_traces if method in LEARNING or quantize.asymmetric else coded
-    asked = quantize.gptq.token_limit, m.family.head
-    return problems + rounding_laws.outputs(m.state, wanted, rounding, coded, exact, *asked)
+        ], []
+    problems, suspects = state_laws.weights(m.state, m.rounded_weight, m.parameters, m.rounding)
+    if not all(m.rounding(name).nearest for name in m.state.weights):
+        compressed = m.simulated_traces
+        float_aim = quantize.asymmetric or bool(LEARNED & set(quantize.rounders))
+        exact = m.folded_traces if float_aim else compressed
+        suspects += rounding_laws.outputs(m, compressed, exact)
+    refused, unjudged = resampled.judged(m, suspects)
+    return problems + refused, unjudged
 
 
 def export(m: Materials) -> Entry:
     """The float graph against torch, whole and piece by piece, and every parameter by value."""
     path = m.graph / "model.onnx"
-    tolerance = TABLE[f"export {m.precision}"]
-    problems = _graph_laws(m, path)
+    problems = graph_laws.interface(m, path)
+    problems += graph_laws.parameters(m, path)
     asked = m.asked(m.folded_traces, path)
-    problems += _pieces(m, path, asked, TABLE[f"piece {m.precision}"].limit, fuse=False)
-    problems += [f"{p}: the graph holds other values" for p in _other_values(m, path)]
-    results = pieces.whole(path, asked, m.compared, fuse=True)
-    measured = m.between(results, asked, m.compared)
-    return _entry("export", "float torch", tolerance, tolerance.at(0), measured, problems)
-
-
-def _other_values(m: Materials, path: Path) -> list[str]:
-    """Parameters whose initializer is not the value torch runs with, stored either way round."""
-    stored = cut.initializers(path, m.names.parameters.values())
-    ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
-    wrong = []
-    for name, initializer in m.names.parameters.items():
-        if name not in ours:
-            continue
-        value, found = ours[name].detach().numpy(), stored[initializer]
-        value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
-        entry = m.names.modules.get(name.removesuffix(".weight"))
-        turned = entry is not None and entry.parameter == name and entry.layout == "KN"
-        same = found.dtype == value.dtype and (
-            np.array_equal(found, value.T)
-            if turned
-            else np.array_equal(found, value) or np.array_equal(found, value.T)
-        )
-        if not same:
-            wrong.append(name)
-    return wrong
-
-
-def _graph_laws(m: Materials, path: Path) -> list[str]:
-    """Input and output names, and each LayerNorm's epsilon: too small for outputs to show."""
-    facts = cut.facts(path)
-    wanted = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
-    problems = []
-    if set(facts.inputs) != wanted:
-        problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
-    if set(m.compared) - set(facts.outputs):
-        problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.compared}")
-    epsilons = {
-        name: module.eps
-        for name, module in m.float_model.named_modules()
-        if isinstance(module, nn.LayerNorm)
-    }
-    for name, epsilon in facts.epsilons.items():
-        if name in epsilons and not np.isclose(epsilon, epsilons[name], rtol=1e-6, atol=0):
-            problems.append(f"{name}: epsilon is {epsilon:.3g}, torch's is {epsilons[name]:.3g}")
-    return problems
-
-
-def _pieces(
-    m: Materials,
-    path: Path,
-    traces: Sequence[Trace],
-    limit: float,
-    fuse: bool,
-    only: str = "",
-    between: float | None = None,
-    coded: bool = False,
-) -> list[str]:
-    """What is out of tolerance, module by module and between modules. coded: inputs of modules are
-    coded by other arithmetic than torch's."""
-    problems = []
     with _work() as work:
         at = cut.edges(path, m.modules)
-        found = pieces.modules(path, at, traces, work, fuse, coded=coded)
-        problems += [
-            f"{name}: its output is {found[name].worst:.2e} from torch's on torch's input, "
-            f"{limit:.0e} is declared"
-            for name in pieces.beyond(found, limit)
-        ]
-        if only != "modules":
-            rest = pieces.rest(path, at, traces, work, fuse)
-            bound = TABLE[f"piece {m.precision}"].limit if between is None else between
-            problems += [
-                f"{name}: what comes before it is {rest[name].worst:.2e} from torch's, "
-                f"{bound:.0e} is declared"
-                for name in pieces.beyond(rest, bound)
-            ]
-    return problems
+        sample = m.correct.sampled(m.folded_traces, path)
+        parts = pieces.products(path, at, sample, linears.of_float_graph(m), work, fuse=False)
+        limits = m.correct.between("folded", m.precision)
+        parts += pieces.between(path, at, sample, limits, work, fuse=False)
+    results = pieces.whole(path, asked, m.compared, fuse=True)
+    spread = m.correct.whole("folded", m.precision)
+    return within("export", "float torch", spread, results, asked, problems, parts)
 
 
 @contextmanager
@@ -280,67 +275,33 @@ def _work() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _coded(m: Materials) -> str:
-    return "float" if m.state.activations is None else "int8"
-
-
 def lower(m: Materials) -> Entry:
     """The lowered graph, each operator as written, against the state de-quantized in torch."""
     path = m.model / "model.onnx"
-    problems = _graph_laws(m, path)
+    problems = graph_laws.interface(m, path)
     wanted = {p.removesuffix(".weight") for p in m.state.weights}
     lowered = set(m.lowering["modules"])
     problems += [f"{name}: left in float without saying so" for name in sorted(wanted - lowered)]
     problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - wanted)]
-    problems += [
-        f"{name}: the graph holds other codes than the state" for name in _other_codes(m, path)
-    ]
-    problems += _other_codings(m, path)
+    problems += graph_laws.weights(m, path)
+    problems += graph_laws.activations(m, path)
+    problems += graph_laws.biases(m, path)
     carried = cut.changed(m.graph / "model.onnx", path, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
         f"{name}: the graph reads a float weight" for name in cut.float_weights(path, wanted)
     ]
-    coded = "" if m.state.activations is None else "int8 "
-    limit = TABLE[f"piece {coded}{m.precision}"].limit
-    asked, other = m.asked(m.simulated_traces, path), m.lowering["dialect"] != "ort_qdq"
-    problems += _pieces(m, path, asked, limit, fuse=False, coded=other)
-    tolerance = TABLE[f"lower {m.precision} {_coded(m)}"]
-    held = judged(m, m.lowered_outputs, asked, tolerance)
-    return _entry("lower", "state in torch", tolerance, *held, problems)
-
-
-def _other_codes(m: Materials, path: Path) -> list[str]:
-    """Quantized parameters whose value in the graph is not the state's, bit for bit."""
-    held = cut.dequantized(path, m.state.weights)
-    return [
-        n for n in m.state.weights if not np.array_equal(held[n], m.state.weights[n].dequantize())
-    ]
-
-
-def _other_codings(m: Materials, path: Path) -> list[str]:
-    """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
-    if m.state.activations != "tensor":
-        return []
-    found = cut.codings(path, {p.removesuffix(".weight") for p in m.state.weights})
-    problems = []
-    for site, wanted in m.state.ranges.items():
-        name = site.removesuffix(":input")
-        got = found.get(name)
-        if got is None:
-            problems.append(f"{name}: the graph does not code its input")
-            continue
-        # Unsigned codes carry the zero point; signed ones are shifted by 128 and by the offset.
-        moved = got.zero_point * got.scale - got.offset
-        signed = got.zero_point == 0 and wanted.zero_point != 0
-        right = -wanted.offset if signed else wanted.zero_point * wanted.scale
-        slack = wanted.scale / 64 + abs(right) * 2.0**-10  # an offset in fp16
-        if got.scale != wanted.scale or abs(moved - right) > slack:
-            problems.append(
-                f"{name}: its input is coded with {got}; the state's range has scale "
-                f"{wanted.scale:.6g}, zero point {wanted.zero_point}, offset {wanted.offset:.6g}"
-            )
-    return problems
+    asked = m.asked(m.simulated_traces, path)
+    with _work() as work:
+        at = cut.edges(path, m.modules)
+        sample = m.correct.sampled(m.simulated_traces, path)
+        linear = linears.of_lowered_graph(m, fused=False)
+        parts = pieces.quantizers(path, at, sample, linear, work, fuse=False)
+        parts += pieces.products(path, at, sample, linear, work, fuse=False)
+        limits = m.correct.between("state", m.precision)
+        parts += pieces.between(path, at, sample, limits, work, fuse=False)
+    spread = m.correct.whole("state", m.precision)
+    return within("lower", "state in torch", spread, m.lowered_outputs, asked, problems, parts)
 
 
 def engine(m: Materials) -> Entry:
@@ -351,25 +312,29 @@ def engine(m: Materials) -> Entry:
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
-    reason = not_here(m)
+    reason = on_gpu.not_here(m)
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
-    if target.device != "cpu":
-        whole = _entry("engine", "lowered graph", *compared(m), problems)
-        said = replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
-        return whole if m.state.activations is None else said  # no codes to flip, no wide limit
-    blocks = m.state.activations is None
-    tolerance = TABLE["engine blocks" if blocks else f"engine {m.precision} int8"]
-    path = m.model / "model.onnx"
-    limit = tolerance.limit if blocks else TABLE[f"piece int8 {m.precision}"].limit
-    problems += _pieces(m, path, m.simulated_traces, limit, fuse=True, only="modules")
-    asked = m.asked(m.simulated_traces, path)
-    results = pieces.whole(path, asked, m.compared, fuse=True)
+    asked = m.asked(m.simulated_traces, m.model / "model.onnx")
     lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
-    at, measured = judged(m, results, lowered, tolerance)
-    at *= len(m.state.weights) ** 0.5 if blocks else 1
-    return _entry("engine", "lowered graph", tolerance, at, measured, problems)
+    if target.device != "cpu":
+        spread = m.correct.whole("state", m.precision)
+        results = on_gpu.outputs(m, asked)
+        whole = within("engine", "lowered graph", spread, results, lowered, problems)
+        return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
+    path = m.model / "model.onnx"
+    with _work() as work:
+        at = cut.edges(path, m.modules)
+        sample = m.correct.sampled(m.simulated_traces, path)
+        linear = linears.of_lowered_graph(m, fused=True)
+        parts = pieces.quantizers(path, at, sample, linear, work, fuse=True)
+        parts += pieces.products(path, at, sample, linear, work, fuse=True)
+    results = pieces.whole(path, asked, m.compared, fuse=True)
+    hidden = m.kernels_quantize
+    spread = m.correct.blocks() if hidden else m.correct.whole("state", m.precision)
+    entry = within("engine", "lowered graph", spread, results, lowered, problems, parts)
+    return replace(entry, why=f"{entry.why}; {HIDDEN}") if hidden else entry
 
 
 def harness(m: Materials) -> Entry:
@@ -394,7 +359,21 @@ def harness(m: Materials) -> Entry:
             if not np.array_equal(values, again):
                 problems.append("the same texts answered twice give other bits")
             found += list(values)
-            wanted += list(contract_laws.values(m.contract, outputs, batch))
-    tolerance = TABLE["answers"]
-    measured = distance(zip(found, wanted, strict=True))
-    return _entry("harness", "torch", tolerance, tolerance.limit, measured, problems)
+            wanted += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
+    measured = distance((f, w) for f, (w, _) in zip(found, wanted, strict=True))
+    ratio = max(
+        (_ratio(f, w, bound) for f, (w, bound) in zip(found, wanted, strict=True)), default=0
+    )
+    if not ratio <= 1:
+        problems.append(f"an answer is {ratio:.3g} times as far off as rounding goes")
+    why = "pooling and normalization in float32, bounded element by element"
+    return Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
+
+
+def _ratio(value: Any, wanted: Any, bound: Any) -> float:
+    """The furthest of an answer's elements, over its bound; what must be equal has none."""
+    if value.shape != wanted.shape or not np.isfinite(value).all():
+        return float("inf")
+    error = np.abs(value.astype(np.float64) - wanted)
+    ratio = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
+    return float(ratio.max(initial=0.0))

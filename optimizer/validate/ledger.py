@@ -1,5 +1,5 @@
-"""The ledger: the same inputs through every form the model takes, each hop under a tolerance
-declared beforehand (tolerances.py).
+"""The ledger: the same inputs through every form the model takes, each hop under limits
+that are derived, or measured in the same run from how far correct runs lie apart (spread.py).
 
     load       the torch model                     against transformers' own loader
     fold       float torch with what was replaced  against the source model

@@ -26,19 +26,13 @@ from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
-from optimizer.validate import decoder, decoder_batches, pieces, trace
-from optimizer.validate.distance import Distance, distance
+from optimizer.validate import decoder, decoder_batches, pieces, rounding_limits, trace
+from optimizer.validate.correct_runs import CorrectRuns
+from optimizer.validate.distance import Distance, distance, merged
+from optimizer.validate.rounding_limits import Rounding
 from optimizer.validate.trace import Trace
 
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Relative L2 of one output over everything, and of each example."""
-
-    whole: float
-    examples: tuple[float, ...]
 
 
 @dataclass
@@ -111,6 +105,8 @@ class Materials:
 
     @cached_property
     def folded_model(self) -> nn.Module:
+        if not self.state.replaced:
+            return self.float_model
         return torch_model(self.checkpoint, self.task, overrides=self.state.replaced)
 
     @cached_property
@@ -195,17 +191,23 @@ class Materials:
     def traces(self, model: nn.Module) -> list[Trace]:
         return [trace.traced(model, b, self.compared, self.modules) for b in self.batches]
 
-    def asked(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """What a graph is asked: the traces, and for a decoder the first (and the first that is
-        padded, where the graph takes torch's cache of it) in two parts each, one token and most
-        of them coming after a cache."""
+    def continuations(
+        self, traces: Sequence[Trace], model: Path
+    ) -> tuple[list[Trace], list[tuple[int, int]]]:
+        """The traces as the graph takes them, and (trace, past) of those whose last tokens are also
+        given after a cache of `past`: of a decoder the first, and the next, which is padded, where
+        the graph takes torch's cache of it."""
         if self.contract.generation is None:
-            return list(traces)
+            return list(traces), []
         by_column = cut.facts(model).by_column
-        traces = [replace(t, by_column=by_column) for t in traces]
-        lengths = [(t, t.mask.shape[1]) for t in traces[: 1 if by_column else 2]]
-        cuts = [(t, past) for t, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
-        return [*traces, *(t.continued(past) for t, past in cuts)]
+        kept = [replace(t, by_column=by_column) for t in traces]
+        lengths = [(i, kept[i].mask.shape[1]) for i in range(min(len(kept), 1 if by_column else 2))]
+        return kept, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
+
+    def asked(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
+        """What a graph is asked: the traces, and their continuations."""
+        kept, cuts = self.continuations(traces, model)
+        return [*kept, *(kept[i].continued(past) for i, past in cuts)]
 
     @cached_property
     def float_traces(self) -> list[Trace]:
@@ -220,26 +222,45 @@ class Materials:
         return self.traces(self.simulated_model)
 
     @cached_property
-    def quantization_error(self) -> float:
-        """Relative L2 of the outputs of the state in torch from those of the source."""
-        found = self.between([t.result for t in self.simulated_traces], self.float_traces)
-        return found.relative_l2
+    def correct(self) -> CorrectRuns:
+        """Correct runs of the models, and the limits that follow."""
+        return CorrectRuns(self)
 
     @cached_property
-    def errors(self) -> dict[str, Errors]:
-        """By output, of all that graphs are asked, as quantization_error."""
-        path = self.model / "model.onnx"
-        state, source = (self.asked(t, path) for t in (self.simulated_traces, self.float_traces))
-        made = {}
-        for name in self.compared:
-            pairs = [
-                pair
-                for s, f in zip(state, source, strict=True)
-                for pair in f.pairs(s.result[name], f.result[name])
-            ]
-            each = tuple(distance([pair]).worst for pair in pairs)
-            made[name] = Errors(distance(pairs).relative_l2, each)
-        return made
+    def folded_parameters(self) -> dict[str, Tensor]:
+        """Of the folded model, by every name."""
+        named = self.folded_model.named_parameters(remove_duplicate=False)
+        return {name: p.detach() for name, p in named}
+
+    def folded_bias(self, module: str) -> Tensor | None:
+        """The bias of a linear module after folding and correction."""
+        return self.folded_parameters.get(f"{module}.bias")
+
+    def rounding(self, parameter: str) -> Rounding:
+        """What the method that chose this parameter's integers may do."""
+        bits = self.state.weights[parameter].scheme.bits
+        if parameter in self.rounded_alone:
+            return rounding_limits.nearest(bits)
+        return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
+
+    def rounded_weight(self, parameter: str) -> Tensor:
+        """The float weight (out, in) that was rounded: folded, without its input's factor."""
+        replaced = self.state.replaced
+        value = replaced[parameter] if parameter in replaced else self.parameters[parameter]
+        factor = self.state.factors.get(f"{parameter.removesuffix('.weight')}:input")
+        return value.float() if factor is None else value.float() / factor[None]
+
+    @property
+    def kernels_quantize(self) -> bool:
+        """Whether kernels of weight-only modules quantize their float inputs by themselves."""
+        modules = (n.removesuffix(".weight") for n in self.state.weights)
+        linear = [n for n in modules if n in self.names.modules]
+        return any(self.state.activations_of(n) is None for n in linear)
+
+    @property
+    def signed(self) -> bool:
+        """Whether the lowered graph's integers are signed and have no zero point."""
+        return bool(self.lowering["dialect"] != "ort_qdq")
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
@@ -254,10 +275,15 @@ class Materials:
         expected: Sequence[Trace],
         names: Sequence[str] | None = None,
     ) -> Distance:
-        """Over real tokens of every example of every output, or of those in `names`."""
-        return distance(
-            pair
-            for f, e in zip(found, expected, strict=True)
+        """Over real tokens of every example, the furthest of the outputs, or of those in `names`.
+
+        An output that both have nothing of is no distance.
+        """
+        return merged(
+            distance(
+                pair
+                for f, e in zip(found, expected, strict=True)
+                for pair in e.pairs(f[name], e.result[name])
+            )
             for name in names or self.outputs
-            for pair in e.pairs(f[name], e.result[name])
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.runtimes.trt_products import PRODUCTS
 from optimizer.validate import pieces
-from optimizer.validate.distance import Distance
-from optimizer.validate.judged import judged
+from optimizer.validate.distance import Array
 from optimizer.validate.materials import Materials
-from optimizer.validate.tolerances import TABLE, Tolerance
+from optimizer.validate.trace import Trace
 
 
 def not_here(m: Materials) -> str:
@@ -57,21 +56,17 @@ def opened(m: Materials) -> Runner:
     return shop.open(_entry(m), "load", 0)
 
 
-def compared(m: Materials, runner: Any = None) -> tuple[Tolerance, float, Distance]:
-    """What it may differ from the lowered graph by, that limit, and what it does: on everything
-    the ledger asks of graphs. runner: the engine, opened here when None."""
-    coded = "float" if m.state.activations is None else "int8"
-    tolerance = TABLE[f"engine {m.precision} {coded}"]
-    asked = m.asked(m.simulated_traces, m.model / "model.onnx")
-    results = []
+def outputs(m: Materials, asked: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
+    """What the engine answers to everything the ledger asks of graphs. runner: the engine, opened
+    here when None."""
     target = m.section.target
+    results: list[dict[str, Array]] = []
     runner = runner or candidate(m, getattr(target, "runs_on", target.device))
     with closing(runner):
         for trace in asked:
-            found = runner.infer(pieces.typed(runner, dict(trace.given)))
-            results.append({n: np.asarray(found[n], np.float32) for n in m.compared})
-    lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
-    return tolerance, *judged(m, results, lowered, tolerance)
+            answer = runner.infer(pieces.typed(runner, dict(trace.given)))
+            results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
+    return results
 
 
 def _entry(m: Materials) -> dict[str, Any]:

@@ -1,14 +1,20 @@
-"""Run a graph's pieces on the tensors that torch computed at the cuts, and compare.
+"""Run a graph's pieces on the tensors that torch computed at the cuts, and judge each by itself.
 
-Each linear module gets torch's own input and must give torch's output; everything between two
-modules gets torch's module outputs and must give the next module's input. So a fault shows at
-full size in the one piece that has it, and nowhere else.
+    quantizer    float input -> integers, integer by integer (quantizer.py)
+    arithmetic   the same integers -> output, element by element (roundoff.py)
+    product      of a module whose input stays float: input -> output, element by element
+    between      what lies between two linear modules, their outputs being torch's -> the next one's
+                 input, against the distance of correct runs (spread.py)
+
+A flipped integer cannot reach the arithmetic piece, and no error reaches the next module: a fault
+shows at full size in the one piece that has it, and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +24,87 @@ from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort import OrtRunner, check_names
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
-from optimizer.validate.distance import Array, Distance, distance, typical
+from optimizer.validate import quantizer, roundoff
+from optimizer.validate.distance import Array, lengths
+from optimizer.validate.quantizer import Judgement, Quantizer, Reference
+from optimizer.validate.roundoff import Product
 from optimizer.validate.trace import Trace
 
-Found = dict[str, Distance]
+WORST = 3  # elements that a piece names
+Key = tuple[str, int]  # a module, and which of its uses
+
+
+@dataclass(frozen=True)
+class Element:
+    """One output that lies far from its reference, or one integer that is wrong."""
+
+    token: int
+    channel: int
+    reference: float
+    value: float
+    bound: float
+
+    def as_dict(self) -> dict[str, float]:
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """ratio: measured over limit, fine up to 1. limit: what the limit is, in words."""
+
+    module: str
+    piece: str
+    ratio: float
+    limit: str
+    worst: tuple[Element, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fine(self) -> bool:
+        return self.ratio <= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "module": self.module,
+            "piece": self.piece,
+            "ratio": self.ratio,
+            "limit": self.limit,
+            "worst": [e.as_dict() for e in self.worst],
+            "counts": dict(self.counts),
+        }
+
+    @property
+    def problem(self) -> str:
+        """A sentence for a piece that is not fine."""
+        at = self.worst[0] if self.worst else None
+        if self.piece == "quantizer":
+            found = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
+            if not self.counts["wrong"]:
+                found = (
+                    f"{self.counts['flips']} of {self.counts['near_ties']} values near a tie got "
+                    f"the other integer, {self.counts['flips_allowed']} at most by rounding"
+                )
+            return f"{self.module}: {found}" + (
+                f", the first {at.value:.0f} for {at.reference:.4f}" if at else ""
+            )
+        if self.piece == "between":
+            return f"{self.module}: what comes before it is {self.ratio:.3g} times {self.limit}"
+        return (
+            f"{self.module}: its output is {self.ratio:.3g} times as far off as rounding goes"
+            + (
+                f" (channel {at.channel}: {at.value:.6g} for {at.reference:.6g} +- {at.bound:.1g})"
+                if at
+                else ""
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What a linear module must compute: how its input is quantized, and its product."""
+
+    quantizer: Quantizer | None
+    product: Product
 
 
 class Graph(OrtRunner):
@@ -51,45 +134,166 @@ def _refusals(model: Path) -> Iterator[None]:
         raise HarnessError(f"it cannot be run ({first[:200]})", where=str(model)) from None
 
 
-def numbered(at: Sequence[Edge]) -> list[tuple[Edge, tuple[str, int]]]:
+def numbered(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
     """Each edge with its (module, use), as a Trace names it."""
     seen: dict[str, int] = {}
-    made = []
+    keys = []
     for edge in at:
         use = seen[edge.module] = seen.get(edge.module, -1) + 1
-        made.append((edge, (edge.module, use)))
-    return made
+        keys.append((edge, (edge.module, use)))
+    return keys
 
 
-def modules(
+def quantizers(
     model: Path,
     at: Sequence[Edge],
     traces: Sequence[Trace],
+    linear: Callable[[str], Linear],
     work: Path,
     fuse: bool,
-    only: Collection[str] | None = None,
-    coded: bool = False,
-) -> Found:
-    """{module: distance of its output}, each module alone; `only` some of those in `at`. coded: its
-    input is coded by other arithmetic than torch's, so that a flipped code here and there is no
-    fault (distance.typical)."""
-    uses = [(e, key) for e, key in numbered(at) if only is None or e.module in only]
-    piece = work / "modules.onnx"
-    cut.write_modules(model, [e for e, _ in uses], piece)
-    pairs: dict[str, list[tuple[Array, Array]]] = {}
+) -> list[Piece]:
+    """A Piece for every tensor that is quantized, named after the first module that reads it."""
+    uses = list({e.integers: (e, key) for e, key in reversed(numbered(at)) if e.integers}.values())
+    if not uses:
+        return []
+    piece = work / "quantizers.onnx"
+    cut.write_quantizers(model, [e for e, _ in uses], piece)
+    judged: dict[str, list[Judgement]] = {}
+    worst: dict[str, Element] = {}
     with Graph(piece, threads=1, fuse=fuse) as runner:
-        for trace in (t for t in traces if not t.past):  # a continued text has the same tokens
-            given = {e.input: _shaped(trace.inputs[key], e.input_rank) for e, key in uses}
-            out = runner.infer(typed(runner, given))
+        for given, real in _inputs(uses, traces, linear):
+            arrays = typed(
+                runner, {e.input: _shaped(given[e.input], e.input_rank) for e, _ in uses}
+            )
+            out = runner.infer(arrays)
+            for edge, (module, _) in uses:
+                q = linear(module).quantizer
+                assert q is not None
+                x = arrays[edge.input]
+                rows = x.reshape(-1, x.shape[-1])
+                wanted = quantizer.reference(rows, q)
+                integers = out[edge.integers].reshape(rows.shape)
+                found = quantizer.judge(integers, wanted, q, count_flips=real)
+                judged.setdefault(edge.integers, []).append(found)
+                if found.at and edge.integers not in worst:
+                    worst[edge.integers] = _integer(found.at[0], integers, wanted)
+    return [
+        _quantizer_piece(key[0], judged[e.integers], worst.get(e.integers))
+        for e, key in reversed(uses)
+    ]
+
+
+def _integer(at: tuple[int, int], integers: Array, wanted: Reference) -> Element:
+    real, delta = float(wanted.real[at]), float(wanted.delta[at])
+    return Element(at[0], at[1], real, float(integers[at]), delta)
+
+
+def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None) -> Piece:
+    whole = quantizer.merged(judged)
+    limit = "every integer the reference's, but one step beside rounding ties"
+    at = () if worst is None else (worst,)
+    return Piece(module, "quantizer", whole.ratio, limit, at, whole.counts)
+
+
+def _inputs(
+    uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace], linear: Callable[[str], Linear]
+) -> Iterator[tuple[dict[str, Array], bool]]:
+    """({input: array}, real) of every trace, and of the probes of each quantizer, which are not."""
+    for trace in (t for t in traces if not t.past):  # a continued text has the same tokens
+        yield {e.input: trace.inputs[key] for e, key in uses}, True
+    probes: dict[str, list[Array]] = {}
+    for edge, key in uses:
+        q, width = linear(key[0]).quantizer, traces[0].inputs[key].shape[-1]
+        assert q is not None
+        probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
+    joined = {name: np.concatenate(rows) for name, rows in probes.items()}
+    most = max(map(len, joined.values()))  # a graph has one length for all its tensors
+    yield {n: np.resize(rows, (1, most, rows.shape[1])) for n, rows in joined.items()}, False
+
+
+def products(
+    model: Path,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    linear: Callable[[str], Linear],
+    work: Path,
+    fuse: bool,
+) -> list[Piece]:
+    """A Piece for every linear module: of its arithmetic, or of its product where its input stays
+    float."""
+    uses = numbered(at)
+    piece = work / "products.onnx"
+    cut.write_products(model, at, piece)
+    worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
+    with Graph(piece, threads=1, fuse=fuse) as runner:
+        for trace in (t for t in traces if not t.past):
+            given: dict[str, Array] = {}
+            multiplied: dict[Key, roundoff.Floats] = {}
             for edge, key in uses:
-                wanted = trace.outputs[key]
-                pairs.setdefault(edge.module, []).extend(trace.pairs(out[edge.output], wanted))
-    return {name: (typical if coded else distance)(p) for name, p in pairs.items()}
+                arrays, multiplied[key] = _multiplied(
+                    edge, trace.inputs[key], linear(key[0]), runner
+                )
+                given |= arrays
+            out = runner.infer(given)
+            for edge, key in uses:
+                x = multiplied[key]
+                got = out[edge.output].reshape(len(x), -1)
+                worst[edge.module] += _furthest(x, got, linear(key[0]).product)
+    return [_product_piece(module, far, linear(module)) for module, far in worst.items()]
 
 
-def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, fuse: bool) -> Found:
-    """{"<module>:input" or output name: distance}, what lies between the modules; the outputs of a
-    decoder are its cache as well."""
+def _multiplied(
+    edge: Edge, array: Array, linear: Linear, runner: OrtRunner
+) -> tuple[dict[str, Array], roundoff.Floats]:
+    """What the piece is given for this use, and the values that are multiplied (tokens, in)."""
+    width = array.shape[-1]
+    if linear.quantizer is None or not edge.integers:
+        x = _shaped(array, edge.input_rank).astype(runner.inputs[edge.input] or np.float32)
+        return {edge.input: x}, x.reshape(-1, width).astype(np.float64)
+    q = linear.quantizer
+    wanted = quantizer.reference(array.reshape(-1, width), q)
+    integers = wanted.integers.astype(np.uint8 if q.low == 0 else np.int8)
+    given = {edge.integers: _shaped(integers.reshape(array.shape), edge.input_rank)}
+    step = wanted.step.astype(np.float32)
+    if edge.step:
+        given[edge.step] = _shaped(step.reshape(*array.shape[:-1], 1), edge.input_rank)
+    return given, np.asarray((wanted.integers - q.zero_point) * step.astype(np.float64))
+
+
+def _furthest(x: roundoff.Floats, got: Array, product: Product) -> list[tuple[float, Element]]:
+    """The WORST elements of an output, with |error| / bound."""
+    far: list[tuple[float, Element]] = []
+    for part, exact, bound in roundoff.parts(x, product):
+        value = got[:, part].astype(np.float64)
+        ratio = np.abs(value - exact) / bound
+        ratio = np.where(np.isfinite(value), ratio, np.inf)
+        flat = ratio.ravel()
+        for index in np.argpartition(flat, -min(WORST, flat.size))[-WORST:]:
+            t, c = divmod(int(index), ratio.shape[1])
+            element = Element(
+                t, part.start + c, float(exact[t, c]), float(value[t, c]), float(bound[t, c])
+            )
+            far.append((float(flat[index]), element))
+    return sorted(far, key=lambda f: -f[0])[:WORST]
+
+
+def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear) -> Piece:
+    far = sorted(far, key=lambda f: -f[0])[:WORST]
+    name = "product" if linear.quantizer is None else "arithmetic"
+    elements = tuple(e for _, e in far)
+    return Piece(module, name, far[0][0] if far else 0.0, linear.product.limit, elements)
+
+
+def between(
+    model: Path,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    limits: Mapping[str, float],
+    work: Path,
+    fuse: bool,
+) -> list[Piece]:
+    """A Piece for what lies before each linear module and each output; a decoder's outputs are its
+    cache as well. limits: by "<module>:input:<use>" or output."""
     piece = work / "rest.onnx"
     cut.write_rest(model, at, piece)
     pairs: dict[str, list[tuple[Array, Array]]] = {}
@@ -97,13 +301,23 @@ def rest(model: Path, at: Sequence[Edge], traces: Sequence[Trace], work: Path, f
         for trace in traces:
             cuts = {e.output: _shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
             out = runner.infer(typed(runner, {**trace.given, **cuts}))
-            targets = {f"{m}:input": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)}
+            targets = {
+                f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
+            }
             targets |= {name: (name, wanted) for name, wanted in trace.result.items()}
             for label, (name, wanted) in targets.items():
                 if name not in out:  # a module that reads another's output, or a model's input
                     continue
                 pairs.setdefault(label, []).extend(trace.pairs(out[name], wanted))
-    return {name: distance(p) for name, p in pairs.items()}
+    return [
+        Piece(
+            label.removesuffix(":0"),
+            "between",
+            max(lengths(p), default=0.0) / limits[label],
+            f"{limits[label]:.3g}, what correct runs differ by",
+        )
+        for label, p in pairs.items()
+    ]
 
 
 def _shaped(array: Array, rank: int) -> Array:
@@ -120,15 +334,6 @@ def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
         name: arrays[name].astype(kind) if kind is not None else arrays[name]
         for name, kind in wanted.items()
     }
-
-
-def beyond(found: Found, limit: float) -> list[str]:
-    """The names whose worst example is further than `limit`, in graph order."""
-    return [name for name, d in found.items() if not d.worst <= limit]
-
-
-def worst(found: Found) -> float:
-    return max((d.worst for d in found.values()), default=0.0)
 
 
 def whole(

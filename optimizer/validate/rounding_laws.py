@@ -1,90 +1,122 @@
-"""What holds for codes that a method chose by what comes out, so that they are not the nearest.
+"""What is looked at in integers that a method chose by what comes out, so that they are not the
+nearest.
 
 On held-out inputs, x of the float model and x' of the compressed one, both as they enter a module,
-and with W what is asked for and Q the values of the codes,
+and with W what was rounded and Q the values of the integers,
 
     aim    |x W^T - x' Q^T|     what the method makes small: earlier errors are made up for
     alone  |x' W^T - x' Q^T|    the module by itself, which pays for that
 
-are at most ROUNDING[method].aim times: `aim`, what W rounded to the nearest code gives, with scales
-that just cover it; `alone`, that plus |x W^T - x' W^T|, what there was to make up for. Both hold
-(1) of all outputs of a module together, and (2) of every output by itself, where one that plain
-rounding happens to hit is held to half the middle one's error. (Making up for it exactly takes
-1 in the second law, overshooting by as much again 2.) A method that does not look at the float
-model's inputs is held to `aim` with x = x'. Tokens count as they do for gptq (hessian.counted):
-the massive activations of a few decide over none of it.
+are compared with what W rounded to nearest gives, `alone` with |x W^T - x' W^T| beside it, what
+there was to make up for: of all outputs of a module together, and of every output by itself. No
+theorem bounds them; a module or output beyond the screen (rounding_limits.SCREEN) is rounded again
+on resampled texts, and judged by that (resampled.py). A method that does not look at the float
+model's inputs is compared by `aim` with x = x'. Tokens count as they do for gptq
+(hessian.counted): the massive activations of a few decide over none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from optimizer.compress.hessian import counted
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.qtensor import absmax_scale, quantize
+from optimizer.qtensor import QTensor, absmax_scale, quantize
 from optimizer.state import CompressedState
 from optimizer.validate.distance import Array
-from optimizer.validate.tolerances import Rounding
+from optimizer.validate.resampled import Statistic, Suspect
+from optimizer.validate.rounding_limits import SCREEN
 from optimizer.validate.trace import Trace
 
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
 
-def outputs(
-    state: CompressedState,
-    wanted: Mapping[str, Tensor],
-    rounding: Rounding,
-    compressed: Sequence[Trace],
-    exact: Sequence[Trace],
-    token_limit: float,
-    head: str,
-) -> list[str]:
-    """Both laws, one sentence per module. wanted: the float weights, folded where methods fold;
-    compressed and exact: traces of the compressed and of the float (folded) model; the same twice
-    for a method that does not compare them. token_limit: gptq's. head: a module that
-    makes up for nothing, whoever asks. Weights of no traced module are left to other laws."""
-    broken = []
-    for name, q in state.weights.items():
+
+def outputs(m: Materials, compressed: Sequence[Trace], exact: Sequence[Trace]) -> list[Suspect]:
+    """compressed and exact: traces of the compressed and of the float (folded) model; the same
+    twice for a method that does not compare them. The head makes up for nothing, whoever asks.
+    Weights of no traced module are left to other laws."""
+    suspects = []
+    for name, q in m.state.weights.items():
         module = name.removesuffix(".weight")
         x = _inputs(compressed, module)
-        real = x if module == head else _inputs(exact, module)
-        if x is None or real is None:
+        real = x if module == m.family.head else _inputs(exact, module)
+        if x is None or real is None or m.rounding(name).nearest:
             continue
-        w = wanted[name].float()
-        factor = state.factors.get(f"{module}:input")
+        weight = m.rounded_weight(name)
+        factor = m.state.factors.get(f"{module}:input")
         if factor is not None:
-            w, x, real = w / factor[None], x * factor, real * factor
-        coded = _coded(state, module, x)
-        share = counted(coded, token_limit)
-        coded, x, real = coded * share, x * share, real * share
-        plain = quantize(w, *absmax_scale(w, q.scheme), q.scheme).dequantize()
-        ours, theirs = coded @ q.dequantize().T, coded @ plain.T
-        aim, alone = real @ w.T, x @ w.T
-        found = _beyond(aim - ours, [aim - theirs], *rounding.aim)
-        found = found or _beyond(alone - ours, [alone - theirs, aim - alone], *rounding.aim)
-        if found:
-            broken.append(f"{name}: {found}")
-    return broken
+            x, real = x * factor, real * factor
+        quantized = _coded(m.state, module, x)
+        share = counted(quantized, m.section.quantize.gptq.token_limit)
+        data = _Data(quantized * share, x * share, real * share)
+        suspects += _suspects(name, q, weight, data)
+    return suspects
 
 
-def _beyond(error: Tensor, allowed: Sequence[Tensor], module: float, row: float) -> str:
-    """error and each of allowed, whose sizes add up: (tokens, outputs)."""
-    rows, usual = error.norm(dim=0), torch.stack([a.norm(dim=0) for a in allowed]).sum(0)
-    whole = float(error.norm()) / max(sum(float(a.norm()) for a in allowed), 1e-30)
-    more = " and earlier errors" if len(allowed) > 1 else ""
-    if whole > module:
-        return (
-            f"its outputs are {whole:.2f} times as far off as by plain rounding{more}, {module} is "
-            "declared"
-        )
-    each = rows / usual.clamp(min=float(usual.median()) / 2 + 1e-30)
-    if float(each.max()) > row:
-        return (
-            f"output {int(each.argmax())} is {float(each.max()):.2f} times as far off as by plain "
-            f"rounding{more}, {row} is declared"
-        )
-    return ""
+@dataclass(frozen=True)
+class _Data:
+    """Inputs of a module (tokens, in): as its integers say, in the compressed and the float
+    model."""
+
+    quantized: Tensor
+    compressed: Tensor
+    exact: Tensor
+
+    def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
+        """Squared, per output: values (out, in) against the weight."""
+        wanted = (self.compressed if alone else self.exact) @ weight.T
+        return (wanted - self.quantized @ values.T).square().sum(0)
+
+    def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
+        """Squared, per output: what plain rounding gives, and what there was to make up for."""
+        usual = self.errors(weight, plain, alone=False).sqrt()
+        if alone:
+            usual = usual + ((self.exact - self.compressed) @ weight.T).norm(dim=0)
+        return usual.square()
+
+
+def _suspects(name: str, q: QTensor, weight: Tensor, data: _Data) -> list[Suspect]:
+    plain = quantize(weight, *absmax_scale(weight, q.scheme), q.scheme).dequantize()
+    suspects = []
+    for alone in (False, True):
+        error = data.errors(weight, q.dequantize(), alone)
+        usual = data.allowed(weight, plain, alone)
+        more = " and earlier errors" if alone else ""
+        whole = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
+        if whole > SCREEN.output_module:
+            message = (
+                f"{name}: its outputs are {whole:.2f} times as far off as by plain rounding{more}"
+            )
+            suspects.append(Suspect(name, None, _relative(data, plain, alone, True), message, 1))
+        each = (error / usual.clamp(min=float(usual.median()) / 4 + 1e-30)).sqrt()
+        row = int(each.argmax())
+        if float(each[row]) > SCREEN.output:
+            message = (
+                f"{name}: output {row} is {float(each[row]):.2f} times as far off as by plain "
+                f"rounding{more}"
+            )
+            statistic = _relative(data, plain, alone, False)
+            suspects.append(Suspect(name, row, statistic, message, len(each)))
+    return suspects
+
+
+def _relative(data: _Data, plain: Tensor, alone: bool, whole: bool) -> Statistic:
+    """The logarithm of a row's error by what plain rounding gives, or of all rows' together."""
+
+    def statistic(q: QTensor, weight: Tensor, rows: Tensor) -> Tensor:
+        error = data.errors(weight, q.dequantize(), alone)
+        usual = data.allowed(weight, plain[rows], alone).clamp(min=1e-30)
+        if whole:
+            return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]
+        return (error / usual).clamp(min=1e-30).log()
+
+    return statistic
 
 
 def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:

@@ -170,10 +170,10 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
     if bad is None:
         ran = sum(e.ok is True for e in entries)
         skipped = [e.hop for e in entries if e.ok is None]
-        message = f"{ran} hops within their tolerances"
+        message = f"{ran} hops within their limits"
         message += f"; not run here: {', '.join(skipped)}" if skipped else ""
-        partly = [e.hop for e in entries if e.ok and e.unproven]
-        message += f"; judged end to end only: {', '.join(partly)}" if partly else ""
+        partly = [f"{e.hop}: {e.unproven}" for e in entries if e.ok and e.unproven]
+        message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
     measured = bad.measured.worst if bad.measured else None
     message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'out of tolerance'}"

@@ -2,22 +2,24 @@
 what the recipe's budget allows, so a fault smaller than the budget would hide behind it; these
 do not depend on the budget.
 
- 1. weights   no weight inside the codes' range lies further than half a step from its code,
-              where the method rounds to nearest. Of the others (and rounding_laws.py) each group
-              holds as much of its float weight as is declared (tolerances.Projected), so does each
-              row and the whole: a method may leave the weight, but not in size; and of a module's
-              codes about as many are odd as of the nearest ones. No scale is wider than its group
-              needs, or narrower, beyond what the method may choose
- 2. ranges    a static range is no more than RANGE_DRIFT times wider or narrower than the one the
-              same method chooses when the calibration texts go through the finished model
+ 1. weights   no weight inside the integers' range lies further than half a step from its integer,
+              where the method rounds to nearest; no scale is wider than its group needs, or
+              narrower, beyond what the method may choose (rounding_limits.py). Where it does not
+              round to nearest, a group, row or module that holds oddly much or little of its float
+              weight, <W, Q> / <W, W>, and one whose low bits look lost, is suspected
+              (resampled.py)
+ 2. ranges    a static range lies no further from the one that the same method chooses when the
+              calibration texts go through the finished model than ranges of the float model do:
+              quantization moves what a module reads by some part of that
  3. biases    a corrected bias brings the module's mean output nearer to the exact one's
  4. others    every parameter that is replaced is one a method may replace
- 5. gains     a learned norm gain lies within GAIN_DRIFT of what folding alone makes of it
+ 5. gains     a learned norm weight lies as near to where folding alone puts it as its steps
+              allow
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,152 +30,195 @@ from optimizer.harness.tasks.batch import Batch
 from optimizer.load.families import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
 from optimizer.recipe import Activations
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, Range
 from optimizer.validate import trace
+from optimizer.validate.breach import breach
 from optimizer.validate.distance import Array
-from optimizer.validate.tolerances import (
-    GAIN_DRIFT,
-    LEAST_ODD,
-    NARROWEST_SCALE,
-    RANGE_DRIFT,
-    ROUNDING,
-    SCALE_SLACK,
-    WEIGHT_STEPS,
-    ZERO_POINT_DRIFT,
-    Projected,
-    Rounding,
-)
+from optimizer.validate.resampled import Statistic, Suspect
+from optimizer.validate.rounding_limits import GRID, HALF_STEP, SCREEN, Rounding
+from optimizer.validate.spread import upper_bound
 from optimizer.validate.trace import Trace
 
-HAIR = 1e-4  # of a step: float32 rounding of weight / scale
+COMPARED = 4  # of so many calibration batches one goes through the float model as well
 
 
 def weights(
     state: CompressedState,
-    source: Mapping[str, Tensor],
-    rounding: Rounding = ROUNDING["rtn"],
-    nearest: Collection[str] = (),
-) -> list[str]:
-    """Law 1. What is broken, one sentence per parameter. nearest: parameters that are rounded to
-    nearest though `rounding` does not."""
-    broken = []
+    rounded: Callable[[str], Tensor],
+    parameters: Collection[str],
+    rounding: Callable[[str], Rounding],
+) -> tuple[list[str], list[Suspect]]:
+    """Law 1: what is broken, and what is suspected, per parameter.
+
+    rounded: the float weight of a parameter that was rounded; parameters: those of the checkpoint;
+    rounding: what the method of a parameter may do.
+    """
+    broken: list[str] = []
+    suspects: list[Suspect] = []
     for name, q in state.weights.items():
-        if name not in source:
+        if name not in parameters:
             broken.append(f"{name}: the checkpoint has no such parameter")
             continue
-        value = state.replaced[name] if name in state.replaced else source[name]
-        factor = state.factors.get(f"{name.removesuffix('.weight')}:input")
-        if factor is not None:
-            value = value / factor[None]
-        found = _weight(q, value, ROUNDING["rtn"] if name in nearest else rounding)
-        if found:
-            broken.append(f"{name}: {found}")
-    return broken
+        value = rounded(name)
+        if q.codes.shape != value.shape:
+            broken.append(f"{name}: integers {tuple(q.codes.shape)} for {tuple(value.shape)}")
+            continue
+        fault = _weight(q, value, rounding(name))
+        if fault:
+            broken.append(f"{name}: {fault}")
+        elif not rounding(name).nearest:
+            suspects += _suspects(name, q, value)
+    return broken, suspects
+
+
+def _grouped(q: QTensor, value: Tensor) -> Tensor:
+    """value (out, in) as (rows, groups, inputs)."""
+    rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (len(value), q.scale.shape[1], -1)
+    return value.reshape(rows)
 
 
 def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
-    if q.codes.shape != value.shape:
-        return f"codes {tuple(q.codes.shape)} for {tuple(value.shape)}"
-    rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (*q.scale.shape, -1)
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
     lowest, highest = (q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale
-    grouped = value.reshape(rows)
-    inside = grouped.clamp(lowest[..., None], highest[..., None])
-    error = (q.dequantize().reshape(rows) - inside).abs().amax(-1) / q.scale
-    if rounding.nearest and float(error.max()) > WEIGHT_STEPS + HAIR:
-        row, group = divmod(int(error.argmax()), error.shape[1])
-        return f"row {row} group {group} is {float(error.max()):.2f} steps away, not {WEIGHT_STEPS}"
-    if rounding.projected:
-        lost = _held(q, grouped, rounding.projected[q.scheme.bits]) or _even(q, grouped)
-        if lost:
-            return lost
+    grouped = _grouped(q, value)
+    if rounding.nearest:
+        inside = grouped.clamp(lowest[..., None], highest[..., None])
+        error = (_grouped(q, q.dequantize()) - inside).abs().amax(-1) / q.scale
+        if float(error.max()) > HALF_STEP:
+            row, group = divmod(int(error.argmax()), error.shape[1])
+            return f"row {row} group {group} is {float(error.max()):.4f} steps away, not 0.5"
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:
-        spread = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
-        needed = spread / (q.scheme.high - q.scheme.low)
+        reach = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
+        needed = reach / (q.scheme.high - q.scheme.low)
     wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
-    narrowest, widest = rounding.scale or (NARROWEST_SCALE[q.scheme.bits], 1.0)
-    if rounding.clipped is not None:
-        # a few outliers may lie beyond the codes; a scale that is wrong saturates many of them
-        least, most = rounding.clipped
-        ends = (q.codes == q.scheme.low) | (q.codes == q.scheme.high)
-        saturated = ends.reshape(rows).float().mean(-1)
-        clipped = (wide >= least) & (wide < narrowest) & (saturated <= most)
-        wide = torch.where(clipped, torch.ones_like(wide), wide)
+    least, most = rounding.scale
     for worst in (wide.argmin(), wide.argmax()):
-        found = float(wide.flatten()[worst])
-        if not narrowest / SCALE_SLACK <= found <= widest * SCALE_SLACK:
+        ratio = float(wide.flatten()[worst])
+        if not least / GRID <= ratio <= most * GRID:
             row, group = divmod(int(worst), wide.shape[1])
-            return f"row {row} group {group} has a scale {found:.2f} times what it needs"
+            return f"row {row} group {group} has a scale {ratio:.4f} times what it needs"
     return ""
 
 
-def _held(q: QTensor, grouped: Tensor, limits: Projected) -> str:
-    """grouped: the float weight (rows, groups, inputs). What is below the smallest scale is 0."""
-    coded = q.dequantize().reshape(grouped.shape)
+def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
+    """The group, the row and the module that hold most and least of their weight, where that is
+    beyond the screen, and a module whose low bits look lost."""
+    quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
+    # What is below the smallest scale is 0, as it should be.
     tiny = grouped.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
-    part, whole = (grouped * coded).sum(-1), grouped.square().sum(-1)
-    part, whole = (t.masked_fill(tiny, 0.0).double() for t in (part, whole))
-    for level, (least, most), over, of in (
-        ("group", limits.group, part, whole),
-        ("row", limits.row, part.sum(1), whole.sum(1)),
-        ("module", limits.module, part.sum(), whole.sum()),
+    part = (grouped * quantized).sum(-1).masked_fill(tiny, 0.0).double()
+    whole = grouped.square().sum(-1).masked_fill(tiny, 0.0).double()
+    suspects = []
+    for level, limits, over, of in (
+        ("group", SCREEN.held, part, whole),
+        ("row", SCREEN.held, part.sum(1), whole.sum(1)),
+        ("module", SCREEN.held_module, part.sum(), whole.sum()),
     ):
         held = torch.where(of > 0, over / of.clamp(min=1e-300), torch.ones_like(of)).flatten()
-        for worst in (int(held.argmin()), int(held.argmax())):
-            if not least <= float(held[worst]) <= most:
-                row, group = divmod(worst, grouped.shape[1] if level == "group" else 1)
-                at = {"group": f"row {row} group {group}", "row": f"row {row}", "module": "it"}
-                return (
-                    f"{at[level]} holds {float(held[worst]):.2f} of its float weight, {least} to "
-                    f"{most} is declared"
-                )
-    return ""
+        for worst in {int(held.argmin()), int(held.argmax())}:
+            if limits[0] <= float(held[worst]) <= limits[1]:
+                continue
+            row, group = divmod(worst, part.shape[1] if level == "group" else 1)
+            at = {"group": f"row {row} group {group}", "row": f"row {row}", "module": "it"}[level]
+            message = f"{name}: {at} holds {float(held[worst]):.2f} of its float weight"
+            statistic = _holding(group if level == "group" else None, level == "module")
+            number = None if level == "module" else row
+            suspects.append(Suspect(name, number, statistic, message, part.numel()))
+    odd, usual = float((q.codes & 1).float().mean()), _nearest_odd(q, grouped)
+    if odd < SCREEN.odd * usual:
+        message = f"{name}: {odd:.1%} of its integers are odd, {usual:.0%} of the nearest"
+        suspects.append(Suspect(name, None, _odd, message, 1))
+    return suspects
 
 
-def _even(q: QTensor, grouped: Tensor) -> str:
-    """In 8 bits lost low bits are a small error, which a rounder that came later may even have made
-    up for. grouped: as in _held."""
+def _holding(group: int | None, whole: bool) -> Statistic:
+    """<W, Q> / <W, W> of each row, of one group of it, or of all rows together."""
+
+    def statistic(q: QTensor, value: Tensor, _rows: Tensor) -> Tensor:
+        quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
+        part, size = (grouped * quantized).sum(-1), grouped.square().sum(-1)
+        if whole:
+            return (part.sum() / size.sum().clamp(min=1e-30))[None]
+        at = slice(None) if group is None else slice(group, group + 1)
+        return part[:, at].sum(1) / size[:, at].sum(1).clamp(min=1e-30)
+
+    return statistic
+
+
+def _odd(q: QTensor, _value: Tensor, _rows: Tensor) -> Tensor:
+    return (q.codes & 1).float().mean()[None]
+
+
+def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
     zero = 0 if q.zero_point is None else q.zero_point[..., None].int()
     nearest = (grouped / q.scale[..., None]).round().int() + zero
-    found, wanted = (float((codes & 1).float().mean()) for codes in (q.codes, nearest))
-    if found < LEAST_ODD * wanted:
-        return f"{found:.1%} of its codes are odd, {wanted:.0%} of the nearest: low bits are lost"
-    return ""
+    return float((nearest & 1).float().mean())
 
 
 def ranges(
-    state: CompressedState, method: Activations, model: nn.Module, batches: Iterable[Batch]
+    state: CompressedState,
+    method: Activations,
+    finished: nn.Module,
+    floats: nn.Module,
+    batches: Iterable[Batch],
 ) -> list[str]:
-    """Law 2. model: the simulated one. batches: of the calibration texts."""
+    """Law 2. finished: the simulated model; floats: the folded float one. batches: of the
+    calibration texts."""
     choose = chooser(method.range, method.percentile, method.symmetric)
-    seen = {site: Histogram() for site in state.ranges}
+    whole, part, usual = ({site: Histogram() for site in state.ranges} for _ in range(3))
+    modules = [site.removesuffix(":input") for site in state.ranges]
 
-    def see(module: str, rows: Tensor) -> None:
-        site = f"{module}:input"
-        seen[site].update(rows * state.factors[site] if site in state.factors else rows)
+    def observe(model: nn.Module, batch: Batch, *histograms: dict[str, Histogram]) -> None:
+        def see(module: str, rows: Tensor) -> None:
+            site = f"{module}:input"
+            factor = state.factors.get(site)
+            for kept in histograms:
+                kept[site].update(rows if factor is None else rows * factor)
 
-    modules = [site.removesuffix(":input") for site in seen]
-    for batch in batches:
         trace.observe(model, batch, modules, see)
-    broken = []
+
+    for i, batch in enumerate(batches):
+        if i % COMPARED:
+            observe(finished, batch, whole)
+        else:
+            observe(finished, batch, whole, part)
+            observe(floats, batch, usual)
+    empty = [site for site, histogram in whole.items() if not histogram.total]
+    if empty:
+        return [f"{site}: no input of that module was seen" for site in empty]
+    now = {site: choose(histogram) for site, histogram in whole.items()}
+    moved = []
+    for site, histogram in part.items():
+        own = choose(histogram)
+        # What a bin of the histogram, or a step of the integers, cannot tell apart is nothing.
+        least = histogram.width / _width(own) + 1 / 255
+        moved.append(max(_apart(choose(usual[site]), own), least))
+    limit = upper_bound(moved, len(moved), len(moved), 1 / 255)
+    problems = []
     for site, kept in state.ranges.items():
-        if not seen[site].total:
-            broken.append(f"{site}: no input of that module was seen")
-            continue
-        now = choose(seen[site])
-        ratio = kept.scale / max(now.scale, 1e-30)
-        if not 1 / RANGE_DRIFT <= ratio <= RANGE_DRIFT:
-            broken.append(
-                f"{site}: [{kept.low:.3g}, {kept.high:.3g}] is {ratio:.2g} times as wide as the "
-                f"calibration texts give, [{now.low:.3g}, {now.high:.3g}]"
+        far, wanted = _apart(kept, now[site]), now[site]
+        if not far <= limit:
+            shown = breach(far, limit)
+            problems.append(
+                f"{site}: [{kept.low:.4g}, {kept.high:.4g}] lies {shown[0]} of its width from what "
+                f"the calibration texts give, [{wanted.low:.4g}, {wanted.high:.4g}]; quantization "
+                f"moves ranges of this model by up to {shown[1]}"
             )
-        elif abs(kept.zero_point - now.zero_point) > ZERO_POINT_DRIFT:
-            broken.append(
-                f"{site}: zero point {kept.zero_point}; the calibration texts give {now.zero_point}"
-            )
-    return broken
+    return problems
+
+
+def _width(covered: Range) -> float:
+    return max(covered.high - covered.low, 1e-30)
+
+
+def _apart(a: Range, b: Range) -> float:
+    """How far the further pair of ends lies apart, as a share of the wider of both. Judged as they
+    are coded: a symmetric range by its scale, whatever it calls its ends."""
+    ends = [(-r.zero_point * r.scale, (255 - r.zero_point) * r.scale) for r in (a, b)]
+    far = max(abs(x - y) for x, y in zip(*ends, strict=True))
+    return float(far / max(_width(a), _width(b)))
 
 
 def folded_bias(state: CompressedState, source: Mapping[str, Tensor], module: str) -> Tensor:
@@ -208,17 +253,22 @@ def folded_gain(
 
 
 def gains(
-    state: CompressedState, source: Mapping[str, Tensor], known: Family, rotated: bool
+    state: CompressedState,
+    source: Mapping[str, Tensor],
+    known: Family,
+    rotated: bool,
+    limit: float,
 ) -> list[str]:
-    """Law 5."""
+    """Law 5. limit: how far they may lie from where folding put them, in units of their mean."""
     broken = []
     for name in learned_gains(state, source):
         wanted = folded_gain(state, source, name, known, rotated)
         moved = (state.replaced[name] - wanted).abs().max() / wanted.abs().mean().clamp(min=1e-30)
-        if not float(moved) <= GAIN_DRIFT:
+        if not float(moved) <= limit:
+            shown = breach(float(moved), limit)
             broken.append(
-                f"{name}: a gain was learned {float(moved):.2g} of their mean away from where "
-                f"folding put it, {GAIN_DRIFT} is declared"
+                f"{name}: a norm weight was learned {shown[0]} of their mean away from where "
+                f"folding put it, its steps add up to {shown[1]}"
             )
     return broken
 

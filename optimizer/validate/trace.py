@@ -19,6 +19,7 @@ from optimizer.validate import distance
 from optimizer.validate.decoder import cache_of
 from optimizer.validate.distance import Array
 
+Batch = Mapping[str, Array]
 PAST, PRESENT = "past_key_values.", "present."
 
 

@@ -16,7 +16,7 @@ from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes import trt
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.validate.distance import distance
-from optimizer.validate.tolerances import TABLE
+from optimizer.validate.roundoff import UNIT
 from tests.harness import small_model
 from tests.harness.test_ort import arrays
 from tests.package import small_bundle
@@ -30,6 +30,7 @@ from gpu_systems import SYSTEMS
 
 pytestmark = pytest.mark.gpu
 HERE = this_machine()
+MANY = 256  # roundoffs: more than the small model has operators and terms in a sum
 
 
 def need(runtime: str, provider: str = "cuda") -> None:
@@ -57,7 +58,7 @@ def test_onnx_runtime_computes_on_the_gpu_what_it_computes_on_the_cpu(
         for shape in [(2, 5), (1, 7), (2, 5), (2, 5)]:
             wanted = cpu.infer(arrays(*shape))["last_hidden_state"]
             got = runner.infer(arrays(*shape))["last_hidden_state"]
-            assert distance(zip(got, wanted, strict=True)).worst <= TABLE["export fp32"].limit
+            assert distance(zip(got, wanted, strict=True)).worst <= MANY * UNIT["fp32"]
 
 
 def coding_error(folder: Path) -> float:
@@ -92,7 +93,7 @@ def test_a_deferred_engine_is_built_at_first_start_and_answers_as_the_cpu_does(
     ):
         texts = ["good film", "a bad, slow and poor one"]
         pairs = zip(np.asarray(engine.predict(texts)), np.asarray(cpu.predict(texts)), strict=True)
-        assert distance(pairs).worst <= TABLE["engine fp32 int8"].at(coding_error(tmp_path))
+        assert distance(pairs).worst <= 2**0.5 * coding_error(tmp_path)
     assert any("for this GPU" in line for line in said)
     assert list(cache.glob("*/model.engine"))
 
@@ -113,7 +114,7 @@ def test_engines_answer_as_the_cpu_does_replayed_resident_and_from_their_cache(
             product=product,
             options=trt.Options(compute_capabilities=gpu_parts.named_gpu(product)),
         )
-        judge = gpu_check.judge(kind, product, form, prepared["references"])
+        judge = gpu_check.judge(form, prepared)
         system = SYSTEMS[kind, product]({**prepared, "engine": str(engine)}, False)
         if kind == "encoder":
             assert not gpu_check.encoder_problem(system, judge, 2, 16)

@@ -31,50 +31,36 @@ def test_nothing_bad_is_nothing_found() -> None:
     assert bisect.first_bad([], lambda part: True) is None
 
 
+def bad(entry: hops.Entry) -> list[str]:
+    return [p.module for p in entry.pieces if not p.fine]
+
+
 @pytest.mark.parametrize("module", [QUERY, OUTPUT, "encoder.layer.1.attention.output.dense"])
-def test_a_lowered_scale_doubled_is_named(
+def test_a_lowered_scale_doubled_is_named_and_no_other_module(
     runs: dict[str, Run], tmp_path: Path, module: str
 ) -> None:
     run = runs["static"].copy(tmp_path)
     m.values("model", f"{module}.weight_scale", lambda s: 2 * s)(run)
-    materials = run.materials()
-    found = bisect.in_modules(
-        run.folder("model") / "model.onnx", materials.modules, materials.simulated_traces, 1e-3
-    )
-    assert found == module
+    assert bad(hops.lower(run.materials())) == [module]
 
 
-def test_of_two_faults_the_first_is_named(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_of_two_faults_both_are_named(runs: dict[str, Run], tmp_path: Path) -> None:
     run = runs["w4"].copy(tmp_path)
     for module in (OUTPUT, QUERY):
         m.values("model", f"{module}.weight_scale", lambda s: 2 * s)(run)
-    materials = run.materials()
-    model = run.folder("model") / "model.onnx"
-    traces = materials.simulated_traces
-    assert bisect.in_modules(model, materials.modules, traces, 1e-3) == QUERY
+    assert bad(hops.lower(run.materials())) == [QUERY, OUTPUT]
 
 
-def test_a_fault_between_modules_is_found_by_the_prefix(
+def test_a_fault_between_modules_is_found_before_the_modules_that_read_it(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    """A LayerNorm after layer 0: the first module that reads it is layer 1's query."""
+    """A LayerNorm after layer 0, which layer 1's attention and its residual read."""
     run = runs["static"].copy(tmp_path)
     name = "encoder.layer.0.output.LayerNorm.weight"
     m.values("graph", name, lambda w: 1.1 * w)(run)
-    materials = run.materials()
-    model = run.folder("graph") / "model.onnx"
-    traces = materials.folded_traces
-    assert bisect.in_modules(model, materials.modules, traces, 1e-4) is None
-    found = bisect.in_prefix(model, materials.modules, traces, 1e-4)
-    assert found == "encoder.layer.1.attention.self.query"
-
-
-def test_a_clean_graph_has_no_bad_module(runs: dict[str, Run]) -> None:
-    materials = runs["static"].materials()
-    model = runs["static"].folder("graph") / "model.onnx"
-    traces = materials.folded_traces
-    assert bisect.in_modules(model, materials.modules, traces, 1e-4) is None
-    assert bisect.in_prefix(model, materials.modules, traces, 1e-4) is None
+    layer = "encoder.layer.1.attention.self"
+    inputs = [f"{layer}.{part}:input" for part in ("query", "key", "value")]
+    assert bad(hops.export(run.materials()))[:3] == inputs
 
 
 def test_the_module_whose_compression_breaks_the_output_is_named(

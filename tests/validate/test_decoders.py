@@ -21,7 +21,8 @@ from optimizer.state import CompressedState
 from optimizer.validate import ledger, state_laws
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
-from optimizer.validate.tolerances import ROUNDING
+from optimizer.validate.resampled import Suspect
+from optimizer.validate.rounding_limits import Rounding
 from tests.conftest import heavy_tailed
 from tests.validate import decoder_mutations as d
 from tests.validate import mutations as m
@@ -110,13 +111,19 @@ def test_a_head_pays_for_no_error_but_its_own(
     assert "lm_head" in entry.problems[0]
 
 
+def weight_laws(q: QTensor, weight: torch.Tensor) -> tuple[list[str], list[Suspect]]:
+    """What is broken and what is suspected of a weight that gptq rounded."""
+    state = CompressedState({"w.weight": q})
+    gptq_may = Rounding(nearest=False, scale=(0.5, 2.0))
+    return state_laws.weights(state, lambda _: weight, {"w.weight"}, lambda _: gptq_may)
+
+
 def test_a_row_below_the_smallest_scale_holds_nothing_and_is_no_fault() -> None:
     weight = heavy_tailed((4, 64), seed=1)
     weight[2] *= 1e-7
     q = gptq(weight, torch.eye(64), Scheme(8, granularity="group", group_size=32)).q
-    state = CompressedState({"w.weight": q})
     assert not bool(q.codes[2].any())
-    assert state_laws.weights(state, {"w.weight": weight}, ROUNDING["gptq"]) == []
+    assert weight_laws(q, weight) == ([], [])
 
 
 @pytest.mark.parametrize(("bits", "lost"), [(4, 1), (4, 2), (8, 1), (8, 4)])
@@ -126,12 +133,8 @@ def test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight(
     weight, inputs = heavy_tailed((64, 64), seed=1), heavy_tailed((256, 64), seed=2)
     q = gptq(weight, inputs.T @ inputs, Scheme(bits, granularity="group", group_size=32)).q
 
-    def broken(found: QTensor) -> list[str]:
-        state = CompressedState({"w.weight": found})
-        return state_laws.weights(state, {"w.weight": weight}, ROUNDING["gptq"])
-
-    assert broken(q) == []
-    assert broken(replace(q, codes=q.codes >> lost << lost)) != []
+    assert weight_laws(q, weight) == ([], [])
+    assert weight_laws(replace(q, codes=q.codes >> lost << lost), weight) != ([], [])
 
 
 @pytest.mark.parametrize(("folder", "hop"), [("graph", "export"), ("model", "lower")])

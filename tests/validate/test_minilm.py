@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimizer.validate import bisect, ledger
+from optimizer.validate import ledger
 from tests.validate import mutations as m
 from tests.validate.runs import SCHEMES, Run, make, recipe
 from tests.validate.test_mutants import assert_caught
@@ -48,11 +48,9 @@ def test_a_planted_fault_is_caught_at_its_hop(
     assert_caught(run.materials(), planted)
 
 
-def test_bisect_names_the_module(minilm: Run, tmp_path: Path) -> None:
+def test_the_pieces_name_the_module(minilm: Run, tmp_path: Path) -> None:
     run = minilm.copy(tmp_path)
     name = f"{DEEP}.weight_scale"
-    m.values("model", name, lambda s: s * (1 + (np.arange(s.size) == 7)))(run)
-    materials = run.materials()
-    model = run.folder("model") / "model.onnx"
-    found = bisect.in_modules(model, materials.modules, materials.simulated_traces, 1e-3)
-    assert found == DEEP
+    m.values("model", name, lambda s: s * (1 + (np.arange(s.size) == 7) / 128))(run)
+    entry = ledger.hops.lower(run.materials())
+    assert [p.module for p in entry.pieces if not p.fine] == [DEEP]

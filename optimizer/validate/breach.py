@@ -1,0 +1,30 @@
+"""Two numbers printed so that a reader sees which is larger."""
+
+from __future__ import annotations
+
+import math
+
+FEWEST_DIGITS = 2
+MOST_DIGITS = 17  # tell any two different 64-bit floats apart (IEEE 754, section 5.12.2)
+
+
+def breach(measured: float, limit: float) -> tuple[str, str]:
+    """(measured, limit) as text, with the fewest significant digits (at least 2) that keep the
+    order of the two: ("0.0618", "0.0617"), never ("6.2e-02", "6.2e-02") for different numbers.
+
+    Equal numbers, and a pair with a NaN, have no order to show and get 2 digits.
+    """
+    pair = float(measured), float(limit)
+    for digits in range(FEWEST_DIGITS, MOST_DIGITS + 1):
+        printed = _printed(pair[0], digits), _printed(pair[1], digits)
+        if _order(float(printed[0]), float(printed[1])) == _order(*pair):
+            return printed
+    raise AssertionError(f"{MOST_DIGITS} digits do not tell {pair} apart")
+
+
+def _printed(value: float, digits: int) -> str:
+    return f"{value:#.{digits}g}".removesuffix(".") if math.isfinite(value) else str(value)
+
+
+def _order(a: float, b: float) -> int:
+    return (a > b) - (a < b)

@@ -1,0 +1,120 @@
+"""What rounding may do to one linear module: forward error bounds, element by element.
+
+A rounding moves a value by at most `unit` of itself, half the distance between neighbours at 1
+(Higham, Accuracy and Stability of Numerical Algorithms, 2.1). With independent roundings the error
+of a sum of n products stays within
+
+    lambda sqrt(n) unit sum |x_i w_i|        with probability 1 - 2 n exp(-lambda^2 / 2)
+
+(Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", theorem 3.1), in
+whatever order it is summed; lambda follows from the number of sums and MISSED. Integer sums are
+exact. Nothing here depends on what a model's values are like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Of a stored value: half the distance between neighbours at 1."""
+SMALLEST = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
+"""Half the distance between subnormal neighbours: what a rounding moves the tiniest values by."""
+MISSED = 1e-9
+"""The chance that the bounds of one module refuse correct arithmetic."""
+AT_ONCE = 1 << 23  # outputs judged together: bounds the memory of a language model's head
+
+
+def deviations(sums: int, terms: int) -> float:
+    """lambda: `sums` sums of `terms` terms all stay inside their bounds but for MISSED."""
+    return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = x weight^T + bias in some arithmetic, and what that arithmetic rounds.
+
+    weight (out, in), exact, and bias (out,) or None, as it is stored. out: type of the product and
+    of the result. integer: sums are of integers, so exact, and only the epilogue rounds.
+    operands: how many of x and weight are rounded to `out`'s type before they are multiplied.
+    scaled: x was multiplied by a factor first, in float32. block: inputs per block that the kernel
+    itself quantizes to int8 before it multiplies; 0: none.
+    """
+
+    weight: Array
+    bias: Array | None
+    out: str
+    integer: bool = False
+    operands: int = 0
+    scaled: bool = False
+    block: int = 0
+
+    @property
+    def limit(self) -> str:
+        """The bound in words."""
+        sums = "exact integer sums" if self.integer else "float32 sums"
+        more = f", {self.operands} operands in {self.out}" if self.operands else ""
+        more += f", inputs in int8 blocks of {self.block}" if self.block else ""
+        return f"{sums} of {self.weight.shape[1]}{more}, result in {self.out}: bound per element"
+
+
+def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
+    """(outputs, exact, bound) for a few outputs at a time, each (tokens, those outputs) float64.
+
+    x (tokens, in): the values that are multiplied, integers times their step included.
+    """
+    tokens, inputs = x.shape
+    outputs = len(product.weight)
+    step = max(1, AT_ONCE // max(tokens, 1))
+    wide = deviations(tokens * outputs, inputs)
+    coarse = _block_variance(x, product.block) if product.block else None
+    for part in (slice(i, min(i + step, outputs)) for i in range(0, outputs, step)):
+        weight = product.weight[part].astype(np.float64)
+        total = x @ weight.T
+        bias = 0.0 if product.bias is None else product.bias[part].astype(np.float64)
+        yield part, total + bias, _bound(x, weight, total, bias, product, wide, coarse)
+
+
+def _bound(
+    x: Floats,
+    weight: Floats,
+    total: Floats,
+    bias: Floats | float,
+    product: Product,
+    wide: float,
+    coarse: Floats | None,
+) -> Floats:
+    unit, inputs = UNIT[product.out], x.shape[1]
+    size = np.abs(total)
+    # The epilogue: the product and its sum with the bias are stored once each; and once more where
+    # a kernel converts between types on its way.
+    bound = 1.5 * unit * (size + np.abs(total + bias)) + SMALLEST[product.out]
+    if product.integer:
+        # int32 -> float, times the step of the input, times that of the output.
+        bound += 3 * UNIT["fp32"] * size
+    else:
+        small = np.abs(x).astype(np.float32) @ np.abs(weight).astype(np.float32).T
+        bound += wide * math.sqrt(inputs) * UNIT["fp32"] * small
+    rounded = product.operands * unit**2 + product.scaled * UNIT["fp32"] ** 2
+    if rounded:
+        bound += wide * np.sqrt(rounded * (x**2 @ (weight**2).T))
+    if coarse is not None:
+        squares = weight**2
+        blocks = np.add.reduceat(squares, np.arange(0, inputs, product.block), axis=1)
+        bound += wide * np.sqrt(coarse @ blocks.T)
+    return bound
+
+
+def _block_variance(x: Floats, block: int) -> Floats:
+    """(tokens, blocks): variance of rounding to int8 by each block's largest value. A uniform error
+    is sub-Gaussian with its own variance, step^2 / 12."""
+    largest = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], block), axis=1)
+    return np.asarray((largest / 127) ** 2 / 12)
