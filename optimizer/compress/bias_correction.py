@@ -13,8 +13,15 @@ correction.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 from torch import Tensor
+
+from optimizer import safetensors_stream
+
+FILE = "corrections.safetensors"
 
 
 class Shift:
@@ -39,3 +46,17 @@ class Shift:
 def corrected(bias: Tensor, shift: Tensor) -> Tensor:
     """The bias after which the mean of the quantized output is that of the exact one."""
     return bias + shift
+
+
+def write(corrections: Mapping[str, Tensor], folder: Path) -> None:
+    """Keep {bias: what was added to it} beside a state, whose biases hold the sums alone."""
+    if corrections:
+        safetensors_stream.write(sorted(corrections.items()), folder / FILE)
+
+
+def read(folder: Path) -> dict[str, Tensor]:
+    """What `write` kept; nothing where no bias was corrected."""
+    from safetensors.torch import load_file
+
+    path = folder / FILE
+    return load_file(path) if path.is_file() else {}

@@ -67,8 +67,10 @@ def compress(
     blocks: tuple[str, ...],
     tensors: Mapping[str, Tensor],
     scratch: Path,
-) -> tuple[CompressedState, list[Row]]:
-    """model: a skeleton whose `blocks` hold their float weights, which smoothing changes.
+) -> tuple[CompressedState, list[Row], dict[str, Tensor]]:
+    """The state, its lines of the report, and what was added to biases, {bias: correction}.
+
+    model: a skeleton whose `blocks` hold their float weights, which smoothing changes.
 
     schemes: of the modules to quantize in these blocks. stream None: no calibration data, so
     nothing is measured, and weights are read from `tensors` one at a time. scratch: a folder for
@@ -78,7 +80,7 @@ def compress(
     activations = quantize.activations
     mode = activations.granularity if activations else None
     if stream is None:
-        return _uncalibrated(schemes, tensors, mode)
+        return *_uncalibrated(schemes, tensors, mode), {}
     smoothing, ranges = Smoothing(), dict[str, Range]()
     if schemes:
         if "smoothquant" in quantize.transforms:
@@ -98,8 +100,9 @@ def compress(
         replaced = {**replaced, **learned.gains}
     weights = {f"{name}.weight": q for name, q in chosen.weights.items()}
     quantized, rows = _replaced_by(model, schemes, inputs, chosen, smoothing)
+    corrections: dict[str, Tensor] = {}
     if quantize.bias_correction:
-        biases, why = _correct(model, quantized, stream, segment)
+        biases, corrections, why = _correct(model, quantized, stream, segment)
         replaced, notes = {**replaced, **biases}, [*notes, *why]
     measured = _measured(model, quantized, stream, segment)
     rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
@@ -111,7 +114,7 @@ def compress(
         activations=mode,
         notes=tuple(notes),
     )
-    return state, list(rows.values())
+    return state, list(rows.values()), corrections
 
 
 def _replaced_by(
@@ -260,21 +263,25 @@ def _correct(
     quantized: Mapping[str, QuantLinear],
     stream: walk.Stream,
     segment: range,
-) -> tuple[dict[str, Tensor], list[Note]]:
-    """Give the quantized modules corrected biases; returns these, and who has none to correct."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Note]]:
+    """Give the quantized modules corrected biases; returns these, what was added to each, and who
+    has none to correct."""
     shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
     exact = {name: cast(nn.Linear, model.get_submodule(name)) for name in shifts}
 
     def see(name: str, rows: Tensor, _real: Tensor) -> None:
         q = quantized[name]
-        shifts[name].update(exact[name].forward(q.within(rows)), q.forward(rows))
+        with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
+            shifts[name].update(exact[name].forward(q.within(rows)), q.forward(rows))
 
     with walk.swapped(model, quantized):
         walk.run(model, stream, segment, see, shifts, shared=False)
     biases: dict[str, Tensor] = {}
-    for name, shift in shifts.items():
-        value = corrected(cast(Tensor, quantized[name].bias), shift.value)
+    corrections = {f"{name}.bias": shift.value for name, shift in shifts.items()}
+    for name in shifts:
+        value = corrected(cast(Tensor, quantized[name].bias), corrections[f"{name}.bias"])
         quantized[name].bias = nn.Parameter(value, requires_grad=False)
         biases[f"{name}.bias"] = value
     why = "bias not corrected: the module has none"
-    return biases, [Note(name, "fallback", why) for name in quantized if name not in shifts]
+    notes = [Note(name, "fallback", why) for name in quantized if name not in shifts]
+    return biases, corrections, notes

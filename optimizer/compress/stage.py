@@ -2,6 +2,7 @@
 
 out/state.json, tensors.safetensors   the state (optimizer/state.py)
 out/modules.json                      a line per weighted module: scheme, errors, saturation, why
+out/corrections.safetensors           {bias: what bias_correction added}, where it was asked for
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
 newest also the stream behind it, so that a killed run goes on where it was, to the same bytes.
@@ -17,13 +18,14 @@ import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from optimizer import safetensors_stream, state
-from optimizer.compress import calibration, freed_memory, outside, walk
+from optimizer.compress import bias_correction, calibration, freed_memory, outside, walk
 from optimizer.compress import segment as segments
 from optimizer.compress.allocation import allocated
 from optimizer.compress.buffer import Budget, Buffer
@@ -191,7 +193,7 @@ def _walk(
         schemes = {m: s for m, s in selection.quantized.items() if _inside(m, blocks)}
         for block in blocks if batches else ():
             materialize(model, block, tensors)
-        made, rows = segments.compress(
+        made, rows, corrections = segments.compress(
             model,
             schemes,
             section.quantize,
@@ -209,7 +211,7 @@ def _walk(
             prefix = facts.prefix(section.task)
             outside.keep_moments(model, tensors, facts, prefix, stream, progress / MOMENTS)
         rows = [segments.explained(row, selection.said.get(row.module, "")) for row in rows]
-        _keep(folders[i], made, rows, None if last or not batches else stream)
+        _keep(folders[i], made, rows, None if last or not batches else stream, corrections)
         if i:
             (folders[i - 1] / STREAM).unlink(missing_ok=True)
         del made
@@ -276,7 +278,11 @@ def _inside(module: str, blocks: Sequence[str]) -> bool:
 
 
 def _keep(
-    folder: Path, made: CompressedState, rows: Sequence[Row], stream: walk.Stream | None
+    folder: Path,
+    made: CompressedState,
+    rows: Sequence[Row],
+    stream: walk.Stream | None,
+    corrections: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Put a finished segment on disk, atomically; the stream is what the next one starts from."""
     partial = folder.with_suffix(".partial")
@@ -284,6 +290,7 @@ def _keep(
     partial.mkdir()
     state.write(made, partial)
     _write_rows(rows, partial)
+    bias_correction.write(corrections, partial)
     if stream is not None:
         safetensors_stream.write(_stream_entries(stream), partial / STREAM)
     finish(partial, folder)
@@ -329,6 +336,7 @@ def _assemble(
         notes=(*selection.notes, *(n for p in parts for n in p.notes)),
     )
     state.write(whole, out)
+    bias_correction.write(_chained([bias_correction.read(folder) for folder in done]), out)
     rows = {
         row["module"]: Row(**row)
         for folder in reversed(done)  # as in the chains, the first has the last word

@@ -23,6 +23,7 @@ from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
 from optimizer.validate import (
     bisect,
+    calibration_laws,
     contract_laws,
     graph_laws,
     linears,
@@ -133,12 +134,17 @@ def load(m: Materials) -> Entry:
     results = [trace.run(theirs.eval(), b, m.outputs) for b in m.batches]
     problems = []
     ours = dict(m.float_model.named_parameters())
+
+    def stored(name: str, file: Any) -> Tensor:
+        tensor: Tensor = file.get_tensor(name)
+        return m.checkpoint.tensors.as_stored(name, tensor)
+
     for file in sorted((m.source / "checkpoint").glob("*.safetensors")):
         with safe_open(file, "pt") as f:
             problems += [
                 f"{name} differs from the file"
                 for name in f.keys()  # noqa: SIM118 - a safetensors handle is no mapping
-                if name in ours and not bool((ours[name] == f.get_tensor(name).float()).all())
+                if name in ours and not bool((ours[name] == stored(name, f).float()).all())
             ]
     measured = m.between(results, m.float_traces)
     why = "the same operators on the same values give the same bits"
@@ -163,7 +169,10 @@ def fold(m: Materials) -> Entry:
             name: state_laws.folded_gain(m.state, m.parameters, name, m.family, rotated)
             for name in state_laws.learned_gains(m.state, m.parameters)
         }
-    others = {name: _uncorrected(m, name) for name in m.state.replaced} | learned
+    problems += _corrected(m)
+    others = {
+        name: m.state.replaced[name] - m.corrections.get(name, 0) for name in m.state.replaced
+    } | learned
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         why = "nothing was folded"
@@ -173,13 +182,14 @@ def fold(m: Materials) -> Entry:
     return within("fold", "source torch", m.correct.source(), results, m.float_traces, problems)
 
 
-def _uncorrected(m: Materials, name: str) -> Tensor:
-    """A replaced parameter without what bias correction added to it."""
-    module = name.removesuffix(".bias")
-    corrected = module != name and f"{module}.weight" in m.state.weights
-    if m.section.quantize.bias_correction and corrected:
-        return state_laws.folded_bias(m.state, m.parameters, module)
-    return m.state.replaced[name]
+def _corrected(m: Materials) -> list[str]:
+    """Quantized modules' biases are corrected where the recipe says so, and nowhere else."""
+    quantized = {f"{n.removesuffix('.weight')}.bias" for n in m.state.weights}
+    asked = quantized & set(m.parameters) if m.section.quantize.bias_correction else set()
+    kept = set(m.corrections)
+    return [f"{n}: was not corrected, as the recipe says" for n in sorted(asked - kept)] + [
+        f"{n}: was corrected, as the recipe does not say" for n in sorted(kept - asked)
+    ]
 
 
 def compress(m: Materials) -> Entry:
@@ -189,10 +199,11 @@ def compress(m: Materials) -> Entry:
     granularity = None if activations is None else activations.granularity
     if m.state.activations != granularity:
         problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
-    if activations is not None and m.state.activations == "tensor":
-        models = m.simulated_model, m.folded_model
-        problems += state_laws.ranges(m.state, activations, *models, m.calibration())
-    problems += state_laws.biases(m.state, m.parameters, m.simulated_traces)
+    laws: list[calibration_laws.Law] = [
+        calibration_laws.Ranges(m.state, activations),
+        calibration_laws.Corrections(m.state, m.parameters, m.corrections),
+    ]
+    problems += calibration_laws.problems(laws, m.simulated_model, m.folded_model, m.calibration())
     measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:

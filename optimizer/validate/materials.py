@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from optimizer import state as compressed_state
+from optimizer.compress import bias_correction
 from optimizer.compress.simulate import simulated
 from optimizer.export.names import Names, from_dict
 from optimizer.harness import contract as contracts
@@ -65,6 +66,11 @@ class Materials:
     @cached_property
     def state(self) -> CompressedState:
         return compressed_state.read(self.state_folder)
+
+    @cached_property
+    def corrections(self) -> dict[str, Tensor]:
+        """{bias: what bias correction added to it}."""
+        return bias_correction.read(self.state_folder)
 
     @cached_property
     def names(self) -> Names:

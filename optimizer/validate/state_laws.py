@@ -8,38 +8,24 @@ do not depend on the budget.
               round to nearest, a group, row or module that holds oddly much or little of its float
               weight, <W, Q> / <W, W>, and one whose low bits look lost, is suspected
               (resampled.py)
- 2. ranges    a static range lies no further from the one that the same method chooses when the
-              calibration texts go through the finished model than ranges of the float model do:
-              quantization moves what a module reads by some part of that
- 3. biases    a corrected bias brings the module's mean output nearer to the exact one's
- 4. others    every parameter that is replaced is one a method may replace
- 5. gains     a learned norm weight lies as near to where folding alone puts it as its steps
+ 2. others    every parameter that is replaced is one a method may replace
+ 3. gains     a learned norm weight lies as near to where folding alone puts it as its steps
               allow
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.compress.statistics import Histogram, chooser
-from optimizer.harness.tasks.batch import Batch
 from optimizer.load.families import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
-from optimizer.recipe import Activations
-from optimizer.state import CompressedState, Range
-from optimizer.validate import trace
+from optimizer.state import CompressedState
 from optimizer.validate.breach import breach
-from optimizer.validate.distance import Array
 from optimizer.validate.resampled import Statistic, Suspect
 from optimizer.validate.rounding_limits import GRID, HALF_STEP, SCREEN, Rounding
-from optimizer.validate.spread import upper_bound
-from optimizer.validate.trace import Trace
-
-COMPARED = 4  # of so many calibration batches one goes through the float model as well
 
 
 def weights(
@@ -157,82 +143,6 @@ def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
     return float((nearest & 1).float().mean())
 
 
-def ranges(
-    state: CompressedState,
-    method: Activations,
-    finished: nn.Module,
-    floats: nn.Module,
-    batches: Iterable[Batch],
-) -> list[str]:
-    """Law 2. finished: the simulated model; floats: the folded float one. batches: of the
-    calibration texts."""
-    choose = chooser(method.range, method.percentile, method.symmetric)
-    whole, part, usual = ({site: Histogram() for site in state.ranges} for _ in range(3))
-    modules = [site.removesuffix(":input") for site in state.ranges]
-
-    def observe(model: nn.Module, batch: Batch, *histograms: dict[str, Histogram]) -> None:
-        def see(module: str, rows: Tensor) -> None:
-            site = f"{module}:input"
-            factor = state.factors.get(site)
-            for kept in histograms:
-                kept[site].update(rows if factor is None else rows * factor)
-
-        trace.observe(model, batch, modules, see)
-
-    for i, batch in enumerate(batches):
-        if i % COMPARED:
-            observe(finished, batch, whole)
-        else:
-            observe(finished, batch, whole, part)
-            observe(floats, batch, usual)
-    empty = [site for site, histogram in whole.items() if not histogram.total]
-    if empty:
-        return [f"{site}: no input of that module was seen" for site in empty]
-    now = {site: choose(histogram) for site, histogram in whole.items()}
-    moved = []
-    for site, histogram in part.items():
-        own = choose(histogram)
-        # What a bin of the histogram, or a step of the integers, cannot tell apart is nothing.
-        least = histogram.width / _width(own) + 1 / 255
-        moved.append(max(_apart(choose(usual[site]), own), least))
-    limit = upper_bound(moved, len(moved), len(moved), 1 / 255)
-    problems = []
-    for site, kept in state.ranges.items():
-        far, wanted = _apart(kept, now[site]), now[site]
-        if not far <= limit:
-            shown = breach(far, limit)
-            problems.append(
-                f"{site}: [{kept.low:.4g}, {kept.high:.4g}] lies {shown[0]} of its width from what "
-                f"the calibration texts give, [{wanted.low:.4g}, {wanted.high:.4g}]; quantization "
-                f"moves ranges of this model by up to {shown[1]}"
-            )
-    return problems
-
-
-def _width(covered: Range) -> float:
-    return max(covered.high - covered.low, 1e-30)
-
-
-def _apart(a: Range, b: Range) -> float:
-    """How far the further pair of ends lies apart, as a share of the wider of both. Judged as they
-    are coded: a symmetric range by its scale, whatever it calls its ends."""
-    ends = [(-r.zero_point * r.scale, (255 - r.zero_point) * r.scale) for r in (a, b)]
-    far = max(abs(x - y) for x, y in zip(*ends, strict=True))
-    return float(far / max(_width(a), _width(b)))
-
-
-def folded_bias(state: CompressedState, source: Mapping[str, Tensor], module: str) -> Tensor:
-    """The bias that folding alone gives: scaled by row as the weight's rows were, if they were."""
-    bias, weight = source[f"{module}.bias"], f"{module}.weight"
-    if weight not in state.replaced:
-        return bias
-    now, before = state.replaced[weight].double(), source[weight].double()
-    rows = (now * before).sum(1) / before.square().sum(1).clamp(min=1e-30)
-    if float((now - rows[:, None] * before).norm()) > 1e-4 * float(now.norm()):
-        return bias  # columns were scaled: the inputs' side of a fold
-    return (bias.double() * rows).float()
-
-
 def folded_gain(
     state: CompressedState, source: Mapping[str, Tensor], name: str, known: Family, rotated: bool
 ) -> Tensor:
@@ -259,7 +169,7 @@ def gains(
     rotated: bool,
     limit: float,
 ) -> list[str]:
-    """Law 5. limit: how far they may lie from where folding put them, in units of their mean."""
+    """Law 3. limit: how far they may lie from where folding put them, in units of their mean."""
     broken = []
     for name in learned_gains(state, source):
         wanted = folded_gain(state, source, name, known, rotated)
@@ -280,62 +190,8 @@ def learned_gains(state: CompressedState, source: Mapping[str, Tensor]) -> list[
     ]
 
 
-def biases(
-    state: CompressedState, source: Mapping[str, Tensor], traces: Sequence[Trace]
-) -> list[str]:
-    """Law 3. traces: of the simulated model on held-out texts.
-
-    A correction is the mean of what coding takes away from the output, inputs moved into the
-    range; without it the mean is off by `shift`, with it by `shift - moved`.
-    """
-    broken = []
-    for name in state.replaced:
-        module = name.removesuffix(".bias")
-        if module == name or f"{module}.weight" not in state.weights:
-            continue
-        lost = _lost(state, source, module, traces)
-        shift = lost.mean(0)
-        moved = (state.replaced[name] - folded_bias(state, source, module)).double()
-        noise = 4 * float((lost.var(0) / len(lost)).sum().sqrt())
-        before, now = float(shift.norm()), float((shift - moved).norm())
-        if now > 1.25 * before + noise:
-            broken.append(
-                f"{name}: the mean output is {before:.3g} from float's without the correction and "
-                f"{now:.3g} with it"
-            )
-    return broken
-
-
-def _lost(
-    state: CompressedState, source: Mapping[str, Tensor], module: str, traces: Sequence[Trace]
-) -> Tensor:
-    """(tokens, outputs) float64: the exact output less the coded one, same input, no bias."""
-    weight, site = f"{module}.weight", f"{module}:input"
-    exact = state.replaced[weight] if weight in state.replaced else source[weight]
-    factor = state.factors[site] if site in state.factors else torch.ones(exact.shape[1])
-    x = torch.cat([torch.from_numpy(a) for a in _inputs(traces, module)]) * factor
-    coded = x
-    if state.activations == "token":
-        coded = code_per_token(x)
-    elif state.activations == "tensor":
-        covered = state.ranges[site]
-        x = x.clamp(-covered.zero_point * covered.scale, (255 - covered.zero_point) * covered.scale)
-        coded = code_static(x, covered)
-    return (x @ (exact / factor).T - coded @ state.weights[weight].dequantize().T).double()
-
-
-def _inputs(traces: Sequence[Trace], module: str) -> list[Array]:
-    """The real tokens' rows that entered `module`."""
-    return [
-        array[trace.mask.astype(bool)]
-        for trace in traces
-        for (name, _), array in trace.inputs.items()
-        if name == module
-    ]
-
-
 def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Law 4: same shape, finite, and one the checkpoint has."""
+    """Law 2: same shape, finite, and one the checkpoint has."""
     broken = []
     for name in state.replaced:
         value = state.replaced[name]

@@ -27,7 +27,8 @@ def corrected_bias(hidden: Tensor, covered: Range) -> Tensor:
     q = QuantLinear(torch.eye(4), torch.zeros(4), "tensor", covered)
     real = torch.ones(hidden.shape[:2], dtype=torch.bool)
     stream = walk.Stream([hidden], [real], [[walk.Use("block", (), {})]])
-    biases, _ = segment._correct(model, {"block.linear": q}, stream, range(1))
+    biases, corrections, _ = segment._correct(model, {"block.linear": q}, stream, range(1))
+    assert torch.equal(corrections["block.linear.bias"], biases["block.linear.bias"])
     return biases["block.linear.bias"]
 
 

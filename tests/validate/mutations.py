@@ -14,6 +14,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from optimizer import state as compressed_state
+from optimizer.compress import bias_correction
 from optimizer.qtensor import QTensor, quantize
 from optimizer.state import CompressedState, Range
 from tests.validate.runs import Run
@@ -93,6 +94,18 @@ def replaced(suffix: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edi
         return replace(s, replaced={**s.replaced, name: change(s.replaced[name])})
 
     return edit_state(edit)
+
+
+def corrections_negated(run: Run) -> None:
+    """As a sign error in the correction itself leaves them: the sums and what was added agree."""
+    folder = run.folder("state")
+    added = {name: value.clone() for name, value in bias_correction.read(folder).items()}
+    bias_correction.write({name: -value for name, value in added.items()}, folder)
+
+    def change(s: CompressedState) -> CompressedState:
+        return replace(s, replaced={n: t - 2 * added.get(n, 0) for n, t in s.replaced.items()})
+
+    edit_state(change)(run)
 
 
 def factor(change: Callable[[torch.Tensor], torch.Tensor]) -> Edit:

@@ -36,8 +36,9 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
         "w4", "compress", m.weight(OUTPUT, m.one_group_halved)),
     "nibbles swapped": ("w4", "compress", m.weight(OUTPUT, m.nibbles_swapped)),
     "group order shifted": ("w4", "compress", m.weight(OUTPUT, m.groups_shifted)),
+    "corrections with the wrong sign": ("smooth", "compress", m.corrections_negated),
     "a corrected bias with the wrong sign": (
-        "smooth", "compress", m.replaced("intermediate.dense.bias", lambda b: -b)),
+        "smooth", "fold", m.replaced("intermediate.dense.bias", lambda b: -b)),
     "a smoothing factor doubled for one feature": (
         "smooth", "compress", m.factor(lambda f: torch.cat([2 * f[:1], f[1:]]))),
     "a smoothed weight whose partner was not": (

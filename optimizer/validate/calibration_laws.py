@@ -1,0 +1,223 @@
+"""Laws of what was measured on the calibration texts: they go through the finished model once more,
+a part of them through the folded float model as well.
+
+ 1. ranges       a static range lies no further from the one that the same method chooses on the
+                 inputs of the finished model than ranges of the float model do: quantization moves
+                 what a module reads by some part of that
+ 2. corrections  what a bias was corrected by lies no further from what quantization takes from the
+                 mean output in the finished model, clipping left out (compress/bias_correction.py),
+                 than what it takes in the float model does
+
+Both limits are measured in the run: the upper tolerance bound, over all modules, of how far the
+same statistic of float inputs lies from that of quantized ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.statistics import Histogram, chooser
+from optimizer.harness.tasks.batch import Batch
+from optimizer.recipe import Activations
+from optimizer.state import CompressedState, Range
+from optimizer.validate import trace
+from optimizer.validate.breach import breach
+from optimizer.validate.spread import upper_bound
+
+COMPARED = 4  # of so many calibration batches one goes through the float model as well
+FINISHED, COMMON, FLOAT = range(3)
+"""Inputs of the finished model, those on the batches of both models, and of the float one."""
+
+
+class Law(Protocol):
+    """Collects what modules read, then says what is wrong."""
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Those whose inputs it wants to see."""
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        """rows: (tokens, width), real tokens only, of each of `kinds`."""
+
+    def problems(self) -> list[str]:
+        """With the checkpoint's names, the worst first."""
+
+
+def problems(
+    laws: Sequence[Law], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
+) -> list[str]:
+    """finished: the simulated model; floats: the folded float one; batches: of the calibration
+    texts."""
+    laws = [law for law in laws if law.modules]
+    if not laws:
+        return []
+
+    def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
+        wanted = dict.fromkeys(module for law in laws for module in law.modules)
+
+        def see(module: str, rows: Tensor) -> None:
+            for law in laws:
+                if module in law.modules:
+                    law.see(kinds, module, rows)
+
+        trace.observe(model, batch, wanted, see)
+
+    for i, batch in enumerate(batches):
+        if i % COMPARED:
+            observe(finished, batch, FINISHED)
+        else:
+            observe(finished, batch, FINISHED, COMMON)
+            observe(floats, batch, FLOAT)
+    return [problem for law in laws for problem in law.problems()]
+
+
+class Ranges:
+    """Law 1."""
+
+    def __init__(self, state: CompressedState, method: Activations | None) -> None:
+        static = method is not None and state.activations == "tensor"
+        self.modules = tuple(s.removesuffix(":input") for s in state.ranges if static)
+        self._state = state
+        if method is not None:
+            self._choose = chooser(method.range, method.percentile, method.symmetric)
+        self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        factor = self._state.factors.get(f"{module}:input")
+        for kind in kinds:
+            self._seen[kind][module].update(rows if factor is None else rows * factor)
+
+    def problems(self) -> list[str]:
+        empty = [m for m in self.modules if not self._seen[FINISHED][m].total]
+        if empty:
+            return [f"{m}:input: no input of that module was seen" for m in empty]
+        moved = []
+        for module, histogram in self._seen[COMMON].items():
+            own, usual = self._choose(histogram), self._choose(self._seen[FLOAT][module])
+            # What a bin of the histogram, or a step of the integers, cannot tell apart is nothing.
+            moved.append(max(_apart(usual, own), histogram.width / _width(own) + 1 / 255))
+        limit = upper_bound(moved, len(moved), len(moved), 1 / 255)
+        wrong = []
+        for module in self.modules:
+            kept = self._state.ranges[f"{module}:input"]
+            wanted = self._choose(self._seen[FINISHED][module])
+            far = _apart(kept, wanted)
+            if not far <= limit:
+                shown = breach(far, limit)
+                message = (
+                    f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] lies {shown[0]} of its "
+                    f"width from what the calibration texts give, [{wanted.low:.4g}, "
+                    f"{wanted.high:.4g}]; quantization moves ranges of this model by up to "
+                    f"{shown[1]}"
+                )
+                wrong.append((far, message))
+        return [message for _, message in sorted(wrong, reverse=True)]
+
+
+def _width(covered: Range) -> float:
+    return max(covered.high - covered.low, 1e-30)
+
+
+def _apart(a: Range, b: Range) -> float:
+    """How far the further pair of ends lies apart, as a share of the wider of both. Judged as they
+    are coded: a symmetric range by its scale, whatever it calls its ends."""
+    ends = [tuple(end * r.scale for end in _ends(r)) for r in (a, b)]
+    far = max(abs(x - y) for x, y in zip(*ends, strict=True))
+    return float(far / max(_width(a), _width(b)))
+
+
+class Corrections:
+    """Law 2. corrections: {bias: what was added to it}; source: the checkpoint's parameters."""
+
+    def __init__(
+        self,
+        state: CompressedState,
+        source: Mapping[str, Tensor],
+        corrections: Mapping[str, Tensor],
+    ) -> None:
+        self._state, self._source, self._corrections = state, source, corrections
+        self.modules = tuple(name.removesuffix(".bias") for name in corrections)
+        self._seen = [{m: _Mean() for m in self.modules} for _ in range(3)]
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        site = f"{module}:input"
+        factor = self._state.factors.get(site)
+        x = rows if factor is None else rows * factor
+        coded = x
+        if self._state.activations == "token":
+            coded = code_per_token(x)
+        elif self._state.activations == "tensor":
+            covered = self._state.ranges[site]
+            low, high = (end * covered.scale for end in _ends(covered))
+            x, coded = x.clamp(low, high), code_static(x, covered)
+        for kind in kinds:
+            self._seen[kind][module].update(x, coded)
+
+    def problems(self) -> list[str]:
+        moved = [
+            _relative(self._lost(FLOAT, module), self._lost(COMMON, module))
+            for module in self.modules
+        ]
+        limit = upper_bound(moved, len(moved), len(moved), 2.0**-8)
+        wrong = []
+        for module in self.modules:
+            kept = self._corrections[f"{module}.bias"].double()
+            far = _relative(kept, self._lost(FINISHED, module))
+            if not far <= limit:
+                shown = breach(far, limit)
+                message = (
+                    f"{module}.bias: its correction lies {shown[0]} of its size from what "
+                    f"quantization takes from the mean output on the calibration texts; between "
+                    f"float and quantized inputs that differs by up to {shown[1]}"
+                )
+                wrong.append((far, message))
+        return [message for _, message in sorted(wrong, reverse=True)]
+
+    def _lost(self, kind: int, module: str) -> Tensor:
+        """(outputs,) float64: the mean float output less the mean quantized one, same input. Both
+        are linear in what is multiplied, so that the mean inputs are enough."""
+        weight, seen = f"{module}.weight", self._seen[kind][module]
+        exact = self._state.replaced.get(weight, self._source[weight]).double()
+        factor = self._state.factors.get(f"{module}:input")
+        if factor is not None:
+            exact = exact / factor.double()
+        quantized = self._state.weights[weight].dequantize().double()
+        return exact @ seen.exact - quantized @ seen.coded
+
+
+class _Mean:
+    """The mean of what a module reads, and of what its integers say."""
+
+    def __init__(self) -> None:
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self._count = 0
+
+    def update(self, exact: Tensor, coded: Tensor) -> None:
+        sums = exact.double().sum(0), coded.double().sum(0)
+        before = self._sums
+        self._sums = sums if before is None else (before[0] + sums[0], before[1] + sums[1])
+        self._count += len(exact)
+
+    @property
+    def exact(self) -> Tensor:
+        assert self._sums is not None
+        return self._sums[0] / max(self._count, 1)
+
+    @property
+    def coded(self) -> Tensor:
+        assert self._sums is not None
+        return self._sums[1] / max(self._count, 1)
+
+
+def _ends(covered: Range) -> tuple[int, int]:
+    return -covered.zero_point, 255 - covered.zero_point
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    """|a - b| over the larger norm; 0 where both are nothing."""
+    size = max(float(a.norm()), float(b.norm()))
+    return float((a - b).norm()) / size if size else 0.0
