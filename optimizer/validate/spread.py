@@ -90,10 +90,19 @@ def upper_bound(values: Sequence[float], independent: int, looks: int, unit: flo
     """Above all but MISSED / looks of the population of `values`, of which so many are independent;
     never below one roundoff."""
     logs = np.log(np.maximum(np.asarray(values, np.float64), unit * 1e-3))
-    if not len(logs) or not np.isfinite(logs).all():
-        return math.inf
+    if len(logs) < 3 or not np.isfinite(logs).all():
+        return math.inf  # too few to know how they scatter
     factor = tolerance_factor(max(independent, 3), 1 - MISSED / max(looks, 1))
     return max(unit, math.exp(float(logs.mean()) + factor * float(logs.std(ddof=1))))
+
+
+def normal_bound(values: Sequence[float], looks: int) -> float:
+    """As upper_bound, of values that are about normal themselves: shares of a whole, which lie
+    within bounds of their own."""
+    if len(values) < 3:
+        return math.inf
+    factor = tolerance_factor(len(values), 1 - MISSED / max(looks, 1))
+    return float(np.mean(values)) + factor * float(np.std(values, ddof=1))
 
 
 def tolerance_factor(values: int, share: float) -> float:
