@@ -36,7 +36,17 @@ from optimizer.lower.qdq import codes_name, read_back, scale_name
 
 PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 # Operators a lowering puts between a module's input and its product; operand 0 is the data.
-CODING = ("DequantizeLinear", "QuantizeLinear", "Mul", "Sub", "Add", "Reshape", "Cast", "Identity")
+CODING = (
+    "DequantizeLinear",
+    "QuantizeLinear",
+    "Mul",
+    "Sub",
+    "Add",
+    "Reshape",
+    "Cast",
+    "Identity",
+    "Unsqueeze",
+)
 
 
 # ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
@@ -51,9 +61,9 @@ RANKS = {
 class Edge:
     """One use of a linear module: the float tensors that enter and leave it, and their ranks.
 
-    A lowering may have flattened (batch, sequence, width) to rank 2. integers: what its input is
+    A model may have flattened (batch, sequence, width) to rank 2. integers: what its input is
     quantized to, "" where it stays float; step: the tensor that holds the step of each row, where
-    that is computed at run time.
+    that is computed at run time; both have integers_rank.
     """
 
     module: str
@@ -63,6 +73,7 @@ class Edge:
     output_rank: int
     integers: str = ""
     step: str = ""
+    integers_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,8 +197,9 @@ def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]
     return value
 
 
-def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str]:
-    """(integers, step) of an Edge: what QuantizeLinear gives between `entering` and the product."""
+def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int]:
+    """(integers, step, integers_rank) of an Edge: what QuantizeLinear gives between `entering` and
+    the product."""
     value = product.inputs[0]
     while value is not None and value is not entering:
         node = value.producer()
@@ -196,14 +208,16 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str]:
         if node.op_type == "QuantizeLinear":
             step = node.inputs[1]
             assert step is not None
-            return str(node.outputs[0].name), "" if step.is_initializer() else str(step.name)
+            name = "" if step.is_initializer() else str(step.name)
+            return str(node.outputs[0].name), name, _rank(node.inputs[0])
         value = node.inputs[0]
-    return "", ""
+    return "", "", 0
 
 
-def _rank(value: ir.Value) -> int:
-    if value.shape is None:
-        raise OptimizeError(f"the rank of {value.name} cannot be inferred", where="cut")
+def _rank(value: ir.Value | None) -> int:
+    if value is None or value.shape is None:
+        name = None if value is None else value.name
+        raise OptimizeError(f"the rank of {name} cannot be inferred", where="cut")
     return len(value.shape)
 
 

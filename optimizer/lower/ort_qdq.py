@@ -12,7 +12,8 @@
       MatMul(x, DequantizeLinear(W)), which ONNX Runtime turns into MatMulNBits: int4 in blocks
       of a power of two from 16 to 256, int8 also per channel
 Where the state has a factor for a site, x is multiplied by it first. Asymmetric weights (3) are
-unsigned with an unsigned zero point. An embedding is no product: lookup.py.
+unsigned with an unsigned zero point. Products of rank 2 in 1 and 3 are of rank 3 by then
+(ort_rank.py). An embedding is no product: lookup.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.names import Module, Names
-from optimizer.lower import lookup
+from optimizer.lower import lookup, ort_rank
 from optimizer.lower.qdq import (
     Surgeon,
     dequantized_weight,
@@ -41,6 +42,16 @@ Products = list[tuple[ir.Node, ir.Value]]  # operators, and the input each will 
 def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, str]:
     """Lower `model`, float32, in place. Returns {module: how its input is coded}:
     "uint8" (case 1), "uint8 per token" (case 2) or "float" (case 3), "ids" for an embedding."""
+    of = names.parameter_of
+    ort_rank.lift(
+        model,
+        names,
+        {
+            of[n]
+            for n in names.modules
+            if of[n] in state.weights and state.activations_of(n) != "token"
+        },
+    )
     surgeon = Surgeon(model)
     coded = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}

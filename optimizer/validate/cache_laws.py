@@ -37,9 +37,9 @@ Pairs = list[tuple[Array, Array]]
 
 def cache(m: Materials) -> Entry:
     """Laws 1 to 5 on pieces of held-out text."""
-    fused = m.correct.tokens(blocks=m.kernels_quantize)
+    fused = m.correct.tokens(blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, fused.limits["logits"], fuse=True)
-    if problems or not m.kernels_quantize:
+    if problems or not m.kernel_blocks:
         return _entry(fused, measured, problems)
     written = m.correct.tokens(blocks=False)
     return _entry(written, *_laws(m, written.limits["logits"], fuse=False))

@@ -17,7 +17,6 @@ from torch import nn
 
 from optimizer.validate import monte_carlo, spread
 from optimizer.validate.distance import Array
-from optimizer.validate.linears import KERNEL_BLOCK
 from optimizer.validate.monte_carlo import Arithmetic
 from optimizer.validate.roundoff import UNIT
 from optimizer.validate.spread import RUNS, Run, Spread
@@ -65,15 +64,14 @@ class CorrectRuns:
         many terms as they have inputs.
         """
         m = self._m
-        group = m.section.quantize.weights.group_size
         rotated = "rotate" in m.section.quantize.transforms
         growth = {
             name: float(np.sqrt(m.state.replaced[name].shape[-1])) if rotated else 2.0
             for name in m.state.replaced
             if kind == "folded"
         }
-        block = (group or KERNEL_BLOCK) if blocks else 0
-        return Arithmetic(unit=UNIT[precision], block=block, replaced=growth)
+        kernels = m.kernel_blocks if blocks else {}
+        return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth)
 
     def source(self) -> Spread:
         """Of the float model's outputs, as loaded or folded."""
@@ -91,6 +89,10 @@ class CorrectRuns:
             self._m.compared,
             self.arithmetic("fp32", blocks=True),
         )
+
+    def kernels(self) -> Spread:
+        """Of outputs as fused kernels compute them, which quantize inputs by themselves."""
+        return self._spread("state", self.arithmetic("fp32", blocks=True), self._m.compared)
 
     def tokens(self, *, blocks: bool) -> Spread:
         """Of a decoder's logits, token by token."""

@@ -54,10 +54,10 @@ def harness(m: Materials) -> Entry:
     problems += _ends(served, checkpoint)
     problems += tokens(checkpoint, served, tokenizer, list(m.texts)[:8])
     problems += templates(checkpoint, served, tokenizer)
-    limit = m.correct.gap(PROMPTS * NEW, blocks=m.kernels_quantize)
+    limit = m.correct.gap(PROMPTS * NEW, blocks=bool(m.kernel_blocks))
     gap, odd = _greedy(m, served, tokenizer, limit, fuse=True)
     problems += odd
-    if m.kernels_quantize:
+    if m.kernel_blocks:
         written = m.correct.gap(PROMPTS * NEW, blocks=False)
         problems += _greedy(m, served, tokenizer, written, fuse=False)[1]
     measured = Distance(gap, gap, 1.0, gap)

@@ -341,11 +341,18 @@ def engine(m: Materials) -> Entry:
         linear = linears.of_lowered_graph(m, fused=True)
         parts = pieces.quantizers(path, at, sample, linear, work, fuse=True)
         parts += pieces.products(path, at, sample, linear, work, fuse=True)
-    results = pieces.whole(path, asked, m.compared, fuse=True)
-    hidden = m.kernels_quantize
-    spread = m.correct.blocks() if hidden else m.correct.whole("state", m.precision)
-    entry = within("engine", "lowered graph", spread, results, lowered, problems, parts)
-    return replace(entry, why=f"{entry.why}; {HIDDEN}") if hidden else entry
+    if not m.kernel_blocks:
+        results = pieces.whole(path, asked, m.compared, fuse=True)
+        spread = m.correct.whole("state", m.precision)
+        return within("engine", "lowered graph", spread, results, lowered, problems, parts)
+    quantized = m.asked(m.kernel_traces, path)
+    results = pieces.whole(path, quantized, m.compared, fuse=True)
+    start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
+    entry = within("engine", start, spread, results, quantized, problems, parts)
+    if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
+        results, spread = pieces.whole(path, asked, m.compared, fuse=True), m.correct.blocks()
+        entry = within("engine", "lowered graph", spread, results, lowered, problems, parts)
+    return replace(entry, why=f"{entry.why}; {HIDDEN}")
 
 
 def harness(m: Materials) -> Entry:

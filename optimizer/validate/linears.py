@@ -18,9 +18,6 @@ from optimizer.validate.roundoff import UNIT, Product
 if TYPE_CHECKING:
     from optimizer.validate.materials import Materials
 
-KERNEL_BLOCK = 32
-"""Inputs per int8 block where ONNX Runtime's MatMulNBits chooses it: of weights that have one scale
-per output (session.qdq_matmulnbits_block_size)."""
 STORED = {"fp32": np.float32, "fp16": np.float16}
 
 
@@ -54,7 +51,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     mode, factor = m.state.activations_of(module), m.state.factors.get(site)
     coarse = m.precision != "fp32"
     if mode is None:
-        block = (q.scheme.group_size or KERNEL_BLOCK) if fused and not coarse else 0
+        block = m.kernel_blocks[module] if fused and not coarse else 0
         folded = weight if factor is None else weight * factor.numpy().astype(np.float64)
         rounded = (1 + (factor is not None)) * coarse
         product = Product(

@@ -27,12 +27,22 @@ from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
-from optimizer.validate import decoder, decoder_batches, pieces, rounding_limits, trace
+from optimizer.validate import (
+    decoder,
+    decoder_batches,
+    monte_carlo,
+    pieces,
+    rounding_limits,
+    trace,
+)
 from optimizer.validate.correct_runs import CorrectRuns
 from optimizer.validate.distance import Distance, distance, merged
 from optimizer.validate.rounding_limits import Rounding
 from optimizer.validate.trace import Trace
 
+KERNEL_BLOCK = 32
+"""Inputs per int8 block where ONNX Runtime's MatMulNBits chooses it: of weights that have one scale
+per output (session.qdq_matmulnbits_block_size)."""
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
 
@@ -256,12 +266,22 @@ class Materials:
         factor = self.state.factors.get(f"{parameter.removesuffix('.weight')}:input")
         return value.float() if factor is None else value.float() / factor[None]
 
-    @property
-    def kernels_quantize(self) -> bool:
-        """Whether kernels of weight-only modules quantize their float inputs by themselves."""
-        modules = (n.removesuffix(".weight") for n in self.state.weights)
-        linear = [n for n in modules if n in self.names.modules]
-        return any(self.state.activations_of(n) is None for n in linear)
+    @cached_property
+    def kernel_blocks(self) -> dict[str, int]:
+        """{weight-only module: inputs per int8 block}, into which its kernel quantizes what it
+        multiplies."""
+        modules = {n.removesuffix(".weight"): q.scheme for n, q in self.state.weights.items()}
+        return {
+            name: scheme.group_size or KERNEL_BLOCK
+            for name, scheme in modules.items()
+            if name in self.names.modules and self.state.activations_of(name) is None
+        }
+
+    @cached_property
+    def kernel_traces(self) -> list[Trace]:
+        """Of the state as those kernels run it; no inputs of modules."""
+        with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
+            return [trace.traced(self.simulated_model, b, self.compared, ()) for b in self.batches]
 
     @property
     def signed(self) -> bool:

@@ -58,13 +58,14 @@ ULPS = 4  # an elementary function of a vector library is within 4 units in the 
 @dataclass(frozen=True)
 class Arithmetic:
     """unit: roundoff of stored values. sums: of the sums inside products. parameters: whether they
-    are stored in less than float32, so rounded too. block: int8 blocks in which the kernel of a
-    weight-only module quantizes its input; 0: none. replaced: {parameter: roundoffs}, as a share of
-    its rms, that computing it beforehand cost. flips: who meets a flip in every quantized input."""
+    are stored in less than float32, so rounded too. blocks: {module: size} of the int8 blocks in
+    which the kernel of a weight-only module quantizes its input. replaced: {parameter: roundoffs},
+    as a share of its rms, that computing it beforehand cost. flips: who meets a flip in every
+    quantized input."""
 
     unit: float = UNIT["fp32"]
     sums: float = UNIT["fp32"]
-    block: int = 0
+    blocks: Mapping[str, int] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
     flips: Literal["example", "token"] = "example"
 
@@ -217,15 +218,18 @@ def _linears(
     """Linear modules in that arithmetic: what they compute inside is bounded as a whole."""
     place, handles = _Place(), []
 
-    def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        mode.paused += 1
-        x = mode.moved(args[0], arithmetic.unit)
-        step = _step(module, x, arithmetic)
-        if step is not None:
-            x = _flipped(x, step, place.mask, mode, arithmetic.flips == "token")
-        if arithmetic.block and _float_input(module):
-            x = _in_blocks(x, arithmetic.block)
-        return (x, *args[1:])
+    def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
+        block = arithmetic.blocks.get(name, 0)
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            mode.paused += 1
+            x = mode.moved(args[0], arithmetic.unit)
+            step = _step(module, x, block)
+            if step is not None:
+                x = _flipped(x, step, place.mask, mode, arithmetic.flips == "token")
+            return (_in_blocks(module, x, block), *args[1:]) if block else (x, *args[1:])
+
+        return hook
 
     def after(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
         weight = module.weight
@@ -241,7 +245,7 @@ def _linears(
         return result
 
     for name in modules:
-        handles.append(model.get_submodule(name).register_forward_pre_hook(before))
+        handles.append(model.get_submodule(name).register_forward_pre_hook(before(name)))
         handles.append(model.get_submodule(name).register_forward_hook(after))
     try:
         yield place
@@ -250,11 +254,26 @@ def _linears(
             handle.remove()
 
 
-def _float_input(module: nn.Module) -> bool:
-    return isinstance(module, QuantLinear) and module.activations is None
+@contextmanager
+def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
+    """The model as kernels run it that quantize the inputs of weight-only modules by themselves,
+    without any rounding else. blocks: see Arithmetic."""
+
+    def before(block: int) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda module, args: (_in_blocks(module, args[0], block), *args[1:])
+
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(before(block))
+        for name, block in blocks.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _step(module: nn.Module, x: Tensor, arithmetic: Arithmetic) -> Tensor | None:
+def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     """One step of the integers that x becomes, as a change of x (..., 1) or (..., in); None where
     it stays float."""
     if not isinstance(module, QuantLinear):
@@ -264,7 +283,7 @@ def _step(module: nn.Module, x: Tensor, arithmetic: Arithmetic) -> Tensor | None
     elif module.activations == "token":
         scaled = x if module.factor is None else x * module.factor
         step = scaled.abs().amax(-1, keepdim=True) / 127
-    elif arithmetic.block:
+    elif block:
         step = x.abs().amax(-1, keepdim=True) / 127
     else:
         return None
@@ -286,14 +305,17 @@ def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: _Rounding, every: bool
     return rows.reshape(x.shape)
 
 
-def _in_blocks(x: Tensor, block: int) -> Tensor:
-    """x as int8 in blocks along the last axis."""
-    width = x.shape[-1]
+def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
+    """x, times its module's factor, as int8 in blocks along the last axis, and back."""
+    factor, width = getattr(module, "factor", None), x.shape[-1]
+    if factor is not None:
+        x = x * factor
     padded = nn.functional.pad(x, (0, -width % block))
     blocks = padded.reshape(*x.shape[:-1], -1, block)
     step = blocks.abs().amax(-1, keepdim=True) / 127
     step = torch.where(step > 0, step, torch.ones_like(step))
-    return ((blocks / step).round() * step).reshape(padded.shape)[..., :width]
+    x = ((blocks / step).round() * step).reshape(padded.shape)[..., :width]
+    return x if factor is None else x / factor
 
 
 @contextmanager

@@ -253,10 +253,10 @@ def _multiplied(
     q = linear.quantizer
     wanted = quantizer.reference(array.reshape(-1, width), q)
     integers = wanted.integers.astype(np.uint8 if q.low == 0 else np.int8)
-    given = {edge.integers: _shaped(integers.reshape(array.shape), edge.input_rank)}
+    given = {edge.integers: _for_integers(integers.reshape(array.shape), edge)}
     step = wanted.step.astype(np.float32)
     if edge.step:
-        given[edge.step] = _shaped(step.reshape(*array.shape[:-1], 1), edge.input_rank)
+        given[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
     return given, np.asarray((wanted.integers - q.zero_point) * step.astype(np.float64))
 
 
@@ -325,6 +325,13 @@ def _shaped(array: Array, rank: int) -> Array:
     if array.ndim == rank:
         return array
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
+
+
+def _for_integers(array: Array, edge: Edge) -> Array:
+    """As _shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
+    it so (ort_rank.py)."""
+    shaped = _shaped(array, edge.input_rank)
+    return shaped[None] if shaped.ndim < edge.integers_rank else shaped
 
 
 def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
