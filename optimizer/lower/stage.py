@@ -28,7 +28,14 @@ from optimizer.export import onnx_file
 from optimizer.export.names import Names, from_dict
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
-from optimizer.lower import ort_attention, ort_norm, ort_pack, ort_qdq, trt_qdq
+from optimizer.lower import (
+    ort_attention,
+    ort_norm,
+    ort_pack,
+    ort_past_length,
+    ort_qdq,
+    trt_qdq,
+)
 from optimizer.lower.qdq import codes_name, read_back
 from optimizer.progress import say
 from optimizer.qtensor import Scheme
@@ -90,6 +97,11 @@ def _decoder(model: ir.Model, target: Target, contract: Contract) -> dict[str, A
         why = "ONNX Runtime's GroupQueryAttention takes no fp32 on CUDA, it would run on the CPU"
         return {"fused": [], "left": {"all": why}}
     fused = ort_attention.fuse(model, contract.generation.context)
+    if ort_attention.SHARED in model.metadata_props.items():
+        others = ort_past_length.count(model)
+        if others:
+            del model.metadata_props[ort_attention.SHARED[0]]
+            say(f"lower: {others[0]} reads the cache's shape, so past and present share no buffer")
     ort_norm.fuse(model)
     for layer, why in list(fused.left.items())[:3]:
         say(f"lower: attention of {layer} runs in plain operators, slower: {why}")

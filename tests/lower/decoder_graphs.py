@@ -39,6 +39,9 @@ CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**ROTATED),
     "heads normed": lambda: transformers.Qwen3Config(**{**ROTATED, "num_hidden_layers": 1}),
     "learned positions": lambda: transformers.GPT2Config(**{**COMMON, "num_hidden_layers": 1}),
+    "flattened": lambda: transformers.OPTConfig(
+        **{**COMMON, "num_hidden_layers": 1}, ffn_dim=192, word_embed_proj_dim=4 * WIDTH
+    ),
     "window": lambda: transformers.MistralConfig(
         **{**ROTATED, "num_hidden_layers": 1}, sliding_window=64
     ),
