@@ -17,6 +17,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export.clean import MODULE, module_of
 from optimizer.export.names import Names
+from optimizer.lower.examine import take_over
 from optimizer.lower.qdq import Surgeon, quantized_modules
 
 
@@ -51,12 +52,11 @@ def _lift(surgeon: Surgeon, name: str, product: ir.Node, x: ir.Value) -> None:
     if len(users) == 1 and users[0].op_type == "Add" and module_of(users[0]) == name:
         last = users[0]
     result = last.outputs[0]
-    for value in {product.outputs[0], result}:
-        value.shape = None  # of rank 3 now
     label = surgeon.fresh(f"{name}/output_rank_2")
     squeezed = ir.node("Squeeze", [result, first], name=label, metadata_props={MODULE: name})
-    squeezed.outputs[0].name, squeezed.outputs[0].type = label, result.type
-    after = [(n, i) for n, i in result.uses() if n is not squeezed]
-    for node, index in after:
-        node.replace_input_with(index, squeezed.outputs[0])
     surgeon.model.graph.insert_after(last, squeezed)
+    take_over(result, squeezed.outputs[0])
+    squeezed.replace_input_with(0, result)
+    result.name = f"{name}/output_rank_3" + label.removeprefix(f"{name}/output_rank_2")
+    for value in {product.outputs[0], result}:
+        value.shape = None  # of rank 3 now

@@ -83,9 +83,7 @@ def test_a_tied_embedding_keeps_its_float_rows(dialect: str) -> None:
         "{ t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t) e = Gather(w, i) }",
         w=weight,
     )
-    shared = model.graph.initializers.pop("w")
-    shared.name = "head.weight"
-    model.graph.register_initializer(shared)
+    model.graph.initializers["w"].name = "head.weight"
     for node in model.graph:
         node.name = f"head/{node.op_type}"
     value = torch.from_numpy(weight)
