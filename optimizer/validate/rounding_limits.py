@@ -19,6 +19,7 @@ from optimizer.compress import autoround, distill
 from optimizer.compress.rtn import SHRINKS
 from optimizer.recipe import Calibrate
 from optimizer.recipe_quantize import Quantize
+from optimizer.validate.roundoff import UNIT
 
 LEARNED = {"autoround", "distill"}
 """Methods that follow gradients through the whole block or model: one module rounded again by
@@ -28,8 +29,8 @@ HALF_STEP = 0.5 + 4 * 128 * 2.0**-24
 """Round to nearest: no weight lies further than half a step from its integer, but for the float32
 roundings of weight / scale, of at most 128 steps."""
 
-GRID = 1 + 2.0**-8
-"""A scale is rounded to the bf16 grid, by at most 2^-9; so is the one it is compared with."""
+GRID = (1 - UNIT["bf16"]) ** -2
+"""A scale is rounded to the bf16 grid, and what it was shrunk or tuned from was before."""
 
 
 @dataclass(frozen=True)
