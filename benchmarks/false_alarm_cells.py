@@ -52,7 +52,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "validate_onednn": ONEDNN,
     "validate_threads": (1, 2),
 }
-CANDIDATES = 40  # of which the one is taken whose pairs of values have occurred least
+CANDIDATES = 20  # of which the one is taken whose pairs of values have occurred least
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,11 +148,11 @@ def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
     left = [c for c in chosen if c.key not in rows]
     say(f"false alarms: {len(chosen) - len(left)} of {len(chosen)} cells are finished already")
     with ThreadPoolExecutor(jobs) as pool, file.open("a", encoding="utf-8") as out:
-        made = pool.map(lambda c: run_cell(c, models, work), left)
-        for row in bar(made, "false alarms", total=len(left)):
-            row["code"] = version
+        running = [pool.submit(run_cell, c, models, work) for c in left]
+        for done in bar(as_completed(running), "false alarms", total=len(left)):
+            row = done.result() | {"code": version}
             rows[row["key"]] = row
-            out.write("\n" * (out.tell() > 0) + json.dumps(row))
+            out.write(json.dumps(row) + "\n")
             out.flush()
             if row["refused"]:
                 say(f"{row['key']} {Cell(**row['cell']).title}: {told(row['refused'])}")
