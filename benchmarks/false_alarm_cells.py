@@ -117,8 +117,9 @@ class Cell:
 def cells(count: int, seed: int, with_smollm2: bool = False) -> list[Cell]:
     """`count` different cells, the same for the same arguments; fewer are the beginning of more.
 
-    Models take turns, of each its methods, and of these their schemes; of CANDIDATES such cells the
-    one is taken whose values, and pairs of values, have occurred least.
+    Axes that bind each other take turns: the models, the methods of a model, their schemes, the
+    dialects of a scheme. Of CANDIDATES such cells the one is taken whose values, and pairs of
+    values, have occurred least.
     """
     chance = random.Random(seed)
     axes = dict(AXES)
@@ -136,33 +137,25 @@ def cells(count: int, seed: int, with_smollm2: bool = False) -> list[Cell]:
 
     while len(made) < count:
         model = turn(axes["model"])
-        method = turn([m for m in AXES["method"] if schemes(model, m)], model)
-        scheme = turn(schemes(model, method), model, method, "scheme")
-        corrects = model not in (*DECODERS, SMOLLM2) and scheme != "W4"
-        corrected = turn((False, True) if corrects else (False,), model, scheme)
-        values = (model, method, scheme, corrected)
-        fixed = zip(("model", "method", "scheme", "bias_correction"), values, strict=True)
-        given = {name: (value,) for name, value in fixed}
-        drawn = [drawn_cell(axes | given, chance) for _ in range(CANDIDATES)]
+        method = turn([m for m in AXES["method"] if _accepted(model, m)], model)
+        schemes = tuple(dict.fromkeys(scheme for scheme, _ in _accepted(model, method)))
+        scheme = turn(schemes, model, method)
+        dialects = [d for s, d in _accepted(model, method) if s == scheme]
+        corrects = scheme != "W4" and model not in (*DECODERS, SMOLLM2)
+        fixed = {
+            "model": (model,),
+            "method": (method,),
+            "scheme": (scheme,),
+            "dialect": (turn(dialects, model, scheme, "dialect"),),
+            "bias_correction": (turn((False, True) if corrects else (False,), model, scheme),),
+        }
+        drawn = [drawn_cell(axes | fixed, chance) for _ in range(CANDIDATES)]
         fresh = [c for c in drawn if c not in made]
         if fresh:
             best = min(fresh, key=lambda c: sum(seen[pair] for pair in pairs(c)))
             made[best] = None
             seen.update(pairs(best))
     return list(made)
-
-
-@cache
-def schemes(model: str, method: str) -> tuple[str, ...]:
-    """Those that some cell of this model and method has."""
-    known = itertools.product(AXES["scheme"], AXES["range"], AXES["dialect"])
-    plain = (False, 0), ("default", "AVX2", 1, "default", "AVX2", 1)
-    found = (
-        scheme
-        for scheme, range_, dialect in known
-        if supported(Cell(model, scheme, method, range_, *plain[0], dialect, *plain[1]))
-    )
-    return tuple(dict.fromkeys(found))
 
 
 def drawn_cell(axes: dict[str, tuple[Any, ...]], chance: random.Random) -> Cell:
@@ -180,27 +173,30 @@ def pairs(cell: Cell) -> list[tuple[tuple[str, Any], ...]]:
 
 
 def supported(cell: Cell) -> bool:
-    """Whether the recipe's check accepts it; and every value of it has an effect."""
-    quantized = cell.scheme != "W4"
+    """Whether the recipe's check accepts it, and every value of it has an effect."""
     if (cell.range == "–") == (cell.scheme == "W8A8 static"):
         return False
-    if cell.method == "rotate" and cell.model not in ROTATED:
+    if cell.bias_correction and (cell.decoder or cell.scheme == "W4"):
         return False
-    if cell.bias_correction and (cell.decoder or not quantized):
-        return False
-    return _accepted(cell.model, cell.scheme, cell.method, cell.range, cell.dialect)
+    return (cell.scheme, cell.dialect) in _accepted(cell.model, cell.method)
 
 
 @cache
-def _accepted(model: str, scheme: str, method: str, range_: str, dialect: str) -> bool:
-    cell = Cell(
-        model, scheme, method, range_, False, 0, dialect, "default", "AVX2", 1, "default", "AVX2", 1
-    )
-    try:
-        targets.check(recipe(cell, "somewhere"))
-    except (RecipeError, ValueError):
-        return False
-    return True
+def _accepted(model: str, method: str) -> tuple[tuple[str, str], ...]:
+    """(scheme, dialect) of this method and model that the check of a recipe accepts."""
+    if method == "rotate" and model not in ROTATED:
+        return ()
+    found = []
+    for scheme, dialect in itertools.product(AXES["scheme"], AXES["dialect"]):
+        range_ = "minmax" if scheme == "W8A8 static" else "–"
+        plain = ("default", "AVX2", 1)
+        cell = Cell(model, scheme, method, range_, False, 0, dialect, *plain, *plain)
+        try:
+            targets.check(recipe(cell, "somewhere"))
+        except (RecipeError, ValueError):
+            continue
+        found.append((scheme, dialect))
+    return tuple(found)
 
 
 def recipe(cell: Cell, source: str) -> Recipe:

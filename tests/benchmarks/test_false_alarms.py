@@ -58,6 +58,13 @@ def test_the_methods_of_a_model_occur_about_equally_often(chosen: list[Cell]) ->
         assert max(counted.values()) - min(counted.values()) <= 1
 
 
+def test_the_dialects_that_take_a_scheme_occur_about_equally_often(chosen: list[Cell]) -> None:
+    for scheme in AXES["scheme"]:
+        counted = Counter(c.dialect for c in chosen if c.scheme == scheme)
+        assert max(counted.values()) <= 1.2 * min(counted.values())
+        assert len(counted) == (1 if scheme == "W8A8 per token" else len(AXES["dialect"]))
+
+
 def test_every_pair_of_values_that_a_recipe_can_have_occurs(chosen: list[Cell]) -> None:
     chance = random.Random(5)
     possible = Counter(pair for _ in range(1500) for pair in covered([drawn_cell(AXES, chance)]))
