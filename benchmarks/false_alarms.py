@@ -148,6 +148,8 @@ def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
     left = [c for c in chosen if c.key not in rows]
     say(f"false alarms: {len(chosen) - len(left)} of {len(chosen)} cells are finished already")
     with ThreadPoolExecutor(jobs) as pool, file.open("a", encoding="utf-8") as out:
+        if out.tell() and not file.read_bytes().endswith(b"\n"):
+            out.write("\n")  # after a line that a kill cut short
         running = [pool.submit(run_cell, c, models, work) for c in left]
         for done in bar(as_completed(running), "false alarms", total=len(left)):
             row = done.result() | {"code": version}
