@@ -1,0 +1,216 @@
+"""How often the ledger refuses a run in which nothing is wrong, and how near the others come.
+
+    python benchmarks/false_alarms.py --cells 300 --jobs 2      # about an hour of two cores
+    python benchmarks/false_alarms.py --cells 20                # their beginning: a first look
+
+Clean runs of the stages from load to the ledger: models × methods × schemes × ranges × seeds ×
+dialects × processor personalities (false_alarm_cells.py draws a balanced sample; the same --seed
+gives the same cells, and fewer are the beginning of more). A cell runs in two processes,
+compress to build and the ledger, each with the environment of the processor it shall believe to
+have. Finished cells are kept in --work, as are the models, so a run that was stopped goes on where
+it was; with other code of optimizer/ they are run again.
+
+Writes false_alarms.json and .md to --results. Exits 3 when a run was refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(HERE))
+
+from encoder_int8 import cpu_flags  # noqa: E402
+from false_alarm_cells import Cell, cells  # noqa: E402
+from false_alarm_table import markdown, summary  # noqa: E402
+
+from optimizer.harness.machine import this_machine  # noqa: E402
+from optimizer.progress import bar, say  # noqa: E402
+
+LIMIT = 1200  # seconds of one part of a cell; it takes ten to twenty
+REFUSED = 3
+
+
+def code() -> str:
+    """A digest of what a row depends on: the product, and what a cell and a model are."""
+    files = [*(ROOT / "optimizer").rglob("*.py"), *HERE.glob("false_alarm_[cmw]*.py")]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def worker(arguments: Sequence[str], environment: dict[str, str], log: Path) -> str:
+    """Run false_alarm_worker.py; "" or why it did not end well, with the end of what it wrote."""
+    command = [sys.executable, str(HERE / "false_alarm_worker.py"), *arguments]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    with log.open("a", encoding="utf-8") as out:
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, "PYTHONPATH": path, **environment},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {LIMIT} s"
+    if done.returncode == 0:
+        return ""
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+    return f"it ended with {done.returncode}: {' / '.join(last)}"
+
+
+class Models:
+    """The load stage's folder of each model and seed, made once, at the first call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def source(self, model: str, seed: int) -> Path:
+        """Raises RuntimeError with what the process that makes it wrote last."""
+        name = f"{model}-{seed}"
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            made = self._folder / name
+            if not made.is_dir():
+                plain = {"OMP_NUM_THREADS": "1"}
+                log = self._folder / f"{name}.log"
+                wrong = worker(["model", model, str(seed), str(made)], plain, log)
+                if wrong:
+                    raise RuntimeError(f"{model} could not be made: {wrong}")
+            return made
+
+
+def run_cell(cell: Cell, models: Models, work: Path) -> dict[str, Any]:
+    """The cell's row."""
+    source = models.source(cell.model, cell.seed)
+    folder = work / "running" / cell.key
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    row: dict[str, Any] = {"key": cell.key, "cell": asdict(cell), "refused": None, "ratios": []}
+    started = time.monotonic()
+    stages: dict[str, float] = {}
+    for part in ("compress", "validate"):
+        arguments = [part, json.dumps(asdict(cell)), str(source), str(folder)]
+        wrong = worker(arguments, cell.environment(part), folder / "log.txt")
+        if wrong:
+            row["refused"] = {"stage": part, "hop": "", "kind": "crash", "messages": [wrong]}
+            break
+        found = json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
+        stages |= found.pop("seconds")
+        row |= found
+        if row["refused"]:
+            break
+    row |= {"seconds": round(time.monotonic() - started, 1), "stages": stages}
+    shutil.rmtree(folder)
+    return row
+
+
+def finished(file: Path, version: str) -> dict[str, dict[str, Any]]:
+    """{key: row} of what this code has run; a line cut short by a kill is no row."""
+    rows: dict[str, dict[str, Any]] = {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if row["code"] == version:
+            rows[row["key"]] = row
+    return rows
+
+
+def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
+    """The row of every cell, in their order; each is appended to work/rows.jsonl when it ends."""
+    version, file = code(), work / "rows.jsonl"
+    models = Models(work / "models")
+    rows = finished(file, version)
+    left = [c for c in chosen if c.key not in rows]
+    say(f"false alarms: {len(chosen) - len(left)} of {len(chosen)} cells are finished already")
+    with ThreadPoolExecutor(jobs) as pool, file.open("a", encoding="utf-8") as out:
+        if out.tell() and not file.read_bytes().endswith(b"\n"):
+            out.write("\n")  # after a line that a kill cut short
+        running = [pool.submit(run_cell, c, models, work) for c in left]
+        for done in bar(as_completed(running), "false alarms", total=len(left)):
+            row = done.result() | {"code": version}
+            rows[row["key"]] = row
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            if row["refused"]:
+                say(f"{row['key']} {Cell(**row['cell']).title}: {told(row['refused'])}")
+    return [rows[c.key] for c in chosen]
+
+
+def told(refused: dict[str, Any]) -> str:
+    """One line on a refusal."""
+    at = refused["hop"] or refused["stage"]
+    first = refused["messages"][0] if refused["messages"] else "out of tolerance"
+    return f"{refused['kind']} at {at}: {first[:300]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0, help="of the sample of cells")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
+    parser.add_argument("--work", type=Path, default=ROOT / "artifacts" / "false_alarms")
+    parser.add_argument("--results", type=Path, help="a folder for false_alarms.json and .md")
+    parser.add_argument("--with-smollm2", action="store_true", help="minutes for each of its cells")
+    parser.add_argument("--only", default="", help="keys of cells, separated by commas")
+    parser.add_argument("--list", action="store_true", help="print the cells and end")
+    args = parser.parse_args()
+    chosen = cells(args.cells, args.seed, args.with_smollm2)
+    if args.only:
+        wanted = args.only.split(",")
+        chosen = [c for c in chosen if c.key in wanted]
+        missing = sorted(set(wanted) - {c.key for c in chosen})
+        if missing:
+            sys.exit(f"--only: {missing[0]} is none of the {args.cells} cells of this --seed")
+    if args.list:
+        print("\n".join(f"{c.key} {c.title}; {c.personalities}" for c in chosen))
+        return
+    args.work.mkdir(parents=True, exist_ok=True)
+    rows = run(chosen, args.work, args.jobs)
+    about = {
+        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"}
+        | {"flags": cpu_flags()},
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": f"python benchmarks/false_alarms.py --cells {args.cells} --seed {args.seed}"
+        + " --with-smollm2" * args.with_smollm2,
+        "jobs": args.jobs,
+        "code": code(),
+    }
+    document = summary(rows, about)
+    page = markdown(document)
+    results = args.results or args.work
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    (results / "false_alarms.json").write_text(text + "\n", encoding="utf-8")
+    (results / "false_alarms.md").write_text(page, encoding="utf-8")
+    print(page)
+    sys.exit(REFUSED if document["refused"] else 0)
+
+
+if __name__ == "__main__":
+    main()
