@@ -383,7 +383,7 @@ def harness(m: Materials) -> Entry:
         (_ratio(f, w, bound) for f, (w, bound) in zip(found, wanted, strict=True)), default=0
     )
     if not ratio <= 1:
-        problems.append(f"an answer is {ratio:.3g} times as far off as rounding goes")
+        problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
     why = "pooling and normalization in float32, bounded element by element"
     return Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
 

@@ -234,6 +234,7 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
     low, high = decided.interval
     mean = 1 - decided.drop
     message = f"mean cosine to float is {mean:.5f} on {decided.examples} examples"
+    message += gating.reached(decided)
     if decided.verdict == "inconclusive":
         message += f"; about {decided.needed} examples would decide" if decided.needed else ""
     return Gate(
