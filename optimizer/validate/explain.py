@@ -1,7 +1,7 @@
 """`optimize explain`: what a report.json says of its ledger, as facts; explain_text.py is the text.
 
     report    the file;  module: the one asked about, or null
-    targets   [{target, verdict,
+    targets   [{target, verdict, dropped (left out of the bundle by on_fail),
                 machine   {cpu, cores, torch_capability, threads}, or null where it is not recorded
                 finding   {hop, kind, because: [sentence]} of the first hop that failed; hop null
                           and kind "fine" when none did
@@ -162,6 +162,7 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
     return {
         "target": report.get("target"),
         "verdict": report.get("verdict"),
+        "dropped": bool(report.get("dropped")),
         "machine": report.get("machine"),
         "finding": finding,
         "hops": hops,

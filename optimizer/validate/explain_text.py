@@ -37,8 +37,9 @@ def text(document: Document) -> str:
 
 
 def _target(target: Document) -> list[str]:
+    dropped = ", left out of the bundle" if target["dropped"] else ""
     lines = [
-        f"target   {target['target']}: {str(target['verdict']).upper()}",
+        f"target   {target['target']}: {str(target['verdict']).upper()}{dropped}",
         f"machine  {_machine(target['machine'])}",
         *_finding(target["finding"]),
         "",

@@ -151,10 +151,13 @@ def test_json_has_the_same_facts(tmp_path: Path) -> None:
 
 
 def test_a_bundles_reports_are_all_explained(tmp_path: Path) -> None:
-    both = [report(entry(ok=True)), report(entry(WRONG))]
+    both = [report(entry(ok=True)), {**report(entry(WRONG)), "dropped": True}]
     (tmp_path / "report.json").write_text(json.dumps(both))
     found = explain.explain(tmp_path, QUERY)["targets"]
-    assert [t["finding"]["kind"] for t in found] == ["fine", "fault"]
+    assert [(t["finding"]["kind"], t["dropped"]) for t in found] == [
+        ("fine", False),
+        ("fault", True),
+    ]
 
 
 @pytest.mark.parametrize(
