@@ -76,7 +76,8 @@ def _hop(hop: Document) -> list[str]:
     lines = _wrapped(f"{hop['hop']:<9}{state}{_distance(hop)}", "")
     nearest = hop["nearest"]
     if nearest:
-        judged = f"{_count(hop['judged'], 'piece')} judged alone; nearest to its limit: "
+        held = "nearest to its limit" if _infinite(nearest["ratio"]) <= 1 else "furthest beyond"
+        judged = f"{_count(hop['judged'], 'piece')} judged alone; {held}: "
         lines += _wrapped(judged + f"{nearest['module']}, {_share(nearest)}", "         ")
     if hop["unproven"]:
         lines += _wrapped(f"in part only: {hop['unproven']}", "         ")
@@ -164,8 +165,9 @@ def _element(piece: str, element: Document) -> str:
 
 
 def _share(piece: Document) -> str:
-    """How near a piece is to its limit."""
-    return f"{breach(_infinite(piece['ratio']), 1.0)[0]} of its limit"
+    """How near a piece is to its limit, or how far beyond."""
+    ratio = _infinite(piece["ratio"])
+    return f"{breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
 
 
 def _infinite(value: Any) -> float:
