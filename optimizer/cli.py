@@ -11,21 +11,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from optimizer import __version__
+from optimizer.cli_explain import explain
+from optimizer.cli_options import with_recipe
 from optimizer.errors import OptimizeError
 from optimizer.progress import say
 
 if TYPE_CHECKING:
     from optimizer.harness.errors import HarnessError
-
-F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_STORE = "artifacts/store"
 
 
 class Commands(click.Group):
@@ -110,55 +108,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
     ctx.obj = {"debug": debug, "json": json_output}
 
 
-def with_recipe(command: F) -> F:
-    """The arguments every command that reads a recipe has."""
-    for decorate in reversed(
-        (
-            click.argument("recipe", type=click.Path(path_type=Path)),
-            click.option(
-                "--set",
-                "overrides",
-                multiple=True,
-                metavar="A.B=C",
-                help="Override one value, e.g. --set quantize.method=rtn",
-            ),
-            click.option(
-                "--store",
-                type=click.Path(path_type=Path),
-                default=DEFAULT_STORE,
-                show_default=True,
-                help="Where finished steps are kept.",
-            ),
-            click.option(
-                "--debug",
-                is_flag=True,
-                expose_value=False,
-                callback=_also("debug"),
-                help="Show the traceback of an error.",
-            ),
-            click.option(
-                "--json",
-                is_flag=True,
-                expose_value=False,
-                callback=_also("json_output"),
-                help="One JSON document on stdout.",
-            ),
-        )
-    ):
-        command = decorate(command)
-    return command
-
-
-def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Let a group option be given after the command's name too."""
-
-    def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-        if value and ctx.parent is not None:
-            ctx.parent.params[name] = True
-            ctx.obj["json" if name == "json_output" else name] = True
-        return value
-
-    return callback
+main.add_command(explain)
 
 
 @main.command()

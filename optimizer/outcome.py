@@ -10,14 +10,15 @@ from typing import Any
 from optimizer import pipeline
 from optimizer.errors import GateError, InconclusiveError
 from optimizer.recipe import Recipe
-from optimizer.store import Store
+from optimizer.store import Step, Store
 
 EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
 
 
 @dataclass(frozen=True)
 class Result:
-    """exit_code by the worst verdict. No bundle: a gate did not pass, or `until` stopped it."""
+    """exit_code by the worst verdict of the targets that belong to the bundle. No bundle: a gate
+    did not pass, or `until` stopped it."""
 
     exit_code: int
     verdict: str | None
@@ -39,6 +40,7 @@ class Result:
             "verdict": self.verdict,
             "bundle": str(self.bundle) if self.bundle else None,
             "report": str(self.report) if self.report else None,
+            "dropped": self.document.get("dropped", []),
             "steps": list(self.steps),
             "reports": self.document.get("reports", []),
         }
@@ -82,7 +84,7 @@ def finish(
     from optimizer.package.publish_local import publish_local
 
     document = _document(recipe, steps, outcome)
-    verdict = pipeline.verdict(outcome.reports)
+    verdict = pipeline.verdict(recipe, outcome.reports)
     home = artifacts / recipe.name
     bundle = report = None
     if outcome.bundle is not None:
@@ -127,14 +129,37 @@ def _document(
     recipe: Recipe, steps: tuple[dict[str, Any], ...], outcome: pipeline.Outcome
 ) -> dict[str, Any]:
     """What the report is drawn from: see package/report.py."""
+    from optimizer.package import on_fail
+    from optimizer.package.stage import target_names
+
     loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
+    reports = [_report(step) for step in outcome.reports]
+    dropped: list[dict[str, str]] = []
+    if outcome.bundle is not None:
+        reports = on_fail.marked([t.on_fail for t in recipe.targets], reports)
+        dropped = on_fail.dropped(target_names(recipe.targets), reports)
     document: dict[str, Any] = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json", by_alias=True),
         "source": json.loads((loaded / "source.json").read_text()),
-        "reports": [json.loads((r.path / "report.json").read_text()) for r in outcome.reports],
+        "reports": reports,
+        "dropped": dropped,
     }
     if outcome.bundle is not None:
         manifest = outcome.bundle.path / "bundle" / "manifest.json"
         document["manifest"] = json.loads(manifest.read_text())
     return document
+
+
+def _report(step: Step) -> dict[str, Any]:
+    """A validate step's report. The message of a ledger that failed ends with the command that
+    shows more: here, and not in the file, because a store may be moved."""
+    from optimizer.validate import explain
+
+    file = step.path / "report.json"
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    command = explain.command(report, file)
+    for gate in report["gates"]:
+        if command and gate["name"] == "ledger":
+            gate["message"] += f"; see {command}"
+    return report

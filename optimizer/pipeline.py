@@ -26,21 +26,24 @@ class Outcome:
     bundle: Step | None
 
 
-def verdict(reports: Sequence[Step]) -> Verdict:
-    """The worst verdict of the reports. In a dry run nothing failed yet: "pass"."""
-    from optimizer.package.verdict import worst
+def verdict(recipe: Recipe, reports: Sequence[Step]) -> Verdict:
+    """The worst verdict of the targets that a bundle would hold (package/on_fail.py). In a dry run
+    nothing failed yet: "pass"."""
+    from optimizer.package import on_fail
 
-    done = [r for r in reports if r.done]
+    done = [(t, r) for t, r in zip(recipe.targets, reports, strict=True) if r.done]
     if not done:
         return "pass"
-    return worst(json.loads((r.path / "report.json").read_text())["verdict"] for r in done)
+    verdicts = [json.loads((r.path / "report.json").read_text())["verdict"] for _, r in done]
+    return on_fail.verdict([t.on_fail for t, _ in done], verdicts)
 
 
 def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
 
     until: stop after this stage. Raises RecipeError before anything is read when a target
-    cannot express what the recipe asks for. A bundle is packaged only when every gate passed.
+    cannot express what the recipe asks for. A bundle is packaged only when every gate passed of
+    the targets in it.
     """
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
@@ -60,7 +63,7 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     if last < STAGES.index("compress"):
         return Outcome((), None)
     state = store.step(compress, recipe.compression, source)
-    for target in recipe.targets:
+    for target in (t.made for t in recipe.targets):
         if last < STAGES.index("export"):
             break
         graph = store.step(export, target.export, source, state)
@@ -77,7 +80,7 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
         )
         reports.append(report)
         made += [model, engine, report]
-    if last < STAGES.index("package") or verdict(reports) != "pass":
+    if last < STAGES.index("package") or verdict(recipe, reports) != "pass":
         return Outcome(tuple(reports), None)
     formats = [store.step(format_, section, source, state) for section in recipe.formatting]
     bundle = store.step(package, recipe.packaging, source, state, *made, *formats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -73,7 +73,23 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
         raise ValueError(f"{where}: [{low}, {opt}, {high}] must be [min, opt, max], ascending")
 
 
-class OnnxRuntimeTarget(Section):
+class Judged(Section):
+    """What every target has: whether the others are packaged without it."""
+
+    on_fail: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="when this target's gates fail or cannot decide; refuse: no bundle is made; "
+        "drop: the bundle is made of the other targets, and says so",
+    )
+
+    @property
+    def made(self) -> Self:
+        """What the stages before package read: on_fail changes nothing of what they make, and so
+        no step is redone for it."""
+        return self.model_copy(update={"on_fail": "refuse"})
+
+
+class OnnxRuntimeTarget(Judged):
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
     provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
@@ -104,7 +120,7 @@ class OnnxRuntimeTarget(Section):
         return Export(float="fp32")
 
 
-class TensorRTTarget(Section):
+class TensorRTTarget(Judged):
     """Any product of the family; targets.py says which has which option."""
 
     runtime: Literal["tensorrt-rtx", "tensorrt"]

@@ -18,7 +18,7 @@ ALLOWED = {
     "transformers": ("load/", "export/", "validate/"),
     "datasets": ("load/",),
     "huggingface_hub": ("load/",),
-    "click": ("cli.py",),
+    "click": ("cli.py", "cli_explain.py", "cli_options.py"),
 }
 
 

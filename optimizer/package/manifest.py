@@ -7,6 +7,9 @@ Version 1, UTF-8, keys sorted:
                        of every file whose `measured` is false. The same recipe on the same
                        package versions gives the same digest.
     verdict            "pass": a bundle is made of nothing else; verdicts: {target: verdict}
+    dropped            [{target, gate, message}]: targets whose on_fail is drop and whose gates did
+                       not pass: the first of the worst of them. Nothing of these is in the bundle
+                       but their reports
     source             {source, revision, files: {name: {sha256, size}}, ...}: the checkpoint
     licence            SPDX id of the model, or ""; licence_files: [name]
     recipe             the recipe, complete with every default

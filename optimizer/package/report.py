@@ -3,7 +3,8 @@
     document = {"name": str,
                 "recipe":  the recipe as resolved,
                 "source":  the load stage's source.json,
-                "reports": [report.json of each target, in the recipe's order],
+                "reports": [report.json of each target, in the recipe's order; "dropped": true in
+                            those of which nothing else is in the bundle],
                 "manifest": the bundle's, when there is one}
 
 The page asks nothing of the network and runs no script. The same document gives the same bytes.
@@ -55,7 +56,8 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def _together(reports: list[Document]) -> str:
-    return worst(r.get("verdict") for r in reports) if reports else "no verdict"
+    kept = [r for r in reports if not r.get("dropped")]
+    return worst(r.get("verdict") for r in kept) if kept else "no verdict"
 
 
 def _header(document: Document, name: str) -> Html:

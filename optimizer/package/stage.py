@@ -8,7 +8,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      what the harness loads
     harness/  requirements.txt      the code that runs it, and what that needs, pinned
-    report.html  report.json        what was measured
+    report.html  report.json        what was measured, also of targets that on_fail dropped
     LICENSE*  NOTICE*               of the model, where its checkpoint has them
 The same inputs give the same bytes.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,9 @@ from optimizer.harness.machine import RUNNERS
 from optimizer.harness.runtimes.onnx_external import metadata
 from optimizer.harness.runtimes.ort_decoder import SHARED
 from optimizer.load.source import LICENCES
-from optimizer.package import genai_config
+from optimizer.package import genai_config, on_fail
 from optimizer.package import manifest as manifests
-from optimizer.package.verdict import worst
-from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, TensorRTTarget
+from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, Task, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
 
 MADE_WITH = (
@@ -68,26 +68,34 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
     per_target = [made[i : i + 3] for i in range(0, count, 3)]
     for form, folder in zip(section.package.formats, made[count:], strict=True):
         shutil.copytree(folder / "model", bundle / form)
-    names = target_names(section.recipe.targets)
+    targets, names = section.recipe.targets, target_names(section.recipe.targets)
+    rules = [t.on_fail for t in targets]
+    reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
     engines: list[dict[str, Any]] = []
-    for name, target, (model, engine, _) in zip(
-        names, section.recipe.targets, per_target, strict=True
+    kept: list[Target] = []
+    for name, target, (model, engine, _), report in zip(
+        names, targets, per_target, reports, strict=True
     ):
+        if report["dropped"]:
+            continue
+        kept.append(target)
         engines.append(_add_target(bundle, name, target, model, engine, engines))
         if target.runtime == "onnxruntime" and section.recipe.model.task == "text-generation":
             _add_genai(bundle / engines[-1]["model"], source)
     _add_tokenizer(bundle, source)
     licences = _add_licences(bundle, source)
     _add_harness(bundle)
-    (bundle / "requirements.txt").write_text(requirements(section.recipe))
+    (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
 
-    reports = [_read(report / "report.json") for _, _, report in per_target]
     origin = _read(source / "source.json")
     document = {
         "name": section.name,
         "version": section.package.version,
-        "verdict": worst(r["verdict"] for r in reports),
-        "verdicts": {n: r["verdict"] for n, r in zip(names, reports, strict=True)},
+        "verdict": on_fail.verdict(rules, [r["verdict"] for r in reports]),
+        "verdicts": {
+            n: r["verdict"] for n, r in zip(names, reports, strict=True) if not r["dropped"]
+        },
+        "dropped": on_fail.dropped(names, reports),
         "source": origin,
         "licence": section.package.licence or origin.get("licence", ""),
         "licence_files": licences,
@@ -115,14 +123,15 @@ def target_names(targets: tuple[Target, ...]) -> list[str]:
     return names
 
 
-def requirements(recipe: Recipe) -> str:
-    """The lines of requirements.txt: what the harness imports, at the versions used here."""
+def requirements(targets: Sequence[Target], task: Task) -> str:
+    """The lines of requirements.txt: what the harness imports for the targets of the bundle, at
+    the versions used here."""
     wanted = ["numpy", "tokenizers"]
-    devices = {t.runs_on for t in recipe.targets if t.runtime == "onnxruntime"}
+    devices = {t.runs_on for t in targets if t.runtime == "onnxruntime"}
     if devices:  # the two own one module; the GPU build runs on the CPU too
         gpu = devices & {"cuda", "tensorrt"}  # tensorrt-rtx is a plugin of the other
         wanted.append("onnxruntime-gpu" if gpu else "onnxruntime")
-    if recipe.model.task == "text-generation":  # chat templates
+    if task == "text-generation":  # chat templates
         wanted.append("jinja2")
     return "".join(f"{name}=={_version(name)}\n" for name in wanted)
 

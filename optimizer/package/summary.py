@@ -8,15 +8,18 @@ from typing import Any
 
 from optimizer.package.comparison import Cell, Document, gates_in_order, parts, quantized, rows
 from optimizer.package.verdict import counts
+from optimizer.validate.explain import COMMAND
 
 WIDTH = 100
 COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 this fits WIDTH
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """A block per target, at most 100 columns wide: its verdict, the gates that did not pass with
-    their messages, and the table of quality with interval, p50 and p99 end to end, and size."""
-    lines = [str(document.get("name", "unnamed"))]
+    """A block per target: its verdict, the gates that did not pass with their messages, and the
+    table of quality with interval, p50 and p99 end to end, and size. The first line says which
+    targets were dropped and why. At most 100 columns wide, but for that line and for commands,
+    which are there to be copied."""
+    lines = [_first(document)]
     for report in parts(document, "reports"):
         lines += ["", *_target(report, quantized(document.get("recipe")))]
     if len(lines) == 1:
@@ -24,13 +27,24 @@ def summary(document: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _first(document: Mapping[str, Any]) -> str:
+    name, dropped = str(document.get("name", "unnamed")), parts(document, "dropped")
+    if not dropped:
+        return name
+    without = "; ".join(f"{d['target']} ({d['gate']}: {d['message']})" for d in dropped)
+    return f"{name}: the bundle was made without {without}"
+
+
 def _target(report: Document, name: str) -> list[str]:
-    heading = f"{report.get('target')}: {str(report.get('verdict')).upper()}, {counts(report)}"
+    verdict = str(report.get("verdict")).upper() + (", DROPPED" if report.get("dropped") else "")
+    heading = f"{report.get('target')}: {verdict}, {counts(report)}"
     lines = _wrapped(heading, "")
     for gate in gates_in_order(report):
         if gate.get("verdict") != "pass":
             text = f"{gate.get('verdict')}: {gate.get('name')}: {gate.get('message', '')}"
-            lines += _wrapped(text, "  ")
+            reason, command, rest = text.partition(COMMAND)
+            lines += _wrapped(reason, "  ")
+            lines += [f"    {command}{rest}"] if command else []
     lines.append(_line("", "float", name, "change"))
     for row in rows(report):
         cells = [row.before, row.after, row.change]

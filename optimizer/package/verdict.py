@@ -52,6 +52,8 @@ def sentence(report: Document, recipe: Any) -> str:
         "fail": "Do not ship",
         "inconclusive": "Not decided",
     }.get(verdict, f"Unknown verdict {verdict!r}")
+    if report.get("dropped"):
+        opening = "Not in the bundle (on_fail: drop)"
     said = [
         f"{opening}: {counts(report)}.",
         _quality(report),

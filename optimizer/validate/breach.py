@@ -1,9 +1,12 @@
-"""Two numbers printed so that a reader sees which is larger."""
+"""Two numbers printed so that a reader sees which is larger, and the words around them by which
+`optimize explain` knows what kind of limit was passed."""
 
 from __future__ import annotations
 
 import math
 
+CORRECT_RUNS = "is what correct runs differ by"  # ends the message of a limit measured in the run
+BUDGET = "quantization moves the output by"  # begins that of the recipe's budget
 FEWEST_DIGITS = 2
 MOST_DIGITS = 17  # tell any two different 64-bit floats apart (IEEE 754, section 5.12.2)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.validate import decoder, pieces
-from optimizer.validate.breach import breach
+from optimizer.validate.breach import CORRECT_RUNS, breach
 from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.distance import Array, Distance, distance, merged
 from optimizer.validate.hops import MEASURED, Entry
@@ -71,9 +71,7 @@ def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
             each.append(distance(pairs))
             if not each[-1].worst <= limit:
                 shown = breach(each[-1].worst, limit)
-                problems.append(
-                    f"{law}: a token is {shown[0]} apart, {shown[1]} is what correct runs differ by"
-                )
+                problems.append(f"{law}: a token is {shown[0]} apart, {shown[1]} {CORRECT_RUNS}")
         problems += _apart(served) + _kept(served)
     return merged(each), problems
 

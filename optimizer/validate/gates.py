@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optimizer.validate.breach import breach
 from optimizer.validate.significance import Decision
 
 ORDER = ("fail", "inconclusive", "pass")
@@ -40,6 +41,7 @@ def from_decision(name: str, decision: Decision, what: str) -> Gate:
     low, high = decision.interval
     bounds = f"between {low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
     message = f"{what} drops by {decision.drop:.4f}, {bounds}, on {decision.examples} examples"
+    message += lost(decision)
     if decision.verdict == "inconclusive":
         message += (
             f"; about {decision.needed} examples would decide"
@@ -47,6 +49,22 @@ def from_decision(name: str, decision: Decision, what: str) -> Gate:
             else "; the drop is so near the margin that no number of examples would decide"
         )
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
+
+
+def lost(decision: Decision) -> str:
+    """What ends the message of a test that failed: the end of its interval beside the margin."""
+    if decision.verdict != "fail":
+        return ""
+    least, allowed = breach(decision.interval[0], decision.margin)
+    return f"; {least} at least, {allowed} is allowed"
+
+
+def reached(decision: Decision) -> str:
+    """The same of a share that the recipe gives a lower bound for, and the test what it lacks."""
+    if decision.verdict != "fail":
+        return ""
+    most, asked = breach(1 - decision.interval[0], 1 - decision.margin)
+    return f"; {most} at most, {asked} is asked"
 
 
 def overall(gates: Sequence[Gate]) -> str:

@@ -25,7 +25,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.tasks import text_generation
 from optimizer.validate import contract_laws, pieces
-from optimizer.validate.breach import breach
+from optimizer.validate.breach import CORRECT_RUNS, breach
 from optimizer.validate.contract_laws import STRANGE
 from optimizer.validate.decoder import OnnxDecoder, inputs, logits_of
 from optimizer.validate.distance import Array, Distance
@@ -142,8 +142,7 @@ def _greedy(
                 far, limit = breach(gap, tie)
                 problems.append(
                     f"after {len(prompt)} tokens it draws {list(answer.tokens)[:6]} ..., of which "
-                    f"one lies {far} deviations below the likeliest, where correct runs differ by "
-                    f"{limit}{by}"
+                    f"one lies {far} deviations below the likeliest{by}, {limit} {CORRECT_RUNS}"
                 )
     return widest, problems
 

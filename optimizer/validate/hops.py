@@ -35,7 +35,7 @@ from optimizer.validate import (
     state_laws,
     trace,
 )
-from optimizer.validate.breach import breach
+from optimizer.validate.breach import BUDGET, CORRECT_RUNS, breach
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
 from optimizer.validate.pieces import Piece
@@ -106,7 +106,7 @@ def within(
     name = max(names, key=lambda n: worst[n] / spread.limits[n])
     whole = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
     whole += [
-        f"{n}: an example is {shown[0]} from {start}, {shown[1]} is what correct runs differ by"
+        f"{n}: an example is {shown[0]} from {start}, {shown[1]} {CORRECT_RUNS}"
         for n, far, limit in beyond
         for shown in [breach(far, limit)]
     ]
@@ -209,7 +209,7 @@ def compress(m: Materials) -> Entry:
     if not measured.relative_l2 <= budget:
         moved, allowed = breach(measured.relative_l2, budget)
         problems.append(
-            f"quantization moves the output by {moved} (relative L2); "
+            f"{BUDGET} {moved} (relative L2); "
             f"validate.quantization_budget is {allowed}; compressing module by module, it is "
             f"passed at {bisect.in_torch(m, budget)}"
         )
@@ -383,7 +383,7 @@ def harness(m: Materials) -> Entry:
         (_ratio(f, w, bound) for f, (w, bound) in zip(found, wanted, strict=True)), default=0
     )
     if not ratio <= 1:
-        problems.append(f"an answer is {ratio:.3g} times as far off as rounding goes")
+        problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
     why = "pooling and normalization in float32, bounded element by element"
     return Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
 

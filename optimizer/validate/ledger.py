@@ -23,6 +23,7 @@ from optimizer.errors import LedgerError, OptimizeError
 from optimizer.harness.errors import HarnessError
 from optimizer.progress import bar
 from optimizer.validate import cache_laws, generation_laws, hops
+from optimizer.validate.breach import breach
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
 
@@ -70,7 +71,12 @@ def check(entries: Sequence[Entry]) -> None:
             raise LedgerError(
                 entry.problems[0] if entry.problems else "out of tolerance",
                 where=f"ledger: {entry.hop}",
-                accepted=f"relative L2 up to {entry.tolerance:.1e} from {entry.start}"
-                if entry.tolerance is not None
-                else "",
+                accepted=_accepted(entry),
             )
+
+
+def _accepted(entry: Entry) -> str:
+    if entry.tolerance is None or entry.measured is None:
+        return ""
+    _, limit = breach(entry.measured.worst, entry.tolerance)
+    return f"relative L2 up to {limit} from {entry.start}"

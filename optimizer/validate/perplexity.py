@@ -24,7 +24,7 @@ import numpy.typing as npt
 from optimizer.recipe import Validate
 from optimizer.validate import significance
 from optimizer.validate.distance import Array
-from optimizer.validate.gates import Gate
+from optimizer.validate.gates import Gate, lost, reached
 from optimizer.validate.significance import Decision, Floats
 
 Ids = npt.NDArray[np.int64]
@@ -148,12 +148,12 @@ def _gate(decision: Decision) -> Gate:
         decision.drop,
         decision.margin,
         decision.interval,
-        message + _more(decision),
+        message + lost(decision) + _more(decision),
     )
 
 
 def _bounded(name: str, decision: Decision, message: str) -> Gate:
-    message += f", on {decision.examples} windows{_more(decision)}"
+    message += f", on {decision.examples} windows{lost(decision)}{_more(decision)}"
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
 
 
@@ -170,7 +170,7 @@ def _agreement(decision: Decision) -> Gate:
         share,
         1 - decision.margin,
         (1 - high, 1 - low),
-        message + _more(decision),
+        message + reached(decision) + _more(decision),
     )
 
 

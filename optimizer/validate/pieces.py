@@ -25,6 +25,7 @@ from optimizer.harness.runtimes.ort import OrtRunner, check_names
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
 from optimizer.validate import quantizer, roundoff
+from optimizer.validate.breach import breach
 from optimizer.validate.distance import Array, lengths
 from optimizer.validate.quantizer import Judgement, Quantizer, Reference
 from optimizer.validate.roundoff import Product
@@ -43,6 +44,12 @@ class Element:
     reference: float
     value: float
     bound: float
+
+    @property
+    def off(self) -> str:
+        """How far off it is, and how far it may be."""
+        found, allowed = breach(abs(self.value - self.reference), self.bound)
+        return f"{found} off, {allowed} allowed"
 
     def as_dict(self) -> dict[str, float]:
         return dict(self.__dict__)
@@ -76,7 +83,7 @@ class Piece:
     @property
     def problem(self) -> str:
         """A sentence for a piece that is not fine."""
-        at = self.worst[0] if self.worst else None
+        at, times = self.worst[0] if self.worst else None, breach(self.ratio, 1.0)[0]
         if self.piece == "quantizer":
             found = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
             if not self.counts["wrong"]:
@@ -88,14 +95,11 @@ class Piece:
                 f", the first {at.value:.0f} for {at.reference:.4f}" if at else ""
             )
         if self.piece == "between":
-            return f"{self.module}: what comes before it is {self.ratio:.3g} times {self.limit}"
-        return (
-            f"{self.module}: its output is {self.ratio:.3g} times as far off as rounding goes"
-            + (
-                f" (channel {at.channel}: {at.value:.6g} for {at.reference:.6g} +- {at.bound:.1g})"
-                if at
-                else ""
-            )
+            return f"{self.module}: what comes before it is {times} times {self.limit}"
+        return f"{self.module}: its output is {times} times as far off as rounding goes" + (
+            f" (channel {at.channel}: {at.value:.9g} for {at.reference:.9g}, {at.off})"
+            if at
+            else ""
         )
 
 

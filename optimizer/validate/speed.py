@@ -24,6 +24,7 @@ from optimizer.harness.runtimes.ort import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe import Latency
 from optimizer.validate import trace
+from optimizer.validate.breach import breach
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.materials import Materials
 
@@ -162,7 +163,7 @@ def beats_float(
         worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
     where, found = cells[worst]
     ratio = found["median"]
-    message = f"{ratio:.2f} times the {what} of {BASELINE} at {where}"
+    message = f"{breach(ratio, 1.0)[0]} times the {what} of {BASELINE} at {where}"
     if verdict == "inconclusive":
         message += "; more latency.iterations would decide"
     if verdict == "fail":
@@ -212,6 +213,9 @@ def within(found: Mapping[str, Any], limit: float, what: str) -> Gate:
     elif low is not None and low > limit:
         verdict = "fail"
     message = f"{what} is {found['p99']:.2f} ms"
+    if verdict == "fail":
+        least, allowed = breach(low, limit)
+        message += f"; {least} at least, {allowed} is allowed"
     if verdict == "inconclusive":
         message += f"; its interval spans {limit} ms, or more latency.iterations are needed"
     return Gate("speed.p99_ms", verdict, found["p99"], limit, (low, high), message)

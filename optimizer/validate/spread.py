@@ -41,6 +41,8 @@ class Spread:
         return {
             "runs": self.runs,
             "unit_roundoff": self.unit,
+            "confidence": CONFIDENCE,
+            "missed": MISSED,
             "outputs": {
                 name: {
                     "median": self.medians[name],

@@ -2,10 +2,12 @@
 
 Writes report.json:
     target        "onnxruntime-cpu"
+    machine       {cpu, cores, torch_capability, threads} the ledger ran on: torch_capability is
+                  the name of the kernels that torch chose ("AVX512"), threads those of torch
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
-    ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven}]; ok null: not run
-                  here, why; unproven: what a hop that is ok could not judge
+    ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
+                  see hops.Entry; ok null: not run here, why; `optimize explain` words it
     quality       see quality.py, for text-generation perplexity.py; with a note when another
                   runtime answered for the engine
     speed         see speed.py and generation_speed.py; null when this machine cannot run the engine
@@ -75,9 +77,11 @@ def run(
     materials = Materials(section, source, state, graph, model, engine, held_out)
     rows = labelled_as(rows, section.validate_.data, materials.contract.labels)
     with _one_torch_thread():
+        machine = _machine()
         entries = ledger.run(materials)
     report: dict[str, Any] = {
         "target": f"{section.target.runtime}-{section.target.device}",
+        "machine": machine,
         "ledger": [e.as_dict() for e in entries],
         "quality": None,
         "speed": None,
@@ -127,6 +131,16 @@ def _one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _machine() -> dict[str, Any]:
+    machine = this_machine()
+    return {
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def specs(section: Validation) -> dict[str, DataSpec]:
@@ -220,6 +234,7 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
     low, high = decided.interval
     mean = 1 - decided.drop
     message = f"mean cosine to float is {mean:.5f} on {decided.examples} examples"
+    message += gating.reached(decided)
     if decided.verdict == "inconclusive":
         message += f"; about {decided.needed} examples would decide" if decided.needed else ""
     return Gate(

@@ -1,6 +1,7 @@
 """build: real sessions and real engines, and never a silent fall back."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from onnx import helper
 from optimizer.build import stage
 from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.contract import Contract
-from optimizer.harness.errors import BundleError
+from optimizer.harness.errors import BundleError, HarnessError
 from optimizer.harness.runtimes import trt
 from optimizer.harness.runtimes.trt_header import read_header
+from optimizer.harness.runtimes.trt_validity import refuse_invalid
 from optimizer.lower import stage as lower
 from optimizer.recipe import OnnxRuntimeTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
@@ -239,6 +241,16 @@ def test_a_damaged_engine_is_known_by_its_header(damage: str, engine: Path, tmp_
     (tmp_path / "e").write_bytes(wrong)
     with pytest.raises(BundleError, match="engine"):
         read_header(tmp_path / "e")
+
+
+def test_asking_about_an_engine_writes_nothing_on_stdout(
+    engine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import tensorrt_rtx
+
+    with suppress(HarnessError):  # where there is no GPU
+        refuse_invalid(engine / "model.engine", tensorrt_rtx)
+    assert capfd.readouterr().out == ""
 
 
 MEASURED = {  # engines of 1.7.1 for the default GPUs

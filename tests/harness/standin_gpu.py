@@ -314,7 +314,6 @@ def product(model: Model, gpu: Runtime) -> Any:
 
 def objecting(trt: Any, bits: int) -> None:
     """Let the product's runtime call every engine invalid, as TensorRT-RTX does of a wrong one."""
-    trt.Logger = type("Logger", (), {"INTERNAL_ERROR": 0, "__init__": lambda self, level: None})
     trt.EngineValidity = SimpleNamespace(INVALID=2)
     trt.Runtime.engine_header_size = 64
     trt.Runtime.get_engine_validity = lambda self, header: (2, bits)

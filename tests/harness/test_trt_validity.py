@@ -23,12 +23,8 @@ def product(bits: int, valid: bool = False) -> Any:
             assert len(header) == 64
             return (0 if valid else 2, bits)
 
-    def logger(severity: object) -> object:
-        return severity
-
-    logger.INTERNAL_ERROR = 0  # type: ignore[attr-defined]
     return SimpleNamespace(
-        Runtime=Runtime, Logger=logger, EngineValidity=SimpleNamespace(INVALID=2)
+        Runtime=Runtime, ILogger=object, EngineValidity=SimpleNamespace(INVALID=2)
     )
 
 

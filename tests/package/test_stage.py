@@ -142,7 +142,7 @@ def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_pat
     cuda = small_bundle.recipe(
         tmp_path, ("{runtime: onnxruntime, device: cuda, on_missing: defer}",), activations=False
     )
-    lines = stage.requirements(cuda).splitlines()
+    lines = stage.requirements(cuda.targets, cuda.model.task).splitlines()
     release = ".".join(onnxruntime.__version__.split(".")[:2])
     gpu = next(line for line in lines if line.startswith("onnxruntime-gpu"))
     assert gpu.startswith(f"onnxruntime-gpu=={release}.")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
-from optimizer.validate import speed
+from optimizer.validate import explain, speed
 from optimizer.validate.stage import STAGE, ledger_texts
 from tests.conftest import sentences
 from tests.validate import mutations as m
@@ -47,6 +48,7 @@ def test_a_good_run_passes_every_gate(classifier_run: Run, tmp_path: Path) -> No
         "quality.min_cosine",
     ]
     assert found["target"] == "onnxruntime-cpu"
+    assert found["machine"]["torch_capability"] == torch.backends.cpu.get_cpu_capability()
     assert found["quality"]["examples"] == 64
     assert len(found["modules"]) > 12
     assert found["not_measured"] == {}
@@ -86,6 +88,10 @@ def test_a_damaged_run_fails_and_names_the_hop_but_still_reports(
     assert "hop lower" in gate["message"]
     assert m.QUERY in gate["message"]
     assert found["quality"] is not None
+    told = explain.explain(tmp_path / "out", None)["targets"][0]
+    assert (told["finding"]["hop"], told["finding"]["kind"]) == ("lower", "fault")
+    assert m.QUERY in [shown["module"] for shown in told["modules"]]
+    assert explain.command(found, tmp_path).endswith(m.QUERY)
 
 
 @pytest.mark.usefixtures("quick")

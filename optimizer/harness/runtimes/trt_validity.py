@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineError, UnopenedError
+from .trt_watch import logger
 
 SAID = {
     1: "it was built by another version",
@@ -33,7 +34,7 @@ def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
     """
     if not hasattr(trt.Runtime, "get_engine_validity"):
         return
-    runtime = trt.Runtime(trt.Logger(trt.Logger.INTERNAL_ERROR))
+    runtime = trt.Runtime(logger(trt))  # trt.Logger writes to stdout, where answers go
     size = runtime.engine_header_size
     if isinstance(engine, Path):
         with engine.open("rb") as f:

@@ -1,0 +1,68 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_STORE = "artifacts/store"
+
+
+def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """Let a group option be given after the command's name too."""
+
+    def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        if value and ctx.parent is not None:
+            ctx.parent.params[name] = True
+            ctx.obj["json" if name == "json_output" else name] = True
+        return value
+
+    return callback
+
+
+def with_debug_and_json(command: F) -> F:
+    """--debug and --json after the command's name."""
+    command = click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_also("json_output"),
+        help="One JSON document on stdout.",
+    )(command)
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=_also("debug"),
+        help="Show the traceback of an error.",
+    )(command)
+
+
+def with_recipe(command: F) -> F:
+    """The arguments every command that reads a recipe has."""
+    command = with_debug_and_json(command)
+    for decorate in reversed(
+        (
+            click.argument("recipe", type=click.Path(path_type=Path)),
+            click.option(
+                "--set",
+                "overrides",
+                multiple=True,
+                metavar="A.B=C",
+                help="Override one value, e.g. --set quantize.method=rtn",
+            ),
+            click.option(
+                "--store",
+                type=click.Path(path_type=Path),
+                default=DEFAULT_STORE,
+                show_default=True,
+                help="Where finished steps are kept.",
+            ),
+        )
+    ):
+        command = decorate(command)
+    return command
