@@ -129,10 +129,7 @@ def check(found: TextSense, name: str) -> None:
 
     name: the place of the data in the recipe.
     """
-    fix = (
-        "Is the tokenizer the model's own, and are the texts in a language it was made for? "
-        "optimize inspect, or the first lines of the data, tell."
-    )
+    fix = "Is the tokenizer the model's own, and are the texts in a language it was made for?"
     if 2 * found.all_unknown > found.texts:
         raise DataError(
             f"{found.all_unknown} of {found.texts} texts have no token that the tokenizer knows "

@@ -69,6 +69,6 @@ def test_cutting_most_texts_is_reported_and_not_refused(measure: Measure) -> Non
     assert said.startswith(f"calibrate data: {found.cut} of 40 texts are longer")
 
 
-def test_another_normaliser_gives_another_digest(measure: Measure) -> None:
+def test_the_digest_is_of_the_token_ids_and_not_of_the_texts(measure: Measure) -> None:
     assert measure(["a good day"]).sha256 == measure(["A GOOD day"]).sha256
     assert measure(["a good day"]).sha256 != measure(["a bad day"]).sha256
