@@ -53,6 +53,7 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     from optimizer.lower.stage import STAGE as lower
     from optimizer.package.stage import STAGE as package
     from optimizer.validate.stage import STAGE as validate
+    from optimizer.validate.stage import check_inputs
 
     targets.check(recipe)
     last = STAGES.index(until)
@@ -62,6 +63,8 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     source = store.step(load, recipe.model)
     if last < STAGES.index("compress"):
         return Outcome((), None)
+    if source.done:  # not yet, in a first `optimize plan`
+        check_inputs(recipe.validation(recipe.targets[0]), source.path)
     state = store.step(compress, recipe.compression, source)
     for target in (t.made for t in recipe.targets):
         if last < STAGES.index("export"):

@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import CheckpointError
+from optimizer.load import tokenizer_sense, vocabulary_files
 from optimizer.load.checkpoint import read_json
 
 FILES = (
-    "tokenizer.json",
+    *vocabulary_files.NAMES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "spm.model",
-    "tokenizer.model",
 )
 TEXTS = (
     "A plain sentence, in English.",
@@ -45,8 +39,9 @@ def convert(
     generates: the tokens are also turned back into text, which is then compared too; and the
     source's own tokenizer.json may differ in the tokens put around a text (add_bos_token in
     tokenizer_config.json decides about them, and transformers writes them into the new file).
-    Raises CheckpointError: no tokenizer, one that has no fast form, one with ids beyond the
-    embedding, or one whose two readers disagree on a text.
+    Raises CheckpointError: no tokenizer, one that has no fast form, one that no vocabulary file
+    was read for, one of special tokens alone, one with ids beyond the embedding, or one whose two
+    readers disagree on a text.
     """
     present = [f for f in FILES if (source / f).is_file()]
     if not any(f not in ("tokenizer_config.json", "special_tokens_map.json") for f in present):
@@ -57,11 +52,12 @@ def convert(
             fix="Copy the tokenizer's files from the model that this one was fine-tuned from.",
         )
     theirs = _transformers_tokenizer(source, trust_remote_code)
+    vocabulary_files.check(theirs, source)
+    tokenizer_sense.check(theirs, embedding_rows, source, TEXTS)
     backend = theirs.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.save(str(out / "tokenizer.json"))
-    _fits(backend, embedding_rows, source)
     _agrees(theirs, source, out / "tokenizer.json")
     own = source / "tokenizer.json"
     if generates:
@@ -98,18 +94,6 @@ def _transformers_tokenizer(source: Path, trust_remote_code: bool) -> Any:
             fix="Save one where transformers can convert it (it may need sentencepiece).",
         )
     return tokenizer
-
-
-def _fits(backend: Any, embedding_rows: int, source: Path) -> None:
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    token, highest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
-    if not vocabulary or highest >= embedding_rows:
-        raise CheckpointError(
-            f"the tokenizer does not fit: token {token!r} has id {highest} and the embedding has "
-            f"{embedding_rows} rows",
-            where=str(source / "tokenizer.json"),
-            fix="Use the tokenizer the model was trained with, or resize the embedding.",
-        )
 
 
 def _agrees(theirs: Any, source: Path, file: Path) -> None:

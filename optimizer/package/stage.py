@@ -30,7 +30,7 @@ from optimizer.harness.machine import RUNNERS
 from optimizer.harness.runtimes.onnx_external import metadata
 from optimizer.harness.runtimes.ort_decoder import SHARED
 from optimizer.load.source import LICENCES
-from optimizer.package import genai_config, on_fail
+from optimizer.package import genai_config, on_fail, tokenizer_check
 from optimizer.package import manifest as manifests
 from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, Task, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
@@ -106,6 +106,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
         "engines": engines,
         "runnable": any(e["runtime"] in RUNNERS for e in engines),
     }
+    _check_tokenizer(bundle, section.recipe, document["contract"], reports)
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
     if section.package.tar:
@@ -167,6 +168,16 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
         "latency": recipe.validate_.latency.data,
     }
     return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}
+
+
+def _check_tokenizer(
+    bundle: Path, recipe: Recipe, contract: dict[str, Any], reports: list[dict[str, Any]]
+) -> None:
+    from optimizer.load.datasets import samples
+
+    rows = samples(recipe.validate_.data)
+    for report in reports:
+        tokenizer_check.check(bundle, Contract.from_json(contract), rows, report["sense"])
 
 
 def write_tar(folder: Path, tar: Path, top: str) -> None:

@@ -160,7 +160,7 @@ def compare(
     if name == "spearman":
         scores = np.array(_need(rows, "score", name), np.float64)
         return Metric(
-            spearman(_similarity(baseline), scores), spearman(_similarity(candidate), scores)
+            spearman(similarity(baseline), scores), spearman(similarity(candidate), scores)
         )
     if name == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
@@ -223,7 +223,7 @@ def shares(baseline: Booleans, candidate: Booleans) -> Metric:
     )
 
 
-def _similarity(answers: Answers) -> Floats:
+def similarity(answers: Answers) -> Floats:
     """What is ranked: the cosine of each pair, or a regression's single value."""
     if answers.pair is not None:
         return cosines_of(answers.text, answers.pair)
@@ -336,17 +336,21 @@ def f1_metric(
 
 
 def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
-    """retrieval: whether the nearest candidate, by cosine, is a right one."""
+    """retrieval: whether the nearest candidate is a right one."""
+    field = "label" if answers.pair is None else "text_pair"
+    wanted = np.array(_need(rows, field, "retrieval"))
+    same: Booleans = wanted[nearest(answers)] == wanted
+    return same
+
+
+def nearest(answers: Answers) -> Integers:
+    """The row whose pair, or else whose text and not the own, is nearest to each text by cosine."""
     queries = _unit(answers.text)
     if answers.pair is not None:
-        nearest = (queries @ _unit(answers.pair).T).argmax(1)
-        wanted = [r.text_pair for r in rows]
-        return np.array([wanted[i] == wanted[j] for i, j in enumerate(nearest)])
-    labels = np.array(_need(rows, "label", "retrieval"))
-    similarity = queries @ queries.T
-    np.fill_diagonal(similarity, -np.inf)
-    same: Booleans = labels[similarity.argmax(1)] == labels
-    return same
+        return np.asarray((queries @ _unit(answers.pair).T).argmax(1))
+    cosines = queries @ queries.T
+    np.fill_diagonal(cosines, -np.inf)
+    return np.asarray(cosines.argmax(1))
 
 
 def _unit(vectors: Sequence[Floats]) -> Floats:

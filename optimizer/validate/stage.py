@@ -6,6 +6,7 @@ Writes report.json:
                   the name of the kernels that torch chose ("AVX512"), threads those of torch
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
+    sense         does what goes in make sense: see sense.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see hops.Entry; ok null: not run here, why; `optimize explain` words it
     quality       see quality.py, for text-generation perplexity.py; with a note when another
@@ -31,29 +32,26 @@ import numpy as np
 import torch
 
 from optimizer.errors import DataError
-from optimizer.harness import tasks
 from optimizer.harness.machine import this_machine
-from optimizer.harness.tasks import token_classification
-from optimizer.harness.tasks.batch import Batch
 from optimizer.load.datasets import Sample, check_disjoint, digest, labelled_as, samples
-from optimizer.progress import bar, say
+from optimizer.progress import say
 from optimizer.recipe import DataSpec, Validation
 from optimizer.store import Estimate, Shapes, Stage
-from optimizer.validate import gates as gating
 from optimizer.validate import (
+    answers,
     generation_quality,
     generation_speed,
     ledger,
     on_gpu,
     quality,
+    sense,
     significance,
     speed,
-    trace,
 )
+from optimizer.validate import gates as gating
 from optimizer.validate.gates import Gate
 from optimizer.validate.hops import Entry
 from optimizer.validate.materials import Materials
-from optimizer.validate.quality import Answers
 
 LEDGER_TEXTS = 32
 
@@ -78,10 +76,13 @@ def run(
     rows = labelled_as(rows, section.validate_.data, materials.contract.labels)
     with _one_torch_thread():
         machine = _machine()
+        reference = answers.reference(materials, rows, data.get("validate.train"))
+        sensed = sense.before(materials, data, rows, reference)
         entries = ledger.run(materials)
     report: dict[str, Any] = {
         "target": f"{section.target.runtime}-{section.target.device}",
         "machine": machine,
+        "sense": sensed,
         "ledger": [e.as_dict() for e in entries],
         "quality": None,
         "speed": None,
@@ -96,7 +97,8 @@ def run(
     target = section.target
     device = "cpu" if elsewhere else getattr(target, "runs_on", target.device)
     with _one_torch_thread():
-        judged, report["quality"] = _quality(materials, rows, data.get("validate.train"), device)
+        judged, report["quality"] = _quality(materials, rows, reference, device)
+    report["sense"] |= sense.after(materials, judged, report["quality"])
     gates += judged
     if untimed:
         report["not_measured"] = {"speed": untimed}
@@ -202,19 +204,26 @@ def _fallbacks(m: Materials) -> list[dict[str, str]]:
     ]
 
 
+def check_inputs(section: Validation, source: Path) -> None:
+    """Raise the DataError that `run` would for its texts, before anything is compressed, and print
+    what is odd of them."""
+    for found in sense.inputs(section, source, _data(section))["texts"].values():
+        sense.warn(found["warnings"])
+
+
 def _quality(
-    m: Materials, rows: Sequence[Sample], train: Sequence[Sample] | None, device: str
+    m: Materials,
+    rows: Sequence[Sample],
+    reference: answers.Reference | None,
+    device: str,
 ) -> tuple[list[Gate], dict[str, Any]]:
     """The quality gates and section: the source model and the candidate on the same rows."""
-    if m.task == "text-generation":
+    if reference is None:
         return generation_quality.quality(m, rows, device)
     wanted = m.section.validate_
-    baseline = answer(m, _TorchRunner(m), rows, "validate: baseline")
+    baseline, fit_on = reference
     with closing(on_gpu.candidate(m, device)) as runner:
-        candidate = answer(m, runner, rows, "validate: candidate")
-    fit_on = None
-    if wanted.metric == "probe_accuracy" and train is not None:
-        fit_on = (train, answer(m, _TorchRunner(m), train, "validate: probe"))
+        candidate = answers.answer(m, runner, rows, "validate: candidate")
     metric = quality.compare(wanted.metric, rows, baseline, candidate, fit_on, wanted.confidence)
     cosines = quality.cosines_of(baseline.text, candidate.text)
     decision, section = quality.judge(
@@ -245,79 +254,6 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
         (1 - high, 1 - low),
         message,
     )
-
-
-class _TorchRunner:
-    """The source model with a runner's face."""
-
-    def __init__(self, m: Materials) -> None:
-        self._m = m
-
-    def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return trace.run(self._m.float_model, arrays, self._m.outputs)
-
-
-def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """A system's answers to rows, in their order, through the harness.
-
-    Texts of like length share a batch, so that little is padding; which do changes an answer by
-    float rounding only.
-    """
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].text) + len(rows[i].text_pair or ""))
-    found = _answer(m, runner, [rows[i] for i in order], label)
-    place = {row: i for i, row in enumerate(order)}
-
-    def back(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
-        return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
-
-    return Answers(back(found.text) or (), back(found.pair), back(found.words))
-
-
-def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    size = m.section.validate_.batch_size
-    together = m.task == "text-classification"
-    text: list[Any] = []
-    pair: list[Any] = []
-    words: list[Any] = []
-    pairs = [r.text_pair for r in rows]
-    for start in bar(range(0, len(rows), size), label):
-        part = rows[start : start + size]
-        second = [r.text_pair for r in part] if together and any(pairs) else None
-        batch, values = _values(m, runner, [r.text for r in part], second)
-        text += _vectors(values, batch)
-        if m.task == "token-classification" and all(r.words is not None for r in rows):
-            words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
-        if not together and all(p is not None for p in pairs):
-            other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
-            pair += _vectors(values, other)
-    return Answers(tuple(text), tuple(pair) or None, tuple(words) or None)
-
-
-def _values(
-    m: Materials, runner: Any, texts: Sequence[str], pairs: Sequence[str | None] | None
-) -> tuple[Batch, Any]:
-    batch = tasks.encode(m.contract, m.tokenizer, texts, pairs)
-    return batch, tasks.decode(m.contract, runner.infer(batch), batch)
-
-
-def _vectors(values: Any, batch: Batch) -> list[Any]:
-    """One flat vector per text; of values per token, the real tokens'."""
-    if values.ndim == 2:
-        return list(values)
-    mask = batch["attention_mask"].astype(bool)
-    return [row[keep].ravel() for row, keep in zip(values, mask, strict=True)]
-
-
-def _tags(m: Materials, row: Sample, batch: Batch, values: Any, i: int) -> Any:
-    """The label id of each word of a sample: its first token's; -1 when it was cut off."""
-    found = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
-    names = list(m.contract.labels or ())
-    by_start = {w["start"]: names.index(w["label"]) for w in found}
-    ids, start = [], 0
-    for word in row.words or ():
-        ids.append(by_start.get(start, -1))
-        start += len(word) + 1
-    return np.array(ids)
 
 
 def _finite(value: Any) -> Any:

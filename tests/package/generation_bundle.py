@@ -13,6 +13,7 @@ from optimizer.recipe import Recipe
 from tests.conftest import write_rows
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
+from tests.package import small_bundle
 
 RECIPE = """\
 name: tiny-decoder
@@ -60,7 +61,13 @@ def make(folder: Path, cache: str = "new", **generation: Any) -> Path:
     tiny_decoder.write_onnx(model / "model.onnx", vocabulary, cache)
     (model / "lowering.json").write_text(json.dumps({"modules": {}}))
     build.run(asked.targets[0], model, out=engine)
-    verdict = {"target": "onnxruntime-cpu", "verdict": "pass", "gates": [], "ledger": []}
+    verdict: dict[str, Any] = {
+        "target": "onnxruntime-cpu",
+        "verdict": "pass",
+        "gates": [],
+        "ledger": [],
+    }
+    verdict["sense"] = small_bundle.sensed(asked, source)
     (report / "report.json").write_text(json.dumps({**verdict, "modules": []}))
     package.run(asked.packaging, source, state, model, engine, report, out=out)
     return out / "bundle"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from optimizer import recipe_file
 from optimizer.build import stage as build
+from optimizer.load.datasets import samples
 from optimizer.package import stage as package
 from optimizer.recipe import Recipe
+from optimizer.validate import sense
 from tests.conftest import write_tiny_recipe
 from tests.harness import small_model
 
@@ -41,6 +44,12 @@ def source(folder: Path) -> Path:
     return folder
 
 
+def sensed(asked: Recipe, source: Path) -> dict[str, Any]:
+    """What the validate stage reports of the texts and the tokenizer."""
+    data = {"validate.data": samples(asked.validate_.data)}
+    return sense.inputs(asked.validation(asked.targets[0]), source, data)
+
+
 def steps(folder: Path, asked: Recipe) -> list[Path]:
     """The folders that the package stage takes, source and state first."""
     state = folder / "state"
@@ -54,7 +63,14 @@ def steps(folder: Path, asked: Recipe) -> list[Path]:
         report.mkdir()
         build.run(target, model, out=engine)
         name = f"{target.runtime}-{target.device}"
-        document = {"target": name, "verdict": "pass", "gates": [], "ledger": [], "modules": []}
+        document: dict[str, Any] = {
+            "target": name,
+            "verdict": "pass",
+            "gates": [],
+            "ledger": [],
+            "modules": [],
+        }
+        document["sense"] = sensed(asked, made[0])
         (report / "report.json").write_text(json.dumps(document))
         made += [model, engine, report]
     return made

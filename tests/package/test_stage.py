@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optimizer import harness
-from optimizer.errors import MachineError, OptimizeError, RecipeError
+from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness.archive import unpack
 from optimizer.package import look, stage
 from optimizer.package import manifest as manifests
@@ -110,6 +110,27 @@ def test_weights_beside_the_model_are_shipped_and_listed(tmp_path: Path) -> None
 
     with Bundle(out / "bundle") as opened:
         assert opened.predict(["good"])
+
+
+@pytest.mark.parametrize(
+    ("sense", "words"),
+    [
+        ({"tokenizer": "0"}, r"tokenizer/tokenizer.json: it is not the file"),
+        ({"texts": {"validate.data": {"sha256": "0"}}}, "64 texts of validate.data other tokens"),
+    ],
+)
+def test_a_tokenizer_that_the_model_was_not_judged_with_is_not_shipped(
+    tmp_path: Path, sense: dict[str, Any], words: str
+) -> None:
+    asked = small_bundle.recipe(tmp_path / "recipe")
+    steps = small_bundle.steps(tmp_path / "steps", asked)
+    report = json.loads((steps[-1] / "report.json").read_text())
+    report["sense"] |= sense
+    (steps[-1] / "report.json").write_text(json.dumps(report))
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(GateError, match=words):
+        stage.run(asked.packaging, *steps, out=out)
 
 
 def test_the_harness_in_the_bundle_is_the_one_that_was_measured(made: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import sentences
 from tests.validate import decoder_runs as decoders
-from tests.validate.runs import SCHEMES, Run, make, recipe
+from tests.validate.runs import SCHEMES, Run, balanced, label, make, recipe
 
 SAME_GRAPH = ("token", "w8", "w4")  # nothing is folded into the float graph: one export serves all
 
@@ -28,12 +29,13 @@ def runs(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="session")
 def classifier_run(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Its labels are the float model's own, but every eighth."""
     root = tmp_path_factory.mktemp("classifier_run")
-    data = root / "data"
+    data, model = root / "data", root / "classifier"
     data.mkdir()
-    wanted = recipe(
-        str(tiny_classifier), data, SCHEMES["static"], "text-classification", metric="accuracy"
-    )
+    wanted = recipe(str(model), data, SCHEMES["static"], "text-classification", metric="accuracy")
+    labels = balanced(tiny_classifier, model, sentences(64, seed=2))
+    label(data / "evaluate.jsonl", [k if i % 8 else 1 - k for i, k in enumerate(labels)])
     return make(root, wanted)
 
 

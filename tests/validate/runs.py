@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from optimizer.build.stage import STAGE as BUILD
 from optimizer.compress.stage import STAGE as COMPRESS
@@ -88,6 +91,30 @@ def recipe(model: str, data: Path, quantize: dict[str, Any], task: str, **valida
     if needs:
         document["calibrate"] = {"data": rows("calibrate"), "samples": 16, "sequence_length": 32}
     return Recipe.model_validate(document)
+
+
+def balanced(classifier: Path, folder: Path, texts: list[str]) -> list[int]:
+    """Copy a two-label classifier to `folder` with a bias at which half of the texts get either
+    label, and return its labels of them: what a random model is right about."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    shutil.copytree(classifier, folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**tokens).logits
+        ahead = logits[:, 1] - logits[:, 0]
+        middle = ahead.sort().values[len(texts) // 2 - 1 :][:2].mean()  # no text lies on it
+        model.classifier.bias[1] -= middle
+    model.save_pretrained(folder)
+    return [int(a > middle) for a in ahead]
+
+
+def label(file: Path, labels: list[int]) -> None:
+    """Rewrite the labels of a file of rows."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    made = [{**r, "label": k} for r, k in zip(rows, labels, strict=True)]
+    file.write_text("".join(json.dumps(r) + "\n" for r in made))
 
 
 def make(root: Path, made: Recipe, exported: Run | None = None) -> Run:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
+from optimizer.store import digest_file
 from optimizer.validate import explain, speed
-from optimizer.validate.stage import STAGE, ledger_texts
+from optimizer.validate.stage import STAGE, check_inputs, ledger_texts
 from tests.conftest import sentences
 from tests.validate import mutations as m
 from tests.validate.runs import FOLDERS, Run
@@ -52,6 +54,13 @@ def test_a_good_run_passes_every_gate(classifier_run: Run, tmp_path: Path) -> No
     assert found["quality"]["examples"] == 64
     assert len(found["modules"]) > 12
     assert found["not_measured"] == {}
+    sense = found["sense"]
+    assert set(sense["texts"]) == {"calibrate", "validate.data", "validate.latency.data"}
+    assert sense["texts"]["validate.data"]["rows"] == 64
+    assert sense["reference"]["verdict"] == "above chance"
+    assert sense["reference"]["value"] == found["quality"]["baseline"]["value"] == 0.875
+    file = classifier_run.folder("source") / "checkpoint/tokenizer.json"
+    assert sense["tokenizer"] == digest_file(file)
 
 
 @pytest.mark.usefixtures("quick")
@@ -142,3 +151,41 @@ def test_ledger_texts_are_of_all_lengths() -> None:
     assert lengths == sorted(lengths)
     with pytest.raises(DataError, match="three or more"):
         ledger_texts(rows[:2])
+
+
+@pytest.mark.usefixtures("quick")
+def test_swapped_labels_are_refused_by_name(classifier_run: Run, tmp_path: Path) -> None:
+    rows = [
+        json.loads(line)
+        for line in (classifier_run.root / "data/evaluate.jsonl").read_text().splitlines()
+    ]
+    swapped = [{**r, "label": 1 - r["label"]} for r in rows]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in swapped))
+    data = classifier_run.section.validate_.data.model_copy(update={"files": (str(file),)})
+    with pytest.raises(DataError, match=r"accuracy is 0.125.*Are the labels swapped\?") as caught:
+        report(changed(classifier_run, data=data), tmp_path / "out")
+    assert "negative as positive, positive as negative" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_model_that_answers_every_text_alike_is_refused(
+    classifier_run: Run, tmp_path: Path
+) -> None:
+    run = classifier_run.copy(tmp_path)
+    file = run.folder("source") / "checkpoint/model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "classifier.weight": 0 * tensors["classifier.weight"]}, file)
+    with pytest.raises(DataError, match="64 different texts one answer"):
+        report(run, tmp_path / "out")
+
+
+def test_texts_that_the_tokenizer_does_not_know_are_refused(
+    classifier_run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"text": "東京 " * (1 + i % 5) + chr(0x4E00 + i), "label": i % 2} for i in range(64)]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    data = classifier_run.section.validate_.data.model_copy(update={"files": (str(file),)})
+    with pytest.raises(DataError, match="64 of 64 texts have no token that the tokenizer knows"):
+        check_inputs(changed(classifier_run, data=data).section, classifier_run.folder("source"))

@@ -1,0 +1,40 @@
+"""The tokenizer in a bundle is the one that the model was judged with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import GateError
+from optimizer.harness.contract import Contract, load_tokenizer
+from optimizer.load import text_sense
+from optimizer.load.datasets import Sample
+from optimizer.store import digest_file
+
+FIX = "Run again with --remeasure: the store's folders were changed after validate read them."
+
+
+def check(
+    bundle: Path, contract: Contract, rows: Sequence[Sample], sense: Mapping[str, Any]
+) -> None:
+    """Raise GateError where a copy of the tokenizer's file is not, to the byte, what `sense` (the
+    report's) was made with, or gives `rows` (validate.data's) other token ids; DataError as
+    text_sense.check does."""
+    name = contract.tokenizer.file
+    for file in (bundle / "tokenizer" / name, *sorted(bundle.glob(f"model/*/{name}"))):
+        if digest_file(file) != sense["tokenizer"]:
+            raise GateError(
+                "it is not the file that the model was judged with",
+                where=str(file.relative_to(bundle)),
+                fix=FIX,
+            )
+    found = text_sense.measure(rows, contract, load_tokenizer(bundle / "tokenizer", contract))
+    text_sense.check(found, "validate.data")
+    if found.sha256 != sense["texts"]["validate.data"]["sha256"]:
+        raise GateError(
+            f"the tokenizer gives the {found.texts} texts of validate.data other tokens than it "
+            "gave when the model was judged",
+            where=f"tokenizer/{name}",
+            fix=FIX,
+        )

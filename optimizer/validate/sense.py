@@ -1,0 +1,85 @@
+"""Does what goes in make sense? The report's `sense`:
+
+texts      {place in the recipe: text_sense.TextSense as a dict, with its warnings}
+tokenizer  sha256 of the file that the texts were judged with
+reference  the float model against chance: {metric, verdict, value, expected, reach, p, ...,
+           warnings}; verdict: above chance, too few rows to tell, not labelled, below chance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness import contract as contracts
+from optimizer.load import text_sense
+from optimizer.load.datasets import Sample
+from optimizer.progress import say
+from optimizer.recipe import Validation
+from optimizer.store import digest_file
+from optimizer.validate import sense_checks
+from optimizer.validate.answers import Reference
+from optimizer.validate.gates import Gate
+from optimizer.validate.materials import Materials
+
+
+def inputs(
+    section: Validation, source: Path, data: Mapping[str, Sequence[Sample]]
+) -> dict[str, Any]:
+    """`texts` and `tokenizer` of the report. source: the load stage's folder; data: rows by their
+    place in the recipe. Raises DataError where the model cannot tell the texts of a set apart."""
+    contract = contracts.read(source / "contract.json")
+    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
+    texts: dict[str, Any] = {}
+    for name, rows in data.items():
+        calibrate = section.calibrate if name == "calibrate" else None
+        length = calibrate.sequence_length if calibrate else None
+        found = text_sense.measure(rows, contract, tokenizer, length)
+        text_sense.check(found, name)
+        texts[name] = {**found.as_dict(), "warnings": text_sense.warnings(found, name)}
+    file = source / "checkpoint" / contract.tokenizer.file
+    return {"texts": texts, "tokenizer": digest_file(file)}
+
+
+def before(
+    m: Materials,
+    data: Mapping[str, Sequence[Sample]],
+    rows: Sequence[Sample],
+    answered: Reference | None,
+) -> dict[str, Any]:
+    """The report's sense, before anything is proven; without `reference` of text-generation.
+
+    rows: validate.data's, with the model's label ids; answered: the float model's answers to them
+    (answers.reference). Raises DataError for a float model that answers every text alike, or is
+    within chance on labelled rows, and what `inputs` raises.
+    """
+    made = inputs(m.section, m.source, data)
+    if answered is None:
+        return made
+    wanted, (baseline, train) = m.section.validate_, answered
+    terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
+    sense_checks.answers_differ(baseline.text, terms)
+    told = sense_checks.labels_told(wanted.metric, m.task, rows, baseline, train)
+    other = None if told else sense_checks.agreement(wanted.metric, rows, baseline)
+    names = m.contract.labels
+    section = sense_checks.above_chance(wanted.metric, told, other, names, wanted.confidence)
+    warn(section["warnings"])
+    return {**made, "reference": section}
+
+
+def after(m: Materials, judged: Sequence[Gate], quality: dict[str, Any]) -> dict[str, Any]:
+    """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
+    Raises DataError where all examples are one."""
+    sense_checks.examples_differ(judged, quality["examples"])
+    if m.contract.generation is None:
+        return {}
+    section = sense_checks.language_model(quality, m.contract.generation.vocabulary)
+    warn(section["warnings"])
+    return {"reference": section}
+
+
+def warn(sentences: Sequence[str]) -> None:
+    """Print what is odd and refuses nothing."""
+    for sentence in sentences:
+        say(f"warning: {sentence}")

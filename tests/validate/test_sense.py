@@ -1,0 +1,178 @@
+"""Answers against chance, and the refusals that follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from optimizer.errors import DataError
+from optimizer.load.datasets import Sample
+from optimizer.validate import chance, sense_checks
+from optimizer.validate.gates import Gate
+from optimizer.validate.quality import Answers
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+RNG = np.random.default_rng(0)
+
+
+def noisy(truth: np.ndarray, right: float, labels: int) -> np.ndarray:
+    """The labels, of which about 1 - right are replaced by random ones."""
+    other = RNG.integers(0, labels, len(truth))
+    return np.where(RNG.random(len(truth)) < right, truth, other)
+
+
+def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense_checks.Told:
+    return list(truth[:, None]), list(answers[:, None]), labels
+
+
+def judged(
+    truth: np.ndarray, answers: np.ndarray, labels: int, confidence: float = 0.95
+) -> dict[str, object]:
+    return sense_checks.above_chance(
+        "accuracy", told(truth, answers, labels), None, NAMES, confidence
+    )
+
+
+def test_answers_that_know_nothing_pass_for_more_at_the_declared_rate() -> None:
+    runs = 200
+    above = 0
+    for _ in range(runs):
+        truth = RNG.integers(0, 2, 40)
+        found = chance.matches(truth, RNG.integers(0, 2, 40))
+        above += chance.against_chance(found, 0.9).above
+    assert above <= 0.1 * runs + 3 * (0.1 * 0.9 * runs) ** 0.5
+
+
+def test_two_labels_of_chance_are_fishers_exact_test() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy judges the p-value")
+    truth, answers = np.arange(40) % 2, np.arange(40) % 2
+    answers[:14] ^= 1
+    table = [[((truth == i) & (answers == j)).sum() for j in (0, 1)] for i in (0, 1)]
+    expected = stats.fisher_exact(table, alternative="greater").pvalue
+    found = chance.against_chance(chance.matches(truth, answers), 0.99)
+    assert found.p == pytest.approx(expected, rel=0.2)
+
+
+def test_an_honest_model_of_rare_labels_is_no_model_at_chance() -> None:
+    truth = (np.arange(400) % 20 == 0).astype(int)
+    answers = truth | (np.arange(400) % 9 == 0)  # finds them all, and twice as many more
+    found = judged(truth, answers, 2)
+    assert found["verdict"] == "above chance"
+    assert "commonest label alone" in str(found["warnings"])
+
+
+@pytest.mark.parametrize("labels", [2, 5])
+def test_exchanged_labels_are_named(labels: int) -> None:
+    truth = RNG.integers(0, labels, 300)
+    answers = (noisy(truth, 0.8, labels) + 1) % labels
+    with pytest.raises(DataError, match="Are the labels swapped") as caught:
+        judged(truth, answers, labels)
+    assert "b as a" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_random_answers_are_refused_and_no_labels_are_called_swapped() -> None:
+    refused = hinted = 0
+    for _ in range(20):
+        try:
+            judged(RNG.integers(0, 5, 100), RNG.integers(0, 5, 100), 5)
+        except DataError as e:
+            refused += 1
+            hinted += "swapped" in str(e)
+    assert refused >= 16
+    assert hinted <= 4
+
+
+def test_two_swapped_labels_of_six_are_warned_of() -> None:
+    truth = RNG.integers(0, 6, 300)
+    answers = noisy(truth, 0.9, 6)
+    swapped = np.array([0, 2, 1, 3, 4, 5])[answers]
+    assert judged(truth, answers, 6)["warnings"] == []
+    assert "b as c, c as b" in str(judged(truth, swapped, 6)["warnings"])
+
+
+def test_a_few_rows_are_undecided_unless_they_are_swapped() -> None:
+    truth = np.arange(12) % 2
+    unclear = truth ^ (np.arange(12) % 4 < 2)
+    assert judged(truth, unclear, 2)["verdict"] == "too few rows to tell"
+    with pytest.raises(DataError, match="swapped"):
+        judged(truth, 1 - truth, 2)
+
+
+def test_rows_of_one_label_tell_nothing() -> None:
+    ones = np.ones(100, int)
+    assert judged(ones, ones, 2)["verdict"] == "too few rows to tell"
+
+
+def test_one_answer_to_every_text_is_named() -> None:
+    with pytest.raises(DataError, match="It answers c to every text"):
+        judged(np.arange(60) % 3, np.full(60, 2), 3)
+
+
+def test_words_of_one_text_are_no_independent_evidence() -> None:
+    tags = [np.full(50, i % 2) for i in range(6)]
+    answers = [np.full(50, i % 2) for i in (0, 1, 0, 1, 0, 0)]
+    assert not chance.against_chance(chance.word_matches(tags, answers), 0.99).above
+    many = [RNG.integers(0, 3, 20) for _ in range(60)]
+    guessed = [noisy(t, 0.2, 3) for t in many]
+    assert chance.against_chance(chance.word_matches(many, guessed), 0.99).above
+
+
+def similarity(values: np.ndarray) -> Answers:
+    angles = np.arccos(values)
+    first = np.tile([1.0, 0.0], (len(values), 1))
+    return Answers(tuple(first), tuple(np.stack([np.cos(angles), np.sin(angles)], 1)))
+
+
+@pytest.mark.parametrize(("sign", "words"), [(-1, "turned round"), (0, "no better than chance")])
+def test_scores_that_are_distances_are_refused_as_such(sign: int, words: str) -> None:
+    scores = RNG.random(80)
+    values = (sign * scores + RNG.random(80)) / 2
+    rows = [Sample(f"t{i}", "p", score=float(s)) for i, s in enumerate(scores)]
+    found = sense_checks.agreement("spearman", rows, similarity(values))
+    with pytest.raises(DataError, match=words):
+        sense_checks.above_chance("spearman", None, found, None, 0.99)
+
+
+def test_the_nearest_text_knows_the_label_or_not() -> None:
+    labels = RNG.integers(0, 2, 80)
+    rows = [Sample(f"t{i}", label=int(k)) for i, k in enumerate(labels)]
+    random = RNG.standard_normal((80, 8))
+    known = random + 3 * labels[:, None]
+    for vectors, above in ((known, True), (random, False)):
+        found = sense_checks.agreement("retrieval", rows, Answers(tuple(vectors)))
+        assert found is not None
+        assert chance.against_chance(found, 0.99).above == above
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 30])
+def test_an_assignment_is_scipys(size: int) -> None:
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy judges the assignment")
+    cost = RNG.integers(0, 9, (size, size)).astype(float)
+    rows, columns = optimize.linear_sum_assignment(cost)
+    found = chance.assign(cost)
+    assert sorted(found) == list(range(size))
+    assert cost[range(size), found].sum() == cost[rows, columns].sum()
+
+
+def test_one_answer_to_all_texts_is_refused_but_for_rounding() -> None:
+    answer = RNG.standard_normal(16)
+    rounded = [answer * (1 + 1e-7 * i) for i in range(4)]
+    with pytest.raises(DataError, match="4 different texts one answer"):
+        sense_checks.answers_differ(rounded, 64)
+    sense_checks.answers_differ([*rounded, answer * 1.01], 64)
+
+
+def test_an_interval_without_width_is_refused_unless_nothing_was_lost() -> None:
+    def gate(measured: float) -> Gate:
+        return Gate("quality.x", "pass", measured, 0.1, (measured, measured), "")
+
+    sense_checks.examples_differ([gate(0.0), gate(1.0)], 50)
+    with pytest.raises(DataError, match="one example over and over"):
+        sense_checks.examples_differ([gate(0.03)], 50)
+
+
+def test_a_language_model_worse_than_guessing_is_reported() -> None:
+    section = {"baseline": {"value": 900.0, "interval": [800.0, 1000.0]}}
+    assert sense_checks.language_model(section, 700)["verdict"] == "below chance"
+    assert sense_checks.language_model(section, 5000)["warnings"] == []
