@@ -81,7 +81,7 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
 
     Raises harness.errors.BundleError when there is no bundle.
     """
-    from optimizer.harness.bundle import damaged_files, read_manifest
+    from optimizer.harness.manifest import damaged_files, read_manifest
 
     manifest = read_manifest(folder)
     rows = verdicts(manifest, machine or this_machine(), damaged=damaged_files(folder, manifest))

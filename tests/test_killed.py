@@ -119,7 +119,7 @@ def test_the_same_recipe_twice_gives_the_same_bundle(
 ) -> None:
     assert runner.run(tmp_path) == 0
     one, two = manifest(undisturbed), manifest(tmp_path)
-    assert one["digest"] == two["digest"]
+    assert one["content_digest"] == two["content_digest"]
     fixed = [n for n, f in one["files"].items() if not f["measured"]]
     assert any(n.endswith(".onnx") for n in fixed)
     for name in fixed:
@@ -136,5 +136,5 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_in_the_same_bundle(
     assert runner.run(home) == 0
     after = finished(home)
     assert {k: after[k] for k in before} == before, "a finished step was redone"
-    assert manifest(home)["digest"] == manifest(undisturbed)["digest"]
+    assert manifest(home)["content_digest"] == manifest(undisturbed)["content_digest"]
     assert not list(home.glob("**/*.partial"))

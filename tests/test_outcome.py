@@ -10,6 +10,7 @@ import pytest
 
 from optimizer import pipeline
 from optimizer.harness.errors import BundleError
+from optimizer.harness.manifest import digest
 from optimizer.outcome import Result, finish
 from optimizer.package import look
 from optimizer.recipe import Recipe
@@ -98,8 +99,10 @@ def test_a_failed_ledger_ends_with_a_command_that_runs_as_it_stands(
 
 
 def test_inspect_opens_no_file_outside_the_bundle(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(
-        '{"manifest_version": 1, "engines": [], "files": {"../secret": {"size": 1, "sha256": ""}}}'
-    )
+    secret = {"../secret": {"size": 1, "sha256": "", "measured": False}}
+    contract = {"tokenizer": {"file": "tokenizer.json"}}
+    document = {"manifest_version": 2, "engines": [], "files": secret, "contract": contract}
+    sealed = {**document, "digest": digest(document)}
+    (tmp_path / "manifest.json").write_text(json.dumps(sealed))
     with pytest.raises(BundleError, match="secret"):
         look.inspect(tmp_path)

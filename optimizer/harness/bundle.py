@@ -4,17 +4,15 @@
         bundle.predict(["some text"])
         bundle.generate(["some text"], Options(max_new_tokens=64))      text-generation
 
-Opening verifies before it loads: the manifest's version and file names, the digest of every file
-that is executed or computed with, that the model keeps no weights elsewhere; then it decides what
+Opening verifies before it loads: the manifest's version, digest and file names, the digest of every
+file that is executed or computed with, that the model keeps no weights elsewhere; then it decides what
 fits this machine (fit.py), and only then is a runtime started.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from . import contract as contracts
@@ -25,6 +23,7 @@ from .errors import BuildError, BundleError, InputError, MachineError, UnopenedE
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
+from .manifest import MANIFEST, damaged_files, read_manifest, unlisted_files
 from .runtimes.decoder import DecoderRunner
 from .runtimes.genai import GenaiRunner
 from .runtimes.onnx_external import check_inside
@@ -33,8 +32,6 @@ from .runtimes.trt_products import PRODUCTS
 from .tasks import Array, answers, decode, encode
 from .tasks.text_generation import Prompt
 
-MANIFEST = "manifest.json"
-VERSION = 1
 BATCH = 8
 
 
@@ -130,6 +127,13 @@ class Bundle(Closing):
             raise InputError(
                 f"the model does {self.contract.task}", where="genai", accepted="text-generation"
             )
+        extra = unlisted_files(self.folder, self.manifest, str(folder.relative_to(self.folder)))
+        if extra:  # it reads what lies beside the model
+            raise BundleError(
+                f"not in the manifest: {', '.join(extra)}",
+                where=str(self.folder),
+                fix="Move them away, or get the bundle again.",
+            )
         return GenaiRunner(folder)
 
     def predict(
@@ -220,85 +224,6 @@ class Bundle(Closing):
         for runner in (self._open, self._genai):
             if runner is not None:
                 runner.close()
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a bundle, its version and its file names checked.
-
-    Raises BundleError: no manifest, another version, or a name that leaves the folder.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise BundleError(
-            f"no bundle here ({e})",
-            where=str(folder),
-            fix="Give the folder that has manifest.json.",
-        ) from None
-    found = manifest.get("manifest_version") if isinstance(manifest, dict) else None
-    if found != VERSION:
-        raise BundleError(
-            f"manifest_version {found!r} was found",
-            where=str(path),
-            accepted=str(VERSION),
-            fix="Use the harness inside the bundle.",
-        )
-    try:
-        names = list(manifest["files"])
-        for engine in manifest["engines"]:
-            names += [*engine["model_files"], engine["model"]]
-            names += [n for n in (engine["engine"], engine.get("timing_cache")) if n]
-    except (KeyError, TypeError) as e:
-        raise BundleError(f"incomplete ({e!r} is missing)", where=str(path)) from None
-    for name in names:
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or "\\" in name:
-            raise BundleError(f"file {name!r} leaves the bundle", where=str(path))
-        if name not in manifest["files"]:
-            raise BundleError(f"engine file {name!r} is not among the files", where=str(path))
-    return manifest
-
-
-def damaged_files(
-    folder: Path, manifest: dict[str, Any], *, measured: bool = False
-) -> frozenset[str]:
-    """Names of files that are missing, are links, or have not the manifest's size and digest.
-
-    measured: look at reports too, which nothing computes with.
-    """
-    wrong = set()
-    for name, entry in manifest["files"].items():
-        if entry.get("measured") and not measured and not name.startswith("engines/"):
-            continue
-        if not intact(folder, name, entry):
-            wrong.add(name)
-    return frozenset(wrong)
-
-
-def intact(folder: Path, name: str, entry: dict[str, Any]) -> bool:
-    """Whether one file is there, is no link, and has the size and digest of its entry."""
-    path = folder / name
-    if _is_link(folder, name) or not path.is_file() or path.stat().st_size != entry["size"]:
-        return False
-    with path.open("rb") as f:
-        digest = hashlib.file_digest(f, "sha256").hexdigest()
-    return bool(digest == entry["sha256"])
-
-
-def unlisted_files(folder: Path, manifest: dict[str, Any]) -> list[str]:
-    """Files in the folder that the manifest does not know; Python's caches do not count."""
-    found = (p.relative_to(folder) for p in folder.rglob("*") if not p.is_dir())
-    return sorted(
-        p.as_posix()
-        for p in found
-        if p.as_posix() not in {*manifest["files"], MANIFEST} and "__pycache__" not in p.parts
-    )
-
-
-def _is_link(folder: Path, name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return any((folder.joinpath(*parts[: i + 1])).is_symlink() for i in range(len(parts)))
 
 
 def _refuse_shared_damage(folder: Path, manifest: dict[str, Any], damaged: frozenset[str]) -> None:

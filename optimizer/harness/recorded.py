@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .bundle import intact
 from .errors import InputError
+from .manifest import intact
 
 REPORT = "report.json"
 

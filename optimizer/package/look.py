@@ -12,27 +12,22 @@ from optimizer.harness.runtimes.trt_products import PRODUCTS
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """The manifest, plus whether every file still has its recorded digest.
+    """The manifest, plus the names of files that have not their recorded digest.
 
     Raises BundleError when the folder is no bundle, or its manifest names files outside it.
     """
-    from optimizer.harness.bundle import read_manifest
-    from optimizer.store import digest_file
+    from optimizer.harness.manifest import damaged_files, read_manifest
 
     manifest = read_manifest(bundle)
-    damaged = [
-        name
-        for name, f in manifest["files"].items()
-        if not (bundle / name).is_file() or digest_file(bundle / name) != f["sha256"]
-    ]
-    return {**manifest, "damaged": damaged}
+    return {**manifest, "damaged": sorted(damaged_files(bundle, manifest, measured=True))}
 
 
 def inspect_text(document: dict[str, Any]) -> str:
     """The document as lines for a person."""
     source = document["source"]
     lines = [
-        f"{document['name']} version {document['version']}  (digest {document['digest'][:16]})",
+        f"{document['name']} version {document['version']}  (digest {document['digest'][:16]}, "
+        f"content {document['content_digest'][:16]})",
         f"source   {source['source']}  revision {source.get('revision') or '-'}  "
         f"licence {document.get('licence') or 'unknown'}",
         f"task     {document['contract']['task']}",
@@ -77,8 +72,11 @@ def _state(engine: Mapping[str, Any]) -> str:
 
 
 def compare(a: Path, b: Path) -> dict[str, Any]:
-    """{"a","b": figures of each, "recipe": the values that differ}."""
-    from optimizer.harness.bundle import read_manifest
+    """{"a","b": figures of each, "recipe": the values that differ}.
+
+    Raises BundleError when a folder is no bundle, or its report is damaged.
+    """
+    from optimizer.harness.manifest import read_manifest
 
     manifests = [read_manifest(p) for p in (a, b)]
     figures = [_figures(p, m) for p, m in zip((a, b), manifests, strict=True)]
@@ -92,6 +90,14 @@ def compare(a: Path, b: Path) -> dict[str, Any]:
 
 
 def _figures(bundle: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    from optimizer.harness.errors import BundleError
+    from optimizer.harness.manifest import intact
+
+    entry = manifest["files"].get("report.json")
+    if entry is None or not intact(bundle, "report.json", entry):
+        raise BundleError(
+            "damaged or missing: report.json", where=str(bundle), fix="Get the bundle again."
+        )
     reports = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
     figures: dict[str, Any] = {"bundle": str(bundle), "digest": manifest["digest"]}
     for report in reports if isinstance(reports, list) else [reports]:

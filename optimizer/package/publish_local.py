@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optimizer.errors import MachineError, RecipeError
-from optimizer.harness.bundle import MANIFEST
+from optimizer.harness.manifest import MANIFEST
 from optimizer.store import finish
 
 

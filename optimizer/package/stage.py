@@ -1,7 +1,7 @@
 """package: everything that was made and proven becomes one folder that runs elsewhere.
 
 Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
-    manifest.json                   see manifest.py
+    manifest.json                   see harness/manifest.py
     model/<target>/                 portable ONNX; a target whose files another has shares them.
                                     A decoder's is a folder onnxruntime-genai opens: it has also
                                     genai_config.json, the tokenizer and the chat template

@@ -15,9 +15,10 @@ import pytest
 
 from optimizer.harness.__main__ import main
 from optimizer.harness.archive import unpack
-from optimizer.harness.bundle import Bundle, damaged_files, read_manifest
+from optimizer.harness.bundle import Bundle
 from optimizer.harness.errors import BundleError, MachineError, UnopenedError
 from optimizer.harness.machine import Gpu, Machine
+from optimizer.harness.manifest import damaged_files, read_manifest
 from tests.package import small_bundle
 
 TEXTS = ["good film", "a bad, slow and poor one", "never again"]
@@ -177,7 +178,7 @@ def test_weights_outside_the_bundle_are_refused_before_the_model_is_opened(
     (bundle / name).write_bytes(model.SerializeToString())
     digest = hashlib.sha256((bundle / name).read_bytes()).hexdigest()
     size = (bundle / name).stat().st_size
-    edited(bundle, lambda m: m["files"].update({name: {"sha256": digest, "size": size}}))
+    small_bundle.edited(bundle, lambda m: m["files"][name].update(sha256=digest, size=size))
     monkeypatch.setattr(
         "optimizer.harness.engines.OrtRunner", lambda *a, **k: pytest.fail("opened")
     )
@@ -200,19 +201,16 @@ def test_a_file_the_manifest_does_not_know_is_reported(
     assert (code, document["unlisted"]) == (2, ["model/extra.data"])
 
 
-def edited(bundle: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    change(manifest)
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-    return bundle
-
-
+NOTHING = {"sha256": "", "size": 0, "measured": False}
 BAD_MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "manifest_version 2": lambda m: m.update(manifest_version=2),
-    "leaves the bundle": lambda m: m["files"].update({"../x": {"sha256": "", "size": 0}}),
+    "manifest_version 3": lambda m: m.update(manifest_version=3),
+    "manifest_version 1 .* Package the model again": lambda m: m.update(manifest_version=1),
+    "tokenizer/other. is used": lambda m: m["contract"]["tokenizer"].update(file="other"),
+    "leaves the bundle": lambda m: m["files"].update({"../x": NOTHING}),
+    "'measured'": lambda m: m["files"]["LICENSE"].pop("measured"),
     "'/etc/passwd' leaves": lambda m: m["engines"][1].update(model="/etc/passwd"),
     "'../timing' leaves": lambda m: m["engines"][0].update(timing_cache="../timing"),
-    "'timing' is not": lambda m: m["engines"][0].update(timing_cache="timing"),
+    "'timing' is used and is not among": lambda m: m["engines"][0].update(timing_cache="timing"),
     "not among the files": lambda m: m["engines"][1].update(model="model/other.onnx"),
     "is missing": lambda m: m.pop("engines"),
 }
@@ -221,7 +219,7 @@ BAD_MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("message", BAD_MANIFESTS)
 def test_a_manifest_that_cannot_be_trusted_is_refused(message: str, bundle: Path) -> None:
     with pytest.raises(BundleError, match=message):
-        read_manifest(edited(bundle, BAD_MANIFESTS[message]))
+        read_manifest(small_bundle.edited(bundle, BAD_MANIFESTS[message]))
 
 
 def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
@@ -287,7 +285,7 @@ def test_bench_times_the_recipes_grid_beside_the_ratio_recorded_when_built(
         manifest["recipe"]["validate"]["latency"] |= grid
         manifest["files"]["report.json"] |= {"sha256": digest, "size": len(text)}
 
-    edited(bundle, change)
+    small_bundle.edited(bundle, change)
     assert main(["bench", "--bundle", str(bundle)]) == 0
     out = capsys.readouterr().out
     first, second = out.index("batch 1 x 8"), out.index("batch 2 x 8")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from optimizer import recipe_file
 from optimizer.build import stage as build
+from optimizer.harness.manifest import content_digest, digest
 from optimizer.load.datasets import samples
 from optimizer.package import stage as package
 from optimizer.recipe import Recipe
@@ -74,6 +77,17 @@ def steps(folder: Path, asked: Recipe) -> list[Path]:
         (report / "report.json").write_text(json.dumps(document))
         made += [model, engine, report]
     return made
+
+
+def edited(bundle: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The bundle with its manifest changed, and the digests made to match."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    with suppress(KeyError, TypeError):
+        manifest["content_digest"] = content_digest(manifest["contract"], manifest["files"])
+    manifest["digest"] = digest(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    return bundle
 
 
 def make(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Path:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.bundle import Bundle, read_manifest
+from optimizer.harness.bundle import Bundle
+from optimizer.harness.manifest import read_manifest
 from optimizer.harness.errors import MachineError
 from optimizer.harness.generate import Options
 from optimizer.package import genai_config

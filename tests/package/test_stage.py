@@ -12,6 +12,7 @@ import pytest
 from optimizer import harness
 from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness.archive import unpack
+from optimizer.harness.manifest import content_digest
 from optimizer.package import look, stage
 from optimizer.package import manifest as manifests
 from optimizer.package.publish_local import publish_local
@@ -42,7 +43,7 @@ def test_every_file_is_listed_with_its_digest(made: Path, manifest: dict[str, An
 
 
 def test_the_manifest_says_where_it_came_from_and_what_it_needs(manifest: dict[str, Any]) -> None:
-    assert manifest["manifest_version"] == 1
+    assert manifest["manifest_version"] == 2
     assert manifest["source"]["source"] == "made here"
     assert manifest["recipe"]["calibrate"]["batch_size"] == 8  # a default, resolved
     assert set(manifest["calibration"]) == {"calibrate", "validate", "latency"}
@@ -61,26 +62,27 @@ def test_the_models_licence_travels_with_it(made: Path, manifest: dict[str, Any]
 def test_two_runs_give_the_same_bytes(made: Path, tmp_path: Path) -> None:
     again = small_bundle.make(tmp_path / "again")
     a, b = (json.loads((p / "bundle" / "manifest.json").read_text()) for p in (made, again))
-    assert a["digest"] == b["digest"]
+    assert a["content_digest"] == b["content_digest"]
     plain = [{n: f for n, f in m["files"].items() if not f["measured"]} for m in (a, b)]
     assert plain[0] == plain[1]  # the reports name the recipe's folder, which differs here
 
 
-def test_the_digest_is_of_everything_but_what_was_measured(tmp_path: Path) -> None:
-    def digest(**files: str) -> str:
+def test_the_content_digest_is_of_everything_but_what_was_measured(tmp_path: Path) -> None:
+    def digest(contract: object = None, **files: str) -> str:
         shutil.rmtree(tmp_path / "b", ignore_errors=True)
         everything = {"model/a": "1", "report.html": "2", "engines/x/model.engine": "3", **files}
         for name, text in everything.items():
             path = tmp_path / "b" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return manifests.digest(manifests.files(tmp_path / "b"))
+        return content_digest(contract, manifests.files(tmp_path / "b"))
 
     plain = digest()
     assert plain == digest(**{"report.html": "other"})
     assert plain == digest(**{"engines/x/model.engine": "other"})
     assert plain != digest(**{"model/a": "other"})
     assert plain != digest(**{"model/b": "new"})
+    assert plain != digest({"pooling": "cls"})
 
 
 def test_targets_with_one_model_share_its_file(tmp_path: Path) -> None:

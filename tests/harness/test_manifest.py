@@ -1,0 +1,166 @@
+"""manifest.json: any value that changes is found before anything is answered."""
+
+import copy
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.harness.__main__ import main
+from optimizer.harness.errors import BundleError
+from optimizer.harness.manifest import canonical, content_digest, digest, read_manifest
+from tests.package import small_bundle
+
+GOLDEN = {
+    "manifest_version": 2,
+    "contract": {"pooling": "mean", "labels": ["schön", "slecht\u2028"], "max": 1.5, "low": None},
+    "files": {
+        "report.json": {"sha256": "bb", "size": 2, "measured": True},
+        "model/a": {"sha256": "aa", "size": 1, "measured": False},
+    },
+    "digest": "not part of it",
+}
+BYTES = (
+    b'{"contract":{"labels":["sch\\u00f6n","slecht\\u2028"],"low":null,"max":1.5,"pooling":"mean"},'
+    b'"files":{"model/a":{"measured":false,"sha256":"aa","size":1},'
+    b'"report.json":{"measured":true,"sha256":"bb","size":2}},"manifest_version":2}'
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read-only."""
+    return small_bundle.make(tmp_path_factory.mktemp("manifest")) / "bundle"
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+def test_the_digest_is_of_these_bytes() -> None:
+    assert canonical({k: v for k, v in GOLDEN.items() if k != "digest"}) == BYTES
+    assert digest(GOLDEN) == hashlib.sha256(BYTES).hexdigest()
+    assert digest(GOLDEN) == "5a33961d932e0012c39c9473bb864126e83ecd71febdd321f68a09998b106d0e"
+
+
+def test_the_content_digest_is_of_these_lines() -> None:
+    contract = hashlib.sha256(canonical(GOLDEN["contract"])).hexdigest()
+    lines = f"{contract}  contract\naa  model/a\n".encode()
+    got = content_digest(GOLDEN["contract"], GOLDEN["files"])  # type: ignore[arg-type]
+    assert got == hashlib.sha256(lines).hexdigest()
+    assert got == "cfd0a58d6b0019dd85052119b5cf52fcceeca29876193dcf2a821faded4d3041"
+
+
+def changed(value: Any) -> Any:
+    """A value of the same type that is not this one."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    return value + 1 if isinstance(value, int | float) else f"{value}?"
+
+
+def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of every value in a document that is no list and no object."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from leaves(inner, (*at, key))
+    else:
+        yield at
+
+
+def test_every_value_of_the_manifest_is_under_its_digest(made: Path) -> None:
+    manifest = json.loads((made / "manifest.json").read_text())
+    places = [p for p in leaves(manifest) if p != ("digest",)]
+    assert ("contract", "pooling") in places
+    for place in places:
+        other = copy.deepcopy(manifest)
+        holder = other
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] = changed(holder[place[-1]])
+        assert digest(other) != manifest["digest"], place
+
+
+def put(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest as a careless hand does: its digest stays."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "pooling": lambda m: m["contract"].update(pooling="cls"),
+    "length": lambda m: m["contract"]["tokenizer"].update(max_length=16),
+    "recipe": lambda m: m["recipe"].update(name="other"),
+    "fit": lambda m: m["engines"][0]["fit"].update(runtime_minimum="0.1"),
+    "measured": lambda m: m["files"]["tokenizer/tokenizer.json"].update(measured=True),
+    "engines": lambda m: m["engines"].append(m["engines"][0]),
+    "new key": lambda m: m.update(note=1),
+    "digest": lambda m: m.update(digest="0" * 64),
+    "no digest": lambda m: m.pop("digest"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_manifest_is_refused_by_every_command(
+    name: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(bundle, CHANGES[name])
+    for command in (["check"], ["bench"], ["predict", "good"]):
+        assert main([command[0], "--bundle", str(bundle), *command[1:]]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "manifest.json: damaged" in err
+
+
+def test_two_labels_exchanged_are_found(bundle: Path) -> None:
+    labels = {"task": "text-classification", "labels": ["bad", "good"]}
+    small_bundle.edited(bundle, lambda m: m["contract"].update(labels))
+    read_manifest(bundle)
+    put(bundle, lambda m: m["contract"]["labels"].reverse())
+    with pytest.raises(BundleError, match="damaged"):
+        read_manifest(bundle)
+
+
+def test_white_space_and_the_order_of_keys_change_nothing(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    (bundle / "manifest.json").write_text(json.dumps(dict(reversed(manifest.items())), indent=7))
+    assert read_manifest(bundle) == manifest
+
+
+def test_a_key_that_comes_twice_is_refused(bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    path.write_text('{"name": "other",' + path.read_text()[1:])
+    with pytest.raises(BundleError, match="a key comes twice"):
+        read_manifest(bundle)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
+def test_what_is_no_manifest_is_said_in_a_sentence(data: bytes, bundle: Path) -> None:
+    (bundle / "manifest.json").write_bytes(data)
+    with pytest.raises(BundleError):
+        read_manifest(bundle)
+
+
+def test_a_bundle_of_version_1_says_that_it_must_be_packaged_again(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(bundle, lambda m: m.update(manifest_version=1))
+    assert main(["check", "--bundle", str(bundle)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "Accepted: 2. Package the model again: optimize RECIPE." in err
+
+
+def test_compare_reads_no_damaged_report(bundle: Path, made: Path) -> None:
+    from optimizer.package import look
+
+    look.compare(made, bundle)
+    (bundle / "report.json").write_text("[]")
+    with pytest.raises(BundleError, match=r"report\.json"):
+        look.compare(made, bundle)
