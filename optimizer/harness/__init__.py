@@ -4,4 +4,77 @@ The same files are `optimizer.harness` here, where the evaluator uses them, and 
 every bundle, where they serve: what was measured is what runs. Hence two rules, both tested:
 imports are relative and stay inside this folder; the only packages are numpy, tokenizers, jinja2
 for chat templates and, inside runtimes/, the runtime itself.
+
+In a bundle this file runs first, needs the standard library only, and compares the others with the
+manifest before one of them is imported. (It cannot vouch for itself: damage to this file that
+Python cannot read is Python's own message.)
 """
+
+from __future__ import annotations
+
+import sys
+
+AGAIN = "Get the bundle again."
+STARTING = sys.argv[:1] == ["-m"]  # `python -m harness`: so it is while __main__ is looked for
+
+
+def damage(package: str) -> str:
+    """What is wrong with the sources in the folder `package`, by the manifest beside it.
+
+    Empty when nothing is, or when no manifest is there: then this is no bundle.
+    """
+    import hashlib
+    import json
+    from pathlib import Path
+
+    folder = Path(package)
+    path = folder.parent / "manifest.json"
+    if not path.exists():
+        return ""
+    try:
+        files = json.loads(path.read_bytes())["files"]
+        listed = {n: f["sha256"] for n, f in files.items() if n.startswith(f"{folder.name}/")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        return f"manifest.json cannot be read ({type(e).__name__}: {e})"
+    found = [p for p in sorted(folder.rglob("*")) if p.is_symlink() or not p.is_dir()]
+    names = {p.relative_to(folder.parent).as_posix(): p for p in found}
+    wrong = [f"{n} is missing" for n in sorted({*listed} - {*names})]
+    for name, file in names.items():
+        if "__pycache__" in file.parts:
+            continue
+        try:
+            plain = file.is_file() and not file.is_symlink()
+            intact = plain and hashlib.sha256(file.read_bytes()).hexdigest() == listed.get(name)
+        except OSError as e:
+            wrong.append(f"{name} cannot be read ({e.strerror})")
+            continue
+        if name not in listed:
+            wrong.append(f"{name} is not in the manifest")
+        elif not intact:
+            wrong.append(f"{name} is damaged: its digest is not the manifest's")
+    return ", ".join(wrong)
+
+
+def _refuse(folder: str, found: str) -> None:
+    """End `python -m harness` with a sentence (exit 2, as for any damaged bundle); a program that
+    imports this package gets it as an ImportError."""
+    message = f"{folder}: {found}. {AGAIN}"
+    if not STARTING:
+        raise ImportError(message)
+    if "--json" in sys.argv:
+        import json
+
+        fields = {"error": "BundleError", "where": folder, "found": found, "accepted": ""}
+        print(json.dumps({"exit_code": 2, **fields, "fix": AGAIN}))
+    else:
+        print(message, file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "harness":  # inside a bundle; here it is optimizer.harness, beside no manifest
+    _bundle = __path__[0].removesuffix("harness").rstrip("/\\")
+    if STARTING:  # a stray json.py in the bundle's folder is not what `import json` means
+        sys.path[:] = [p for p in sys.path if p != _bundle]
+    _found = damage(__path__[0])
+    if _found:
+        _refuse(_bundle, _found)

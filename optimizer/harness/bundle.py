@@ -4,9 +4,9 @@
         bundle.predict(["some text"])
         bundle.generate(["some text"], Options(max_new_tokens=64))      text-generation
 
-Opening verifies before it loads: the manifest's version, digest and file names, the digest of every
-file that is executed or computed with, that the model keeps no weights elsewhere; then it decides what
-fits this machine (fit.py), and only then is a runtime started.
+Opening verifies before it loads: the manifest's version, digest and file names, the digest of
+every file that is executed or computed with, that the model keeps no weights elsewhere; then it
+decides what fits this machine (fit.py), and only then is a runtime started.
 """
 
 from __future__ import annotations

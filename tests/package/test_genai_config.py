@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from optimizer.harness.bundle import Bundle
-from optimizer.harness.manifest import read_manifest
 from optimizer.harness.errors import MachineError
 from optimizer.harness.generate import Options
+from optimizer.harness.manifest import read_manifest
 from optimizer.package import genai_config
 from tests.harness import tiny_decoder
 from tests.package import generation_bundle

@@ -1,0 +1,280 @@
+"""python -m harness predict|bench|check, in the folder of a bundle.
+
+predict   answer texts: as arguments, or one per line on standard input; a model that continues
+          texts does so with the options asked for, token by token with --stream
+bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
+          others, beside the ratio to float that was measured when it was built; for a model that
+          continues texts, the first token and the next ones
+check     verify every digest, and say of each engine whether it runs here and why
+
+Answers go to standard output; what happened on the way (a fall-back, above all) to standard
+error. Exit: 0 done, 2 the request or the bundle is wrong, 5 this machine cannot run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import generation_commands as generation
+from .errors import HarnessError, InputError
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
+
+RECORDED = "default: the recipe's, from the manifest"
+SHOWN = 4  # numbers of an embedding that are printed without --json
+TEXTS = (
+    "The service was quick and the staff could not have been friendlier.",
+    "I waited forty minutes for a cold meal, and nobody said a word about it.",
+    "It arrived on time; the battery lasts two days, which is what was promised.",
+    "After a slow first half the story finds its feet and ends better than it began.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        with ExitStack() as stack:
+            folder = _folder(args.bundle, stack)
+            document, text = args.run(folder, args)
+    except HarnessError as e:
+        if args.json:
+            print(json.dumps({"exit_code": e.exit_code, **e.as_dict()}))
+        else:
+            _say(str(e))
+        return e.exit_code
+    except BrokenPipeError:
+        return 0
+    if args.json or text:
+        print(json.dumps(document) if args.json else text)
+    return int(document.get("exit_code", 0))
+
+
+def _opened(folder: Path, args: argparse.Namespace) -> Bundle:
+    from .bundle import Bundle
+
+    return Bundle(
+        folder,
+        runtime=args.runtime,
+        threads=args.threads,
+        say=_say,
+        genai=args.genai,
+        cache=args.cache,
+    )
+
+
+def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    texts = [*args.texts, *args.text]
+    if not texts:
+        texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
+    if not texts:
+        raise InputError("no text was given", fix='Give one: predict "some text".')
+    if args.pair and len(args.pair) != len(texts):
+        raise InputError(
+            f"{len(args.pair)} were given for {len(texts)} texts",
+            where="--pair",
+            accepted="one per text, in the order of the texts, or none",
+        )
+    with _opened(folder, args) as bundle:
+        about = {"engine": bundle.engine["target"], "decision": bundle.decision.reason}
+        if bundle.contract.generation is not None:
+            said = generation.predict(bundle, args, texts)
+            text = "" if said.pop("printed") else "\n".join(a["text"] for a in said["answers"])
+            return {**about, **said}, text
+        generation.refuse_others(args, bundle.contract.task)
+        made = bundle.predict(texts, args.pair or None, batch_size=args.batch_size)
+    return {**about, "answers": made}, "\n".join(map(_line, made))
+
+
+def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .bench import peak_memory
+    from .bench_text import bench_text
+    from .recorded import recorded_speed
+
+    texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
+    texts = [t for t in texts if t.strip()]
+    with _opened(folder, args) as bundle:
+        generates = bundle.contract.generation is not None
+        if generates:
+            document = generation.bench(bundle, args, texts)
+        else:
+            generation.refuse_others(args, bundle.contract.task)
+            document = _bench_batches(bundle, args, texts)
+        document["engine"] = bundle.engine["target"]
+        document["decision"] = bundle.decision.reason
+        document["size"] = {"candidate_bytes": bundle.size}
+        document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
+    job = generation.largest(document) if generates else f"predict([{' '.join(TEXTS)!r}])"
+    cache = f"Path({str(args.cache.resolve())!r})"
+    code = (
+        f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
+        f"from {__package__}.generate import Options\n"
+        f"Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
+        f"threads={args.threads!r}, genai={args.genai!r}, cache={cache}).{job}"
+    )
+    document["peak_memory"] = {"candidate": peak_memory(code)}
+    return document, (generation.bench_text if generates else bench_text)(document)
+
+
+def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
+    """Time a model that answers a batch in one run."""
+    from .bench import measure
+    from .recorded import asked
+
+    grid = asked(bundle.manifest, args.batch, args.sequence, args.iterations)
+    too_long = [s for s in grid.sequence if s > bundle.max_length]
+    if too_long:
+        raise InputError(
+            f"{too_long[0]} tokens were asked for",
+            where="--sequence",
+            accepted=f"up to {bundle.max_length}",
+        )
+    return measure(
+        {"candidate": bundle.system()},
+        [(b, s) for b in grid.batch for s in grid.sequence],
+        texts,
+        iterations=grid.iterations,
+        threads=bundle.threads,
+    )
+
+
+def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from .engines import Workshop
+    from .fit import Refuse, decide, verdicts
+    from .machine import this_machine
+    from .manifest import damaged_files, read_manifest, unlisted_files
+    from .runtimes.onnx_external import check_inside
+
+    manifest = read_manifest(folder)
+    damaged = damaged_files(folder, manifest, measured=True)
+    extra = unlisted_files(folder, manifest)
+    for engine in manifest["engines"]:
+        if engine["model"] not in damaged:
+            check_inside(folder / engine["model"], folder, set(manifest["files"]))
+    machine = this_machine()
+    decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
+    refused = isinstance(decision, Refuse)
+    shop = Workshop(folder, manifest, machine, args.cache)
+    rows = [
+        {
+            "target": row.target,
+            "how": row.how,
+            "decided": list(row.decided),
+            "why": row.why,
+            "install": row.install,
+            "built_before": row.how == "build" and shop.cached(manifest["engines"][row.index]),
+        }
+        for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
+    ]
+    document = {
+        "exit_code": 2 if damaged or extra else 5 if refused else 0,
+        "files": len(manifest["files"]),
+        "damaged": sorted(damaged),
+        "unlisted": extra,
+        "decision": type(decision).__name__,
+        "reason": decision.reason,
+        "install": decision.install if isinstance(decision, Refuse) else "",
+        "engines": rows,
+        "machine": machine.to_json(),
+    }
+    lines = [f"{len(manifest['files'])} files, {len(damaged)} damaged, {len(extra)} unlisted"]
+    lines += [f"  damaged   {name}" for name in sorted(damaged)]
+    lines += [f"  unlisted  {name}" for name in extra]
+    lines += [line for row in rows for line in _verdict(row)]
+    lines.append(f"{document['decision']}: {decision.reason}")
+    return document, "\n".join(lines)
+
+
+def _verdict(row: dict[str, Any]) -> list[str]:
+    """One engine's decision for a person."""
+    before = " (built here before)" if row["built_before"] else ""
+    lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
+    return lines + ([f"         {row['install']}"] if row["install"] else [])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="predict|bench|check")
+    for run, text in (
+        (predict, "answer texts"),
+        (bench, "measure time, memory and size"),
+        (check, "verify digests and say which engines run here, and why"),
+    ):
+        command = commands.add_parser(run.__name__, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
+        command.add_argument("--runtime", help="use engines of this runtime only")
+        command.add_argument("--json", action="store_true", help="one JSON document")
+        command.add_argument(
+            "--cache",
+            type=Path,
+            default=Path.home() / ".cache" / "optimize-engines",
+            help="folder of the engines built here; default: %(default)s",
+        )
+        if run is not check:
+            command.add_argument("--threads", type=int, help="default: the recipe's")
+        if run is predict:
+            command.add_argument("texts", nargs="*", metavar="TEXT")
+            command.add_argument("--text", action="append", default=[], help="repeatable")
+            command.add_argument(
+                "--pair",
+                action="append",
+                default=[],
+                metavar="TEXT",
+                help="second text of a pair; repeatable, one per text",
+            )
+            command.add_argument("--batch-size", type=_positive, default=8)
+            generation.add_predict(command)
+        if run is bench:
+            command.add_argument("--batch", type=_positive, nargs="+", help=RECORDED)
+            command.add_argument("--sequence", type=_positive, nargs="+", help=RECORDED)
+            command.add_argument("--iterations", type=_positive, help=RECORDED)
+            command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
+            generation.add_bench(command)
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _folder(given: Path | None, stack: ExitStack) -> Path:
+    """The bundle's folder; a tar is unpacked into a temporary one."""
+    folder = given if given is not None else Path(__file__).parent.parent
+    if not folder.is_file():
+        return folder
+    from .archive import unpack
+
+    return unpack(folder, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle")
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _line(answer: Any) -> str:
+    """One answer for a person."""
+    if isinstance(answer, dict) and "entities" in answer:
+        return "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
+    if isinstance(answer, dict):
+        value = answer.get("score", answer.get("value"))
+        return f"{answer['label']}  {value:.4f}"
+    if answer and isinstance(answer[0], list):
+        return f"{len(answer)} tokens x {len(answer[0])} numbers (all with --json)"
+    shown = " ".join(f"{x:.4f}" for x in answer[:SHOWN])
+    return f"[{shown} ...] {len(answer)} numbers (all with --json)"

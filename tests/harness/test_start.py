@@ -1,0 +1,104 @@
+"""python -m harness in a bundle: its own files are compared before one of them is imported."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimizer.harness import damage
+from tests.package import small_bundle
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read-only."""
+    return small_bundle.make(tmp_path_factory.mktemp("start")) / "bundle"
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+def start(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    return subprocess.run(
+        [sys.executable, "-B", *arguments],
+        cwd=bundle,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_any_changed_missing_or_extra_source_is_named(bundle: Path) -> None:
+    folder = bundle / "harness"
+    assert damage(str(folder)) == ""
+    files = sorted(p for p in folder.rglob("*.py"))
+    assert len(files) > 40
+    for path in files:
+        name, good = path.relative_to(bundle).as_posix(), path.read_bytes()
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]) if good else b"#")
+        assert damage(str(folder)) == f"{name} is damaged: its digest is not the manifest's"
+        path.unlink()
+        assert damage(str(folder)) == f"{name} is missing"
+        path.write_bytes(good)
+    (folder / "tasks" / "numpy.py").write_text("")
+    assert damage(str(folder)) == "harness/tasks/numpy.py is not in the manifest"
+
+
+@pytest.mark.parametrize(
+    "name", ["__main__.py", "command_line.py", "errors.py", "manifest.py", "tasks/batch.py"]
+)
+def test_a_source_that_python_cannot_read_is_a_sentence_and_no_traceback(
+    name: str, bundle: Path
+) -> None:
+    (bundle / "harness" / name).write_text("def (")
+    done = start(bundle, "-m", "harness", "check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"harness/{name} is damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_sentence_is_a_document_with_json(bundle: Path) -> None:
+    (bundle / "harness" / "fit.py").unlink()
+    done = start(bundle, "-m", "harness", "predict", "good", "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["exit_code"], document["error"]) == (2, 2, "BundleError")
+    assert "harness/fit.py is missing" in document["found"]
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_without_the_file_that_looks_nothing_starts(how: str, bundle: Path) -> None:
+    path = bundle / "harness" / "__init__.py"
+    path.unlink()
+    if how == "emptied":
+        path.touch()
+    done = start(bundle, "-m", "harness", "check")
+    assert done.returncode == 2
+    assert done.stderr == "harness/__init__.py is missing or damaged. Get the bundle again.\n"
+
+
+def test_a_broken_manifest_is_a_sentence(bundle: Path) -> None:
+    (bundle / "manifest.json").write_text('{"files": [1]}')
+    done = start(bundle, "-m", "harness", "check")
+    assert done.returncode == 2
+    assert "manifest.json cannot be read" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_imports_a_damaged_harness_gets_an_import_error(bundle: Path) -> None:
+    (bundle / "harness" / "fit.py").write_text("")
+    code = "try:\n import harness.bundle\nexcept ImportError as e:\n print(e)"
+    assert "harness/fit.py is damaged" in start(bundle, "-c", code).stdout
+
+
+def test_a_stray_file_in_the_bundle_is_not_taken_for_a_package(bundle: Path) -> None:
+    (bundle / "numpy.py").write_text("raise SystemExit('stray')")
+    (bundle / "json.py").write_text("raise SystemExit('stray')")
+    done = start(bundle, "-m", "harness", "check", "--json")
+    assert json.loads(done.stdout)["unlisted"] == ["json.py", "numpy.py"]
