@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import contract as contracts
+from .answering import Answered, Asked, Encoder, answer
 from .bench import System
 from .closing import Closing
 from .engines import Workshop
@@ -29,7 +30,8 @@ from .runtimes.genai import GenaiRunner
 from .runtimes.onnx_external import check_inside
 from .runtimes.runner import Runner
 from .runtimes.trt_products import PRODUCTS
-from .tasks import Array, answers, decode, encode
+from .tasks import Array, decode, encode
+from .tasks.batch import check_texts
 from .tasks.text_generation import Prompt
 
 BATCH = 8
@@ -141,45 +143,68 @@ class Bundle(Closing):
         texts: Sequence[str],
         pairs: Sequence[str | None] | None = None,
         batch_size: int = BATCH,
-    ) -> list[Any]:
-        """One JSON-able answer per text, in order; see tasks/ for what an answer is.
+    ) -> list[dict[str, Any]]:
+        """One JSON object per text, in order; see tasks/ for what is in it.
 
         pairs: a second text per text, or None for none. text-generation: texts are continued as
         the model's makers advise; `generate` takes options and conversations.
+        Raises InputError, also for a text without a token, and AnswerError; `answer` goes on.
         """
         if self.contract.generation is not None:
             if pairs is not None:
                 raise InputError("a text to continue has no second", where="pairs")
             return [c.to_json() for c in self.generate(texts, batch_size=batch_size)]
-        made: list[Any] = []
-        for start in range(0, max(len(texts), 1), batch_size):
-            stop = start + batch_size
-            batch = encode(
-                self.contract,
-                self.tokenizer,
-                texts[start:stop],
-                None if pairs is None else pairs[start:stop],
-            )
-            values = decode(self.contract, self._runner.infer(batch), batch)
-            made += answers(self.contract, values, batch)
+        check_texts(texts, pairs)
+        seconds = pairs or [None] * len(texts)
+        asked = [
+            Asked(f"texts[{i}]", t, p) for i, (t, p) in enumerate(zip(texts, seconds, strict=True))
+        ]
+        made: list[dict[str, Any]] = []
+        for answered in self.answer(asked, batch_size):
+            if answered.error is not None:
+                raise answered.error
+            made.append(dict(answered.answer or {}))
         return made
 
+    def answer(self, asked: Sequence[Asked], batch_size: int = BATCH) -> Iterator[Answered]:
+        """An answer or an error in its place for each text: see answering.answer."""
+        encoder = Encoder(self.contract, self.tokenizer, self._runner.infer)
+        return answer(encoder, asked, batch_size)
+
     def generate(
-        self, prompts: Sequence[Prompt], options: Options | None = None, batch_size: int = BATCH
+        self,
+        prompts: Sequence[Prompt],
+        options: Options | None = None,
+        batch_size: int = BATCH,
+        numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
         """What follows each prompt: see generate.generate, also for what it raises."""
-        size = 1 if self._genai else batch_size
         return generate(
-            self.contract, self.decoders, self.tokenizer, prompts, options, batch_size=size
+            self.contract,
+            self.decoders,
+            self.tokenizer,
+            prompts,
+            options,
+            batch_size=1 if self._genai else batch_size,
+            numbers=numbers,
         )
 
     def stream(
-        self, prompts: Sequence[Prompt], options: Options | None = None, batch_size: int = BATCH
+        self,
+        prompts: Sequence[Prompt],
+        options: Options | None = None,
+        batch_size: int = BATCH,
+        numbers: Sequence[int] | None = None,
     ) -> Iterator[Piece]:
         """The same token by token: see generate.stream."""
-        size = 1 if self._genai else batch_size
         return stream(
-            self.contract, self.decoders, self.tokenizer, prompts, options, batch_size=size
+            self.contract,
+            self.decoders,
+            self.tokenizer,
+            prompts,
+            options,
+            batch_size=1 if self._genai else batch_size,
+            numbers=numbers,
         )
 
     @property

@@ -1,35 +1,41 @@
 """python -m harness predict|bench|check, in the folder of a bundle.
 
-predict   answer texts: as arguments, or one per line on standard input; a model that continues
-          texts does so with the options asked for, token by token with --stream
+predict   answer texts: as arguments, or one per line ("\\n" alone ends one) on standard input; one
+          line per text, in order, as soon as it is there, with --json one JSON object each; a text
+          that cannot be answered has an error in its place. A model that continues texts does so
+          with the options asked for, token by token with --stream
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, beside the ratio to float that was measured when it was built; for a model that
           continues texts, the first token and the next ones
 check     verify every digest, and say of each engine whether it runs here and why
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard
-error. Exit: 0 done, 2 the request or the bundle is wrong, 5 this machine cannot run it.
+error. Exit: 0 done, 2 the request or the bundle is wrong, or some text has no answer; 5 this
+machine cannot run it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import generation_commands as generation
 from .errors import HarnessError, InputError
 
 if TYPE_CHECKING:
+    from .answering import Answered, Asked
     from .bundle import Bundle
+    from .lines import Source
 
+JSON = "one JSON document; of predict one object per line"
 RECORDED = "default: the recipe's, from the manifest"
-SHOWN = 4  # numbers of an embedding that are printed without --json
 TEXTS = (
     "The service was quick and the staff could not have been friendlier.",
     "I waited forty minutes for a cold meal, and nobody said a word about it.",
@@ -43,18 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         with ExitStack() as stack:
-            folder = _folder(args.bundle, stack)
-            document, text = args.run(folder, args)
+            code: int = args.run(_folder(args.bundle, stack), args)
+            sys.stdout.flush()
+            return code
     except HarnessError as e:
         if args.json:
             print(json.dumps({"exit_code": e.exit_code, **e.as_dict()}))
         else:
             _say(str(e))
         return e.exit_code
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read has enough; nor is the interpreter to write at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if args.json or text:
-        print(json.dumps(document) if args.json else text)
+
+
+def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
+    """Print a document, for a person or as JSON; returns its exit code."""
+    print(json.dumps(document) if args.json else text)
     return int(document.get("exit_code", 0))
 
 
@@ -71,35 +82,75 @@ def _opened(folder: Path, args: argparse.Namespace) -> Bundle:
     )
 
 
-def predict(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    texts = [*args.texts, *args.text]
-    if not texts:
-        texts = [line for line in sys.stdin.read().splitlines() if line.strip()]
-    if not texts:
-        raise InputError("no text was given", fix='Give one: predict "some text".')
-    if args.pair and len(args.pair) != len(texts):
-        raise InputError(
-            f"{len(args.pair)} were given for {len(texts)} texts",
-            where="--pair",
-            accepted="one per text, in the order of the texts, or none",
-        )
+def predict(folder: Path, args: argparse.Namespace) -> int:
+    from . import output
+
     with _opened(folder, args) as bundle:
-        about = {"engine": bundle.engine["target"], "decision": bundle.decision.reason}
+        engine = bundle.engine["target"]
+
+        def emit(answered: Answered) -> None:
+            as_json = args.json or args.jsonl
+            line = output.json_line(answered, engine) if as_json else output.text_line(answered)
+            print(line, flush=True)
+
+        windows = _asked(args)
         if bundle.contract.generation is not None:
-            said = generation.predict(bundle, args, texts)
-            text = "" if said.pop("printed") else "\n".join(a["text"] for a in said["answers"])
-            return {**about, **said}, text
-        generation.refuse_others(args, bundle.contract.task)
-        made = bundle.predict(texts, args.pair or None, batch_size=args.batch_size)
-    return {**about, "answers": made}, "\n".join(map(_line, made))
+            summary = generation.predict(bundle, args, windows, emit)
+        else:
+            generation.refuse_others(args, bundle.contract.task)
+            made = (a for asked in windows for a in bundle.answer(asked, args.batch_size))
+            summary = output.write(made, emit)
+    if not summary.texts:
+        raise InputError("no text was given", fix='Give one: predict "some text".')
+    for line in summary.lines:
+        _say(line)
+    return summary.exit_code
 
 
-def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def _asked(args: argparse.Namespace) -> Iterator[list[Asked]]:
+    """The texts of the command line, or else those of standard input as they come.
+
+    Raises InputError for a text that cannot be read, and pairs that are not one per text.
+    """
+    from .answering import WINDOW, Asked
+    from .lines import windows
+    from .tasks.batch import check_text
+
+    most = WINDOW * args.batch_size
+    source = cast("Source", sys.stdin.buffer)
+    for i, pair in enumerate(args.pair):
+        check_text(pair, f"--pair {i + 1}")
+    texts = [*args.texts, *args.text]
+    if texts or args.pair:
+        kind = "line" if args.jsonl else "text"
+        named = [(f"{kind} {i}", t) for i, t in enumerate(texts, 1)]
+        for where, text in named:
+            check_text(text, where)
+        if not texts:  # as many lines as pairs were typed: few
+            lines = (line for window in windows(source, most) for line in window)
+            named = [(f"line {line.number}", line.text) for line in lines]
+        if args.pair and len(args.pair) != len(named):
+            raise InputError(
+                f"{len(args.pair)} were given for {len(named)} texts",
+                where="--pair",
+                accepted="one per text, in the order of the texts, or none",
+            )
+        pairs = args.pair or [None] * len(named)
+        every = [Asked(where, t, p) for (where, t), p in zip(named, pairs, strict=True)]
+        for start in range(0, len(every), most):
+            yield every[start : start + most]
+        return
+    for window in windows(source, most):
+        yield [Asked(f"line {line.number}", line.text) for line in window]
+
+
+def bench(folder: Path, args: argparse.Namespace) -> int:
     from .bench import peak_memory
     from .bench_text import bench_text
+    from .lines import texts_of
     from .recorded import recorded_speed
 
-    texts = args.texts_file.read_text().splitlines() if args.texts_file else TEXTS
+    texts = texts_of(args.texts_file) if args.texts_file else TEXTS
     texts = [t for t in texts if t.strip()]
     with _opened(folder, args) as bundle:
         generates = bundle.contract.generation is not None
@@ -121,7 +172,8 @@ def bench(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"threads={args.threads!r}, genai={args.genai!r}, cache={cache}).{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
-    return document, (generation.bench_text if generates else bench_text)(document)
+    text = (generation.bench_text if generates else bench_text)(document)
+    return _shown(document, text, args)
 
 
 def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
@@ -146,7 +198,7 @@ def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -
     )
 
 
-def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def check(folder: Path, args: argparse.Namespace) -> int:
     from .engines import Workshop
     from .fit import Refuse, decide, verdicts
     from .machine import this_machine
@@ -190,7 +242,7 @@ def check(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     lines += [f"  unlisted  {name}" for name in extra]
     lines += [line for row in rows for line in _verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    return document, "\n".join(lines)
+    return _shown(document, "\n".join(lines), args)
 
 
 def _verdict(row: dict[str, Any]) -> list[str]:
@@ -216,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
         command.add_argument("--runtime", help="use engines of this runtime only")
-        command.add_argument("--json", action="store_true", help="one JSON document")
+        command.add_argument("--json", action="store_true", help=JSON)
         command.add_argument(
             "--cache",
             type=Path,
@@ -265,16 +317,3 @@ def _folder(given: Path | None, stack: ExitStack) -> Path:
 
 def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
-
-
-def _line(answer: Any) -> str:
-    """One answer for a person."""
-    if isinstance(answer, dict) and "entities" in answer:
-        return "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
-    if isinstance(answer, dict):
-        value = answer.get("score", answer.get("value"))
-        return f"{answer['label']}  {value:.4f}"
-    if answer and isinstance(answer[0], list):
-        return f"{len(answer)} tokens x {len(answer[0])} numbers (all with --json)"
-    shown = " ".join(f"{x:.4f}" for x in answer[:SHOWN])
-    return f"[{shown} ...] {len(answer)} numbers (all with --json)"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
 
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
+    from .answering import Answered, Asked
     from .bundle import Bundle
     from .generate import Options
+    from .output import Summary
     from .tasks.text_generation import Prompt
 
 NUMBERS = {
@@ -69,11 +71,15 @@ def refuse_others(args: argparse.Namespace, task: str) -> None:
             )
 
 
-def predict(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
-    """Answer, and print what must not wait: streamed text, a line of JSON per answer.
+def predict(
+    bundle: Bundle,
+    args: argparse.Namespace,
+    windows: Iterator[Sequence[Asked]],
+    emit: Callable[[Answered], None],
+) -> Summary:
+    """Answer what was asked, and emit it as it comes; streamed text is printed token by token."""
+    from .output import write
 
-    The document has "answers"; "printed" says that a person has seen them.
-    """
     if args.pair:
         raise InputError("a text to continue has no second", where="--pair")
     if args.system is not None and not args.chat:
@@ -82,15 +88,14 @@ def predict(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> d
         raise InputError(
             "with --chat or --stream", where="--jsonl", fix="A line says what it is itself."
         )
+    numbered = enumerate(asked for window in windows for asked in window)
     if args.jsonl:
-        made = [_answer_line(bundle, args, i, line) for i, line in enumerate(texts)]
-        return {"answers": made, "printed": True}
+        return write((_of_json(bundle, args, asked) for _, asked in numbered), emit)
     options = _options(args)
-    prompts: list[Prompt] = [_conversation(args, t) if args.chat else t for t in texts]
     if args.stream:
-        return {"answers": _streamed(bundle, prompts, options, args), "printed": True}
-    made = [c.to_json() for c in bundle.generate(prompts, options, args.batch_size)]
-    return {"answers": made, "printed": False}
+        shown = emit if args.json else _emit_errors(emit)
+        return write((_streamed(bundle, args, options, i, asked) for i, asked in numbered), shown)
+    return write(_in_batches(bundle, args, options, windows), emit)
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
@@ -138,55 +143,117 @@ def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _answer_line(bundle: Bundle, args: argparse.Namespace, i: int, line: str) -> dict[str, Any]:
-    """Answer one line of JSON on a line of its own, and return the answer."""
-    where = f"line {i + 1}"
+def _ids(bundle: Bundle, args: argparse.Namespace, asked: Asked) -> list[int]:
+    """The prompt's token ids. Raises InputError naming the text, as prompt_ids does."""
+    from .tasks.text_generation import prompt_ids
+
+    prompt: Prompt = _conversation(args, asked.text) if args.chat else asked.text
+    return prompt_ids(bundle.contract, bundle.tokenizer, prompt, asked.where)
+
+
+def _in_batches(
+    bundle: Bundle,
+    args: argparse.Namespace,
+    options: Options,
+    windows: Iterator[Sequence[Asked]],
+) -> Iterator[Answered]:
+    """Neighbours together: what a batch costs is mostly the tokens it makes, not its prompts."""
+    from .answering import Answered
+
+    first = 0
+    for window in windows:
+        for start in range(0, len(window), args.batch_size):
+            part = window[start : start + args.batch_size]
+            refused: dict[int, Answered] = {}
+            prompts: dict[int, list[int]] = {}
+            for i, asked in enumerate(part):
+                try:
+                    prompts[i] = _ids(bundle, args, asked)
+                except InputError as e:
+                    refused[i] = Answered(asked.where, None, e)
+            numbers = [first + start + i for i in prompts]
+            rows = list(prompts.values())
+            made = bundle.generate(rows, options, args.batch_size, numbers) if rows else []
+            answers = dict(zip(prompts, made, strict=True))
+            for i, asked in enumerate(part):
+                yield refused.get(i) or Answered(asked.where, answers[i].to_json())
+        first += len(window)
+
+
+def _of_json(bundle: Bundle, args: argparse.Namespace, asked: Asked) -> Answered:
+    """The answer to a line of JSON, which has options of its own."""
+    from .answering import Answered
+
     try:
-        asked = dict(json.loads(line))
-    except (ValueError, TypeError) as e:
-        raise InputError(f"not a JSON object ({e})", where=where) from None
-    found = [k for k in PROMPT_KEYS if k in asked]
+        prompt, options = _request(args, asked)
+        (made,) = bundle.generate([prompt], options)
+    except InputError as e:
+        if not e.where.startswith(asked.where):
+            e = InputError(
+                e.found, where=f"{asked.where}: {e.where}", accepted=e.accepted, fix=e.fix
+            )
+        return Answered(asked.where, None, e)
+    return Answered(asked.where, made.to_json())
+
+
+def _request(args: argparse.Namespace, asked: Asked) -> tuple[Prompt, Options]:
+    """What a line of JSON asks for. Raises InputError."""
+    try:
+        fields = dict(json.loads(asked.text))
+    except (ValueError, TypeError, RecursionError) as e:
+        raise InputError(f"not a JSON object ({e})", where=asked.where) from None
+    found = [k for k in PROMPT_KEYS if k in fields]
     if len(found) != 1:
         raise InputError(
-            f"{', '.join(asked) or 'nothing'} was given",
-            where=where,
+            f"{', '.join(fields) or 'nothing'} was given",
+            where=asked.where,
             accepted=f"one of {', '.join(PROMPT_KEYS)}, and options",
         )
-    prompt = asked.pop(found[0])
+    prompt = fields.pop(found[0])
     if isinstance(prompt, str) != (found == ["prompt"]):
         raise InputError(
             f"{found[0]} is {type(prompt).__name__}",
-            where=where,
+            where=asked.where,
             accepted="a text as prompt, a list as messages",
         )
-    if isinstance(asked.get("stop"), list):
-        asked["stop"] = tuple(asked["stop"])
-    (made,) = bundle.generate([prompt], _options(args, asked))
-    answer = made.to_json()
-    if not args.json:
-        print(json.dumps(answer, ensure_ascii=False), flush=True)
-    return answer
+    if isinstance(fields.get("stop"), list):
+        fields["stop"] = tuple(fields["stop"])
+    return prompt, _options(args, fields)
 
 
 def _streamed(
-    bundle: Bundle, prompts: list[Prompt], options: Options, args: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Print pieces as they come, row after row; with --json each as a line of JSON."""
-    made = []
-    for i, prompt in enumerate(prompts):
-        text, tokens, last = "", 0, None
-        for piece in bundle.stream([prompt], options):
-            if args.json:
-                print(json.dumps({**asdict(piece), "row": i}, ensure_ascii=False), flush=True)
-            else:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
-            text, tokens, last = text + piece.text, tokens + 1, piece
-        assert last is not None
-        if not args.json:
-            print(flush=True)
-        made.append({"text": text, "tokens": tokens, "finish": last.finish, "stop": last.stop})
-    return made
+    bundle: Bundle, args: argparse.Namespace, options: Options, number: int, asked: Asked
+) -> Answered:
+    """Print the pieces of one answer as they come; with --json each as a line of JSON."""
+    from .answering import Answered
+
+    try:
+        prompt = _ids(bundle, args, asked)
+    except InputError as e:
+        return Answered(asked.where, None, e)
+    text, tokens, last = "", 0, None
+    for piece in bundle.stream([prompt], options, numbers=[number]):
+        if args.json:
+            print(json.dumps({**asdict(piece), "row": number}), flush=True)
+        else:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+        text, tokens, last = text + piece.text, tokens + 1, piece
+    assert last is not None
+    if not args.json:
+        print(flush=True)
+    made = {"text": text, "tokens": tokens, "finish": last.finish, "stop": last.stop}
+    return Answered(asked.where, {**made, "prompt_tokens": len(prompt)})
+
+
+def _emit_errors(emit: Callable[[Answered], None]) -> Callable[[Answered], None]:
+    """Of answers that were printed piece by piece, only what is in place of one is left to say."""
+
+    def shown(answered: Answered) -> None:
+        if answered.error is not None:
+            emit(answered)
+
+    return shown
 
 
 def bench_text(document: dict[str, Any]) -> str:

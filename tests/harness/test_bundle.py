@@ -50,21 +50,34 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, 
     return code, json.loads(out), err
 
 
+def predicted(
+    bundle: Path, *arguments: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, list[Any], str]:
+    """Exit code, the JSON object of each line, standard error."""
+    code = main(["predict", "--json", "--bundle", str(bundle), *arguments])
+    out, err = capsys.readouterr()
+    return code, [json.loads(line) for line in out.splitlines()], err
+
+
+def typed(data: bytes) -> io.TextIOWrapper:
+    """Standard input that holds `data`."""
+    return io.TextIOWrapper(io.BytesIO(data))
+
+
 def test_answers_come_in_order_and_do_not_depend_on_the_batch(bundle: Path) -> None:
     with Bundle(bundle) as opened:
-        together = opened.predict(TEXTS)
-        alone = [opened.predict([t])[0] for t in TEXTS]
-        in_twos = opened.predict(TEXTS, batch_size=2)
+        together = [a["embedding"] for a in opened.predict(TEXTS)]
+        alone = [opened.predict([t])[0]["embedding"] for t in TEXTS]
+        in_twos = [a["embedding"] for a in opened.predict(TEXTS, batch_size=2)]
     np.testing.assert_allclose(together, alone, atol=1e-6)
     np.testing.assert_allclose(together, in_twos, atol=1e-6)
     assert len({tuple(a) for a in together}) == 3
 
 
 def test_a_fall_back_is_said_aloud(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, document, err = run("predict", "--bundle", str(bundle), *TEXTS, capsys=capsys)
+    code, answers, err = predicted(bundle, *TEXTS, capsys=capsys)
     assert code == 0
-    assert document["engine"] == "onnxruntime-cpu"
-    assert len(document["answers"]) == 3
+    assert [a["engine"] for a in answers] == ["onnxruntime-cpu"] * 3
     assert err.startswith("falling back: tensorrt-rtx-cuda: ")
 
 
@@ -226,11 +239,10 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
     assert main(["check", "--bundle", str(tmp_path)]) == 2
 
 
-@pytest.mark.parametrize("text", ["", "   \n"])
 def test_no_text_is_an_error(
-    text: str, bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    monkeypatch.setattr("sys.stdin", typed(b""))
     code, document, _ = run("predict", "--bundle", str(bundle), capsys=capsys)
     assert (code, document["error"]) == (2, "InputError")
 
@@ -238,10 +250,9 @@ def test_no_text_is_an_error(
 def test_texts_are_read_from_standard_input_one_per_line(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, wanted, _ = run("predict", "--bundle", str(bundle), *TEXTS, capsys=capsys)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
-    _, got, _ = run("predict", "--bundle", str(bundle), capsys=capsys)
-    assert got["answers"] == wanted["answers"]
+    wanted = predicted(bundle, *TEXTS, capsys=capsys)
+    monkeypatch.setattr("sys.stdin", typed("\n".join(TEXTS).encode()))
+    assert predicted(bundle, capsys=capsys) == wanted
 
 
 def test_bench_reports_each_cell_by_stage_with_memory_and_size(
@@ -307,8 +318,8 @@ def test_a_pair_is_read_with_its_text(bundle: Path, capsys: pytest.CaptureFixtur
     with Bundle(bundle) as opened:
         wanted = opened.predict(texts, ["poor", "good"])
         alone = opened.predict(texts)
-    code, got, _ = run("predict", "--bundle", str(bundle), *texts, *pairs, capsys=capsys)
-    assert (code, got["answers"]) == (0, wanted)
+    code, got, _ = predicted(bundle, *texts, *pairs, capsys=capsys)
+    assert (code, [a["embedding"] for a in got]) == (0, [a["embedding"] for a in wanted])
     assert wanted != alone
     code, document, _ = run("predict", "--bundle", str(bundle), *texts, *pairs[:2], capsys=capsys)
     assert (code, document["where"]) == (2, "--pair")
@@ -325,9 +336,8 @@ def test_bench_refuses_a_sequence_longer_than_the_model_takes(
 def test_a_tar_gives_the_same_answers_as_its_folder(
     made: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, wanted, _ = run("predict", "--bundle", str(bundle), *TEXTS, capsys=capsys)
-    _, got, _ = run("predict", "--bundle", str(made / "tiny-1.tar"), *TEXTS, capsys=capsys)
-    assert got["answers"] == wanted["answers"]
+    wanted = predicted(bundle, *TEXTS, capsys=capsys)
+    assert predicted(made / "tiny-1.tar", *TEXTS, capsys=capsys) == wanted
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -362,3 +372,53 @@ def test_a_cut_tar_leaves_nothing_behind(made: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="not a complete tar"):
         unpack(tmp_path / "cut.tar", tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["cut.tar"]
+
+
+def test_three_lines_have_three_answers_whatever_is_in_them(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = "good\u2028film\r\nbad\u0085film\x0cslow\n\nnever again\n".encode()
+    monkeypatch.setattr("sys.stdin", typed(data))
+    code, answers, err = predicted(bundle, "--batch-size", "2", capsys=capsys)
+    assert code == 2
+    assert ["embedding" in a for a in answers] == [True, True, False, True]
+    assert (answers[2]["error"], answers[2]["where"]) == ("InputError", "line 3")
+    assert "1 of 4 texts have no answer" in err
+    monkeypatch.setattr("sys.stdin", typed(data))
+    assert main(["predict", "--bundle", str(bundle)]) == 2
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert [line.startswith("error: line 3") for line in lines] == [False, False, True, False]
+
+
+def test_a_text_that_was_cut_says_so(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answers, err = predicted(bundle, "good film", "good " * 70, capsys=capsys)
+    assert code == 0
+    assert [(a["truncated"], a["tokens"]) for a in answers] == [(False, 4), (True, 72)]
+    assert "1 of 2 texts were cut to the 32 tokens" in err
+    assert "text 2, has 72" in err
+
+
+@pytest.mark.parametrize("data", [b"good\nbad\ncaf\xe9\n", b"good\nbad\n\xed\xa0\x80\n"])
+def test_bytes_that_are_not_utf8_end_it_at_their_line(
+    data: bytes, bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", typed(data))
+    code, answers, _ = predicted(bundle, capsys=capsys)
+    assert (code, ["embedding" in a for a in answers]) == (2, [True, True, False])
+    assert answers[2]["where"] == "line 3"
+
+
+@pytest.mark.parametrize("arguments", [("good", "b\udcff"), ("good", "--pair", "\ud800")])
+def test_an_argument_that_is_no_text_is_named(
+    arguments: tuple[str, ...], bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, (document,), _ = predicted(bundle, *arguments, capsys=capsys)
+    assert (code, document["error"]) == (2, "InputError")
+    assert "lone surrogate" in document["found"]
+
+
+def test_a_tokenizer_the_manifest_does_not_list_is_not_read(bundle: Path) -> None:
+    shutil.copy(bundle / "tokenizer" / "tokenizer.json", bundle / "tokenizer" / "other.json")
+    small_bundle.edited(bundle, lambda m: m["contract"]["tokenizer"].update(file="other.json"))
+    with pytest.raises(BundleError, match=r"tokenizer/other\.json' is used and is not among"):
+        Bundle(bundle)

@@ -34,8 +34,18 @@ class Run:
         assert code == wanted, err
         return out if code == 0 else out + err
 
+    def lines(self, *arguments: str, wanted: int = 0) -> list[Any]:
+        out = self(*arguments, "--json", wanted=wanted)
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
     def json(self, *arguments: str) -> Any:
-        return json.loads(self(*arguments, "--json"))
+        (document,) = self.lines(*arguments)
+        return document
+
+
+def typed(data: bytes) -> io.TextIOWrapper:
+    """Standard input that holds `data`."""
+    return io.TextIOWrapper(io.BytesIO(data))
 
 
 @pytest.fixture
@@ -44,11 +54,10 @@ def run(bundle: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_predict_continues_each_text(run: Run, bundle: Path) -> None:
-    document = run.json("predict", *PROMPTS, "--max-new-tokens", "9")
-    assert document["engine"] == "onnxruntime-cpu"
+    answers = run.lines("predict", *PROMPTS, "--max-new-tokens", "9")
     with Bundle(bundle) as opened:
         wanted = [c.to_json() for c in opened.generate(PROMPTS, Options(max_new_tokens=9))]
-    assert document["answers"] == wanted
+    assert answers == [{**w, "engine": "onnxruntime-cpu"} for w in wanted]
     printed = run("predict", *PROMPTS, "--max-new-tokens", "9")
     assert printed == "".join(f"{w['text']}\n" for w in wanted)
 
@@ -61,14 +70,13 @@ def test_a_text_is_printed_as_it_is_streamed(run: Run) -> None:
 def test_streamed_json_is_a_line_per_token_and_the_whole_at_the_end(run: Run) -> None:
     out = run("predict", PROMPTS[0], "--max-new-tokens", "7", "--stream", "--json")
     *pieces, last = [json.loads(line) for line in out.splitlines()]
-    assert "".join(p["text"] for p in pieces) == last["answers"][0]["text"]
-    assert len(pieces) == last["answers"][0]["tokens"]
+    assert "".join(p["text"] for p in pieces) == last["text"]
+    assert len(pieces) == last["tokens"]
 
 
 def test_options_reach_the_loop(run: Run) -> None:
     def text(*options: str) -> str:
-        answers = run.json("predict", PROMPTS[0], *options)["answers"]
-        return str(answers[0]["text"])
+        return str(run.json("predict", PROMPTS[0], *options)["text"])
 
     greedy = text()
     assert text("--greedy") == greedy
@@ -81,7 +89,7 @@ def test_options_reach_the_loop(run: Run) -> None:
 
 def test_a_conversation_and_a_text_are_different_prompts(run: Run) -> None:
     def tokens(*options: str) -> int:
-        return int(run.json("predict", "hi", *options)["answers"][0]["prompt_tokens"])
+        return int(run.json("predict", "hi", *options)["prompt_tokens"])
 
     assert tokens() < tokens("--chat") < tokens("--chat", "--system", "Be brief.")
 
@@ -91,7 +99,7 @@ def test_lines_of_json_have_options_of_their_own(run: Run, monkeypatch: pytest.M
         {"prompt": "the film", "max_new_tokens": 3},
         {"messages": [{"role": "user", "content": "hi"}], "stop": ["zzz"]},
     ]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, lines))))
+    monkeypatch.setattr("sys.stdin", typed("\n".join(map(json.dumps, lines)).encode()))
     out = run("predict", "--jsonl", "--max-new-tokens", "5")
     made = [json.loads(line) for line in out.splitlines()]
     assert [m["tokens"] for m in made] == [3, 5]
@@ -104,12 +112,32 @@ def test_lines_of_json_have_options_of_their_own(run: Run, monkeypatch: pytest.M
         ('{"text": "a"}', "text was given. Accepted: one of prompt, messages"),
         ('{"prompt": "a", "top_q": 1}', "top_q: no such option.*Maybe you meant top_p"),
         ('{"prompt": ["a"]}', "prompt is list"),
+        ('{"prompt": "\\ud800"}', r"character 1 is the lone surrogate U\+D800"),
+        ("", "line 1: not a JSON object"),
     ],
 )
 def test_a_line_that_cannot_be_read_exits_2(run: Run, line: str, message: str) -> None:
     import re
 
     assert re.search(message, run("predict", "--jsonl", line, wanted=2))
+
+
+def test_a_prompt_that_cannot_be_continued_has_its_error_in_place_and_changes_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the random numbers of those after it, in whichever batch they are."""
+    drawn = ("--temperature", "1.5", "--max-new-tokens", "6")
+    texts = [PROMPTS[0], "good " * 100, PROMPTS[1], PROMPTS[0]]
+    found = []
+    for options in (("--batch-size", "1"), ("--batch-size", "3"), ("--stream",)):
+        monkeypatch.setattr("sys.stdin", typed("\n".join(texts).encode()))
+        got = run.lines("predict", *drawn, *options, wanted=2)
+        ends = [g for g in got if "finish" not in g or "prompt_tokens" in g]
+        assert ends[1]["error"] == "InputError"
+        assert "line 2" in ends[1]["where"]
+        found.append([e["text"] for e in (ends[0], *ends[2:])])
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] != found[0][2]  # the same prompt on another line is drawn anew
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,11 @@ def run(python: Path, bundle: Path, *arguments: str) -> subprocess.CompletedProc
     )
 
 
+def answers(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    """The JSON object of each line."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def test_neither_torch_nor_transformers_nor_this_project_is_there(
     python: Path, bundle: Path
 ) -> None:
@@ -73,7 +79,7 @@ def test_its_answers_are_the_evaluators_bit_for_bit(
     wanted = tasks.answers(contract, values, batch)
     done = run(python, bundle, "-m", "harness", "predict", "--json", *TEXTS)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["answers"] == wanted
+    assert [a["embedding"] for a in answers(done)] == [w["embedding"] for w in wanted]
     assert done.stderr == ""
 
 
@@ -93,8 +99,8 @@ def test_with_onnxruntime_alone_it_falls_back_from_an_engine_says_so_and_answers
     plain = run(python, bundle, "-m", "harness", "predict", "--json", *TEXTS)
     done = run(python, with_engine, "-m", "harness", "predict", "--json", *TEXTS)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["engine"] == "onnxruntime-cpu"
-    assert json.loads(done.stdout)["answers"] == json.loads(plain.stdout)["answers"]
+    assert {a["engine"] for a in answers(done)} == {"onnxruntime-cpu"}
+    assert answers(done) == answers(plain)
     said = "falling back: tensorrt-rtx-cuda: package: tensorrt-rtx and cuda-bindings are not"
     assert done.stderr.startswith(said)
     checked = json.loads(run(python, with_engine, "-m", "harness", "check", "--json").stdout)

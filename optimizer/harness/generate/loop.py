@@ -67,13 +67,16 @@ def generate(
     options: Options | None = None,
     *,
     batch_size: int = BATCH,
+    numbers: Sequence[int] | None = None,
 ) -> list[Completion]:
-    """What follows each prompt, in order. Raises what `stream` raises."""
+    """What follows each prompt, in order. Takes and raises what `stream` does."""
     rows = _prompts(contract, tokenizer, prompts, batch_size)
     texts = [""] * len(rows)
     tokens: list[list[int]] = [[] for _ in rows]
     ends: dict[int, Piece] = {}
-    for piece in _stream(contract, runner, tokenizer, rows, options or Options(), batch_size):
+    for piece in _stream(
+        contract, runner, tokenizer, rows, options or Options(), batch_size, numbers
+    ):
         texts[piece.row] += piece.text
         tokens[piece.row].append(piece.token)
         if piece.finish is not None:
@@ -92,16 +95,18 @@ def stream(
     options: Options | None = None,
     *,
     batch_size: int = BATCH,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Piece]:
     """Pieces as they are made: per step one of each row that is not finished, in order of rows.
 
     prompts: a text, a conversation or token ids each; see text_generation.prompt_ids. They run
     batch_size at a time. The prompts are looked at when this is called, so that nothing starts
-    which cannot be answered.
+    which cannot be answered. numbers: of each prompt among all that are asked for (0, 1, ...
+    where not given): its random numbers follow from this and the seed.
     Raises InputError: no prompts, or one that prompt_ids refuses, by its number.
     """
     rows = _prompts(contract, tokenizer, prompts, batch_size)
-    return _stream(contract, runner, tokenizer, rows, options or Options(), batch_size)
+    return _stream(contract, runner, tokenizer, rows, options or Options(), batch_size, numbers)
 
 
 def _prompts(
@@ -152,6 +157,7 @@ def _stream(
     prompts: list[list[int]],
     options: Options,
     batch_size: int,
+    numbers: Sequence[int] | None,
 ) -> Iterator[Piece]:
     assert contract.generation is not None
     spec = contract.generation
@@ -161,7 +167,8 @@ def _stream(
         frozenset() if options.ignore_eos else frozenset(spec.eos_ids),
         _stop_tokens(tokenizer, options.stop),
     )
-    for numbers in batches(contract, [len(p) for p in prompts], options, batch_size):
+    drawn = range(len(prompts)) if numbers is None else numbers
+    for group in batches(contract, [len(p) for p in prompts], options, batch_size):
         rows = [
             _Row(
                 i,
@@ -169,11 +176,11 @@ def _stream(
                 set(prompts[i]),
                 Detokenizer(tokenizer, prompts[i]),
                 StopFilter(options.stop),
-                np.random.default_rng([options.seed, i]),
+                np.random.default_rng([options.seed, drawn[i]]),
             )
-            for i in numbers
+            for i in group
         ]
-        yield from _batch(contract, runner, [prompts[i] for i in numbers], rows, rules)
+        yield from _batch(contract, runner, [prompts[i] for i in group], rows, rules)
 
 
 def batches(

@@ -3,7 +3,7 @@
     batch   = encode(contract, tokenizer, texts)          arrays the model takes
     outputs = runner.infer(batch)
     values  = decode(contract, outputs, batch)            the array the task is about
-    results = answers(contract, values, batch)            one JSON-able answer per text
+    results = answers(contract, values, batch)            one JSON object per text
 
 decode's array, by task: sentence-embedding (batch, hidden); text-classification (batch, labels)
 logits; token-classification (batch, sequence, labels) logits; feature-extraction (batch,
@@ -72,7 +72,7 @@ def _check_finite(name: str, raw: Array, mask: Array) -> None:
         )
 
 
-def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
-    """One JSON-able answer per text, from decode's array."""
-    made: list[Any] = _TASKS[contract.task].answers(contract, values, batch)
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+    """One JSON object per text, from decode's array: what is in it, the task's file says."""
+    made: list[dict[str, Any]] = _TASKS[contract.task].answers(contract, values, batch)
     return made

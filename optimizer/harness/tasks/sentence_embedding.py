@@ -28,7 +28,7 @@ def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
     return np.ascontiguousarray(pooled)
 
 
-def answers(contract: Contract, values: Array, batch: Batch) -> list[list[float]]:
-    """The embedding of each text as a list of floats."""
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, list[float]]]:
+    """{"embedding": floats} per text."""
     del contract, batch
-    return [[float(x) for x in row] for row in values]
+    return [{"embedding": [float(x) for x in row]} for row in values]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..contract import Contract
 from ..errors import InputError
-from .batch import Array, Batch
+from .batch import Array, Batch, check_text
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -31,6 +31,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     spec = contract.generation
     given: Any = prompt
     if isinstance(prompt, str):
+        check_text(prompt, where)
         ids = list(tokenizer.encode(prompt).ids)
     elif not isinstance(given, Sequence | np.ndarray):
         raise _no_prompt(given, where)
@@ -38,6 +39,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
         from ..generate.chat import render
 
         text = render(contract, tokenizer, [t for t in prompt if isinstance(t, Mapping)], where)
+        check_text(text, where)
         ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
     elif all(isinstance(t, int | np.integer) for t in prompt):
         ids = [int(t) for t in prompt if not isinstance(t, Mapping)]

@@ -1,0 +1,100 @@
+"""Answers as lines: one each, in place, for a person or as JSON; and what is said at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .answering import Answered
+
+SHOWN = 4  # numbers of an embedding that are printed without --json
+
+
+@dataclass(frozen=True)
+class Summary:
+    """texts: how many were answered or refused. cut: those longer than the model reads; longest:
+    the one with the most tokens. failed: those with an error in place of an answer; first: the
+    first of them."""
+
+    texts: int = 0
+    cut: int = 0
+    longest: Answered | None = None
+    failed: int = 0
+    first: Answered | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the first error: some line has no answer."""
+        return 0 if self.first is None or self.first.error is None else self.first.error.exit_code
+
+    @property
+    def lines(self) -> list[str]:
+        """What to say on standard error; nothing when every text was read whole and answered."""
+        said = []
+        if self.longest is not None:
+            said.append(
+                f"{self.cut:,} of {self.texts:,} texts were cut to the {self.longest.kept} tokens "
+                f"that the model reads; the longest, {self.longest.where}, has "
+                f"{self.longest.tokens:,}"
+            )
+        if self.first is not None:
+            said.append(
+                f"{self.failed:,} of {self.texts:,} texts have no answer but an error in its "
+                f"place; the first: {self.first.error}"
+            )
+        return said
+
+
+def write(answers: Iterable[Answered], emit: Callable[[Answered], None]) -> Summary:
+    """Emit each answer as it comes, and sum up."""
+    texts = cut = failed = 0
+    longest: Answered | None = None
+    first: Answered | None = None
+    for answered in answers:
+        emit(answered)
+        texts += 1
+        if answered.truncated:
+            cut += 1
+            if longest is None or (answered.tokens or 0) > (longest.tokens or 0):
+                longest = answered
+        if answered.error is not None:
+            failed += 1
+            first = first or answered
+    return Summary(texts, cut, longest, failed, first)
+
+
+def json_line(answered: Answered, engine: str) -> str:
+    """One JSON object in ASCII, so that nothing in it ends a line anywhere.
+
+    The task's answer with "engine" and, where the model reads a text in one run, "tokens" (how
+    many the text has) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.
+    """
+    if answered.answer is None:
+        return json.dumps({} if answered.error is None else answered.error.as_dict())
+    more: dict[str, Any] = {"engine": engine}
+    if answered.tokens is not None:
+        more |= {"tokens": answered.tokens, "truncated": answered.truncated}
+    return json.dumps({**answered.answer, **more})
+
+
+def text_line(answered: Answered) -> str:
+    """One answer for a person, on one line; a generated text as it is."""
+    answer = answered.answer
+    if answer is None:
+        return f"error: {answered.error}".replace("\n", " ")
+    if "finish" in answer:
+        return str(answer["text"])
+    if "entities" in answer:
+        found = "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
+        return found.replace("\n", " ")
+    if "hidden_states" in answer:
+        rows = answer["hidden_states"]
+        return f"{len(rows)} tokens x {len(rows[0])} numbers (all with --json)"
+    if "embedding" in answer:
+        numbers = answer["embedding"]
+        shown = " ".join(f"{x:.4f}" for x in numbers[:SHOWN])
+        return f"[{shown} ...] {len(numbers)} numbers (all with --json)"
+    value = answer.get("score", answer.get("value"))
+    return f"{answer['label']}  {value:.4f}".replace("\n", " ")
