@@ -2,8 +2,10 @@
 1997, "Monte Carlo arithmetic: exploiting randomness in floating-point arithmetic").
 
 The torch model runs several times. Each time the result of every float operation is moved at
-random by up to one unit roundoff of the arithmetic in question, and the terms of every sum of n by
-up to sqrt(n / 2) of it, which is what summing them one after another in any order does to the sum.
+random by up to one unit roundoff of the arithmetic in question. Summing n terms one after another,
+in any order, adds u^2 / 3 of each partial sum's square to the variance: n^2 / 2 of the terms'
+variance, and n / 3 of the sum's own square where they have a mean. So the terms of every sum are
+moved by up to sqrt(n / 2) roundoffs, and the sum by up to sqrt(n / 3).
 Whatever rounding can do to an output, through whatever layers, is in those runs.
 
 A value that rounding moves across a tie gets the next integer, and the layers behind it multiply
@@ -38,7 +40,6 @@ SUMS = {  # operators that sum: how many terms, and which arguments hold them
     "aten::sum": (0,),
     "aten::mean": (0,),
     "aten::native_layer_norm": (0,),
-    "aten::_softmax": (),
 }
 EXACT = {
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "where", "masked_fill", "embedding"),
@@ -112,8 +113,11 @@ class _Rounding(TorchDispatchMode):
     def _run(self, func: Any, name: str, args: list[Any], kwargs: Any) -> Any:
         for i in SUMS.get(name, ()):
             if isinstance(args[i], Tensor):
-                args[i] = self.moved(args[i], self._arithmetic.sums * _growth(name, args))
+                by = self._arithmetic.sums * math.sqrt(_terms(name, args) / 2)
+                args[i] = self.moved(args[i], by)
         result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and (name in SUMS or name == "aten::_softmax"):
+            result = self._summed(result, _terms(name, args), rows=name == "aten::_softmax")
         short = name.removeprefix("aten::")
         written = [r for r in func._schema.returns if r.alias_info is not None]
         if any(not r.alias_info.is_write for r in written):
@@ -130,6 +134,13 @@ class _Rounding(TorchDispatchMode):
             return (self.moved(result[0], self._arithmetic.unit), *result[1:])
         return result
 
+    def _summed(self, result: Tensor, terms: int, *, rows: bool) -> Tensor:
+        """What sums of so many terms round themselves. rows: one sum divides a whole row."""
+        by = self._arithmetic.sums * math.sqrt(terms / 3)
+        if not rows:
+            return self.moved(result, by)
+        return torch.addcmul(result, result, self.noise(result[..., :1]), value=by)
+
     def _stored(self, name: str, args: list[Any], result: Tensor) -> Tensor:
         if not result.is_floating_point():
             return result
@@ -145,14 +156,14 @@ class _Rounding(TorchDispatchMode):
         return torch.addcmul(result, scale, self.noise(result), value=ULPS * UNIT["fp32"])
 
 
-def _growth(name: str, args: list[Any]) -> float:
-    """How many roundoffs each term of a sum is moved by: sqrt(n / 2)."""
-    first = args[SUMS[name][0]]
+def _terms(name: str, args: list[Any]) -> int:
+    """How many terms a sum has."""
+    first = args[SUMS.get(name, (0,))[0]]
     reduced = first.shape[-1] if first.ndim else 1
     if name in ("aten::sum", "aten::mean"):
         axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else range(first.ndim)
         reduced = math.prod(first.shape[a] for a in axes) if first.ndim else 1
-    return math.sqrt(max(reduced, 1) / 2)
+    return max(int(reduced), 1)
 
 
 def runs(
@@ -234,13 +245,14 @@ def _linears(
     def after(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
         weight = module.weight
         assert isinstance(weight, Tensor)
-        inputs = args[0].norm(dim=-1, keepdim=True)
+        inputs, width = args[0].norm(dim=-1, keepdim=True), weight.shape[1]
         # sum of x_i^2 w_i^2 where neither knows the other; sums move each term by sqrt(n / 2)
         # roundoffs, coarser storage moves each operand by one.
-        terms = inputs * weight.float().norm(dim=1) / math.sqrt(weight.shape[1])
-        by = arithmetic.sums * math.sqrt(weight.shape[1] / 2)
+        terms = inputs * weight.float().norm(dim=1) / math.sqrt(width)
+        by = arithmetic.sums * math.sqrt(width / 2)
         by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
-        result = mode.moved(result + by * terms * mode.noise(result), arithmetic.unit)
+        result = result + by * terms * mode.noise(result)
+        result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
         mode.paused -= 1
         return result
 
