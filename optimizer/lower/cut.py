@@ -237,8 +237,23 @@ def write_quantizers(path: Path, at: Sequence[Edge], out: Path) -> None:
     cut(path, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
 
 
+def apart(at: Sequence[Edge]) -> list[list[Edge]]:
+    """`at` in as few parts as keep every module's output from being an input of the same piece,
+    which would answer for it: linear modules that follow each other directly."""
+    parts: list[list[Edge]] = []
+    for edge in at:
+        for part in parts:
+            read, written = {e.input for e in part}, {e.output for e in part}
+            if edge.output not in read and edge.input not in written:
+                part.append(edge)
+                break
+        else:
+            parts.append([edge])
+    return parts
+
+
 def write_products(path: Path, at: Sequence[Edge], out: Path) -> None:
-    """Piece "products"."""
+    """Piece "products" of modules that are `apart`."""
     given = [t for e in at for t in ((e.integers, e.step) if e.integers else (e.input,)) if t]
     cut(path, list(dict.fromkeys(given)), [e.output for e in at], out)
 

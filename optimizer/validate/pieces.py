@@ -225,25 +225,36 @@ def products(
 ) -> list[Piece]:
     """A Piece for every linear module: of its arithmetic, or of its product where its input stays
     float."""
-    uses = numbered(at)
+    keys = {id(edge): key for edge, key in numbered(at)}
     piece = work / "products.onnx"
-    cut.write_products(model, at, piece)
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
-    with Graph(piece, threads=1, fuse=fuse) as runner:
-        for trace in (t for t in traces if not t.past):
-            given: dict[str, Array] = {}
-            multiplied: dict[Key, roundoff.Floats] = {}
-            for edge, key in uses:
-                arrays, multiplied[key] = _multiplied(
-                    edge, trace.inputs[key], linear(key[0]), runner
-                )
-                given |= arrays
-            out = runner.infer(given)
-            for edge, key in uses:
-                x = multiplied[key]
-                got = out[edge.output].reshape(len(x), -1)
-                worst[edge.module] += _furthest(x, got, linear(key[0]).product)
+    for part in cut.apart(at):
+        cut.write_products(model, part, piece)
+        with Graph(piece, threads=1, fuse=fuse) as runner:
+            for trace in (t for t in traces if not t.past):
+                uses = [(edge, keys[id(edge)]) for edge in part]
+                for module, far in _multiply(runner, uses, trace, linear):
+                    worst[module] += far
     return [_product_piece(module, far, linear(module)) for module, far in worst.items()]
+
+
+def _multiply(
+    runner: OrtRunner,
+    uses: Sequence[tuple[Edge, Key]],
+    trace: Trace,
+    linear: Callable[[str], Linear],
+) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
+    """(module, its furthest elements) of each use."""
+    given: dict[str, Array] = {}
+    multiplied: dict[Key, roundoff.Floats] = {}
+    for edge, key in uses:
+        arrays, multiplied[key] = _multiplied(edge, trace.inputs[key], linear(key[0]), runner)
+        given |= arrays
+    out = runner.infer(given)
+    for edge, key in uses:
+        x = multiplied[key]
+        got = out[edge.output].reshape(len(x), -1)
+        yield key[0], _furthest(x, got, linear(key[0]).product)
 
 
 def _multiplied(
