@@ -3,7 +3,7 @@
 Writes model.onnx (and model.onnx.data, see onnx_file.py) and names.json (see names.py). The
 model is traced without its weights, which are streamed from the checkpoint into the file; the
 file is then paired with the checkpoint by value, and run against the torch model on several
-shapes, padding included; a difference above TOLERANCE is a LedgerError.
+shapes, padding included; a difference above check.ANOTHER is a LedgerError.
 """
 
 from __future__ import annotations
