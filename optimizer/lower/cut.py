@@ -31,22 +31,11 @@ from onnx_ir.passes.common import ShapeInferencePass
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
-from optimizer.lower import ort_pack
+from optimizer.lower import norm_epsilons, ort_pack
 from optimizer.lower.qdq import codes_name, read_back, scale_name
 
 PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
-# Operators a lowering puts between a module's input and its product; operand 0 is the data.
-CODING = (
-    "DequantizeLinear",
-    "QuantizeLinear",
-    "Mul",
-    "Sub",
-    "Add",
-    "Reshape",
-    "Cast",
-    "Identity",
-    "Unsqueeze",
-)
+LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in another shape
 
 
 # ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
@@ -95,21 +84,23 @@ class Facts:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    epsilons: dict[str, float]  # module of each LayerNormalization -> its epsilon
+    epsilons: dict[str, tuple[float, ...]]  # {module: of each of its norms}
+    gelus: dict[str, str]  # {module: "none" (erf) or "tanh"} of each Gelu
     by_column: bool = False
 
 
 def facts(path: Path) -> Facts:
     """Read the graph at `path`; its weights stay on disk."""
     graph = onnx_file.load(path).graph
-    epsilons = {}
-    for node in graph:
-        if node.op_type == "LayerNormalization":
-            found = node.attributes.get("epsilon")
-            epsilons[module_of(node)] = found.as_float() if found is not None else 1e-5
     inputs = tuple(str(v.name) for v in graph.inputs)
     by_column = any(n.op_type == "GroupQueryAttention" for n in graph)
-    return Facts(inputs, tuple(str(v.name) for v in graph.outputs), epsilons, by_column)
+    outputs = tuple(str(v.name) for v in graph.outputs)
+    gelus = {
+        module_of(n): n.attributes.get_string("approximate", "none")
+        for n in graph
+        if n.op_type == "Gelu"
+    }
+    return Facts(inputs, outputs, norm_epsilons.epsilons(graph), gelus, by_column)
 
 
 def opened(path: Path, shapes: bool = False) -> ir.Model:
@@ -184,12 +175,13 @@ def _leaving(product: ir.Node) -> ir.Value:
 
 
 def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
-    """Go back from the product through what codes its input, to the float tensor it reads."""
+    """Go back from the product through what a lowering put before it, to the float tensor that is
+    read. Operand 0 is the data."""
     value = product.inputs[0]
     assert value is not None
     while value not in leaving:
         node = value.producer()
-        if node is None or node.op_type not in CODING or not _owner(node, modules):
+        if node is None or not _owner(node, modules) or not node.inputs:
             break
         before = node.inputs[0]
         assert before is not None
@@ -198,18 +190,22 @@ def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]
 
 
 def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int]:
-    """(integers, step, integers_rank) of an Edge: what QuantizeLinear gives between `entering` and
-    the product."""
+    """(integers, step, integers_rank) of an Edge: the integers that are multiplied or dequantized,
+    so that what is done to them after QuantizeLinear belongs to the quantizer."""
     value = product.inputs[0]
+    integers = value if product.op_type == "MatMulInteger" else None
     while value is not None and value is not entering:
         node = value.producer()
-        if node is None:
+        if node is None or not node.inputs:
             break
         if node.op_type == "QuantizeLinear":
-            step = node.inputs[1]
+            step, integers = node.inputs[1], integers or node.outputs[0]
             assert step is not None
             name = "" if step.is_initializer() else str(step.name)
-            return str(node.outputs[0].name), name, _rank(node.inputs[0])
+            return str(integers.name), name, _rank(node.inputs[0])
+        moved = value is integers and node.op_type in LAYOUT
+        if node.op_type == "DequantizeLinear" or moved:
+            integers = node.inputs[0]
         value = node.inputs[0]
     return "", "", 0
 
@@ -277,6 +273,12 @@ def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
             raise OptimizeError(f"no initializer {name!r}", where=str(path))
         made[name] = value.const_value.numpy()
     return made
+
+
+def initializers_among(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    """The values of those initializers that the graph has."""
+    held = opened(path).graph.initializers
+    return initializers(path, [name for name in names if name in held])
 
 
 def float_weights(path: Path, modules: Collection[str]) -> list[str]:
@@ -374,7 +376,7 @@ def codings(path: Path, modules: Collection[str]) -> dict[str, Coding]:
         scale = zero = None
         offset = 0.0
         step = node.inputs[0].producer() if node.inputs[0] is not None else None
-        while step is not None and step.op_type in CODING and _owner(step, modules):
+        while step is not None and step.inputs and _owner(step, modules):
             if step.op_type == "QuantizeLinear":
                 scale = _constant(step.inputs[1])
                 zero = _constant(step.inputs[2]) if len(step.inputs) > 2 else 0.0

@@ -43,6 +43,7 @@ class CorrectRuns:
     def __init__(self, materials: Materials) -> None:
         self._m = materials
         self._made: dict[tuple[str, Arithmetic | str], list[list[dict[str, Array]]]] = {}
+        self._between: dict[tuple[str, str], dict[str, float]] = {}
 
     @cached_property
     def batches(self) -> list[int]:
@@ -129,6 +130,11 @@ class CorrectRuns:
     def between(self, kind: str, precision: str) -> dict[str, float]:
         """{"<module>:input:<use>" or output: limit} of what lies between linear modules, these
         answering exactly what the traces say."""
+        if (kind, precision) not in self._between:
+            self._between[kind, precision] = self._between_limits(kind, precision)
+        return self._between[kind, precision]
+
+    def _between_limits(self, kind: str, precision: str) -> dict[str, float]:
         samples = [s for s in self._samples(kind) if not s.past]
         traces = [s.trace for s in samples]
         arithmetic = self.arithmetic(precision)

@@ -1,4 +1,4 @@
-"""What a graph must hold to the bit: names, parameters, integers, scales, biases and epsilons, each
+"""What a graph must hold to the bit: names, parameters, integers, scales and biases, each
 function Materials, path -> what is wrong, with the checkpoint's names."""
 
 from __future__ import annotations
@@ -6,15 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from optimizer.lower import cut
-from optimizer.validate import linears
+from optimizer.validate import constant_laws, linears
 from optimizer.validate.materials import Materials
 
 
 def interface(m: Materials, path: Path) -> list[str]:
-    """Input and output names, and each LayerNorm's epsilon: too small for outputs to show."""
+    """Input and output names, and the constants of constant_laws.py."""
     facts = cut.facts(path)
     wanted = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
@@ -22,15 +21,7 @@ def interface(m: Materials, path: Path) -> list[str]:
         problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
     if set(m.compared) - set(facts.outputs):
         problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.compared}")
-    epsilons = {
-        name: module.eps
-        for name, module in m.float_model.named_modules()
-        if isinstance(module, nn.LayerNorm)
-    }
-    for name, epsilon in facts.epsilons.items():
-        if name in epsilons and not np.isclose(epsilon, epsilons[name], rtol=1e-6, atol=0):
-            problems.append(f"{name}: epsilon is {epsilon:.3g}, torch's is {epsilons[name]:.3g}")
-    return problems
+    return problems + constant_laws.constants(m, path, facts)
 
 
 def parameters(m: Materials, path: Path) -> list[str]:

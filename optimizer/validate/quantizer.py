@@ -195,6 +195,7 @@ def probes(q: Quantizer, width: int) -> NDArray[np.float32]:
         rows = -(-len(ties) // max(width - 1, 1))
         values = np.resize(ties, rows * (width - 1)).reshape(rows, -1)
         t = np.concatenate([np.full((rows, 1), 127.0), values], 1)
+        t = np.concatenate([t, -t])  # the largest magnitude of a row may be negative
         step, offset = 1.0, 0.0
     else:
         far = 4.0 * (q.high - q.low)

@@ -15,7 +15,7 @@ from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import Recipe, Validation
+from optimizer.recipe import Recipe, Shapes, TensorRTTarget, Validation
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
 
@@ -135,3 +135,18 @@ def make(root: Path, made: Recipe, exported: Run | None = None) -> Run:
     LOWER.run(target, source, state, graph, out=model)
     BUILD.run(target, model, out=engine)
     return run
+
+
+def for_tensorrt(run: Run, root: Path) -> Run:
+    """The run lowered and built for TensorRT-RTX instead, its engine not opened."""
+    copy = run.copy(root)
+    shapes = Shapes(sequence=(4, 16, 64))
+    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32", shapes=shapes)
+    copy = replace(copy, section=copy.section.model_copy(update={"target": target}))
+    for name in ("model", "engine"):
+        shutil.rmtree(copy.folder(name))
+        copy.folder(name).mkdir()
+    source, state, graph, model = (copy.folder(f) for f in ("source", "state", "graph", "model"))
+    LOWER.run(target, source, state, graph, out=model)
+    BUILD.run(target, model, out=copy.folder("engine"))
+    return copy

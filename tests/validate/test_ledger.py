@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from optimizer.build.stage import STAGE as BUILD
 from optimizer.errors import LedgerError
 from optimizer.lower import cut
-from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import Shapes, TensorRTTarget
 from optimizer.validate import ledger
 from optimizer.validate.hops import Entry
 from tests.conftest import write_tiny_bert
 from tests.validate.mutations import OUTPUT, values
-from tests.validate.runs import SCHEMES, Run, make, recipe
+from tests.validate.runs import SCHEMES, Run, for_tensorrt, make, recipe
 
 HOPS = [hop.__name__ for hop in ledger.HOPS]
 
@@ -79,21 +74,6 @@ def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_pa
     values("model", f"{OUTPUT}/input_offset", lambda x: 0 * x)(run)
     entry = next(e for e in ledger.run(run.materials()) if e.hop == "lower")
     assert any(OUTPUT in p for p in entry.problems)
-
-
-def for_tensorrt(run: Run, root: Path) -> Run:
-    """The run lowered and built for TensorRT-RTX instead, its engine not opened."""
-    copy = run.copy(root)
-    shapes = Shapes(sequence=(4, 16, 64))
-    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32", shapes=shapes)
-    copy = replace(copy, section=copy.section.model_copy(update={"target": target}))
-    for name in ("model", "engine"):
-        shutil.rmtree(copy.folder(name))
-        copy.folder(name).mkdir()
-    source, state, graph, model = (copy.folder(f) for f in ("source", "state", "graph", "model"))
-    LOWER.run(target, source, state, graph, out=model)
-    BUILD.run(target, model, out=copy.folder("engine"))
-    return copy
 
 
 def test_a_hop_that_cannot_be_carried_out_is_a_hop_that_failed(
