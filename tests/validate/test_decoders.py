@@ -26,6 +26,7 @@ from optimizer.validate.rounding_limits import Rounding
 from tests.conftest import heavy_tailed
 from tests.validate import decoder_mutations as d
 from tests.validate import mutations as m
+from tests.validate import subtle_faults as s
 from tests.validate.decoder_mutations import DOWN, KEY, TABLE, VALUE
 from tests.validate.decoder_runs import SCHEMES
 from tests.validate.runs import Run
@@ -204,6 +205,45 @@ def test_a_fault_of_the_values_in_a_graph_is_caught_at_its_hop(
     run = decoder_runs["rtn"].copy(tmp_path)
     edit(run)
     caught(damaged(clean["rtn"], run), hop)
+
+
+# fault: (the part of the model that must be named, edit, [(scheme, folder)])
+FLOAT, LOWERED, FUSED = ("rtn", "graph"), ("rtn", "model"), ("fused", "model")
+SUBTLE: dict[str, tuple[str, s.Change, list[tuple[str, str]]]] = {
+    "one RMS norm's epsilon": (s.LLAMA_NORM, s.rms_epsilon, [FLOAT, LOWERED, FUSED]),
+    "scores scaled by 1/sqrt(d + 1)": (
+        s.LLAMA_CONTEXT, s.scores_scaled_for_one_more(f"{s.LLAMA}.self_attn"),
+        [FLOAT, LOWERED, FUSED]),
+    "one padded column seen": (
+        "model.layers.0.self_attn.o_proj", s.one_padded_column_seen(left=True), [FLOAT, FUSED]),
+    "one frequency": ("inv_freq", s.one_frequency(7), [FLOAT, LOWERED]),
+    "one frequency of the tables": ("inv_freq", s.one_angle, [FUSED]),
+    "the frequencies of one head": (
+        s.LLAMA_CONTEXT, s.frequencies_of_one_head, [FLOAT, LOWERED]),
+    "gate and up swapped": (s.LLAMA_DOWN, s.gate_and_up_swapped, [FLOAT, LOWERED, FUSED]),
+    "one group's scale": (s.LLAMA_DOWN, s.scale_of_one_group(s.LLAMA_DOWN), [LOWERED, FUSED]),
+    "the largest for the largest magnitude": (
+        s.LLAMA_DOWN, s.largest_for_largest_magnitude(s.LLAMA_DOWN), [("token", "model")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "scheme", "folder"),
+    [(fault, *where) for fault, (_, _, some) in SUBTLE.items() for where in some],
+)
+def test_a_subtle_fault_of_a_decoders_graph_is_caught_at_its_hop_and_named(
+    decoder_runs: dict[str, Run],
+    clean: dict[str, Materials],
+    tmp_path: Path,
+    fault: str,
+    scheme: str,
+    folder: str,
+) -> None:
+    part, change, _ = SUBTLE[fault]
+    run = decoder_runs[scheme].copy(tmp_path)
+    m.edit_onnx(folder, change)(run)
+    entry = caught(damaged(clean[scheme], run), "export" if folder == "graph" else "lower")
+    assert part in entry.problems[0]
 
 
 Arrays = Mapping[str, Any]
