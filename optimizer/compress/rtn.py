@@ -47,6 +47,13 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     return quantize(weight, scale, zero_point, scheme)
 
 
+def candidates(weight: Tensor, scheme: Scheme) -> Tensor:
+    """(shrinks, *the scale's shape): what each scale of `rtn` is chosen from."""
+    full, _ = absmax_scale(weight, scheme)
+    shrinks = (1.0,) if scheme.bits == 8 else SHRINKS
+    return torch.stack([to_scale_grid(full * shrink) for shrink in shrinks])
+
+
 def centred_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
     """Where an asymmetric scheme's shrunken window sits: centred on that of the whole range."""
     if scheme.symmetric:

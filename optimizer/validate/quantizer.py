@@ -107,28 +107,39 @@ def reference(x: Array, q: Quantizer) -> Reference:
         centred = scaled - q.offset
         t = centred / step
         size = np.abs(scaled) * has_factor + np.abs(centred) * (1 + has_offset)
-        delta = q.unit * size / step * np.where(_exact(x, q), 0.0, 1.0)
+        delta = q.unit * size / step
+    delta = np.where(_exact(x, q), 0.0, delta)
     real = t + q.zero_point
     integers = np.clip(np.rint(t) + q.zero_point, q.low, q.high).astype(np.int64)
     return Reference(real, delta, integers, step)
 
 
+EXACT_IN = {UNIT["fp32"]: np.float32, UNIT["fp16"]: np.float16}
+
+
 def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
-    """Where every float32 operation of a static quantizer gives its exact result."""
-    assert q.step is not None
-    if q.unit != UNIT["fp32"]:
+    """Where every operation in the type of that unit roundoff gives its exact result."""
+    kind = EXACT_IN.get(q.unit)
+    if kind is None:
         return np.zeros(x.shape, bool)
-    same = np.ones(x.shape, bool)
-    x = x.astype(np.float32)  # of float16 values exact as well
+    same = x.astype(kind) == x
+    x = x.astype(kind)
     scaled = x
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if q.factor is not None:
-            scaled = x * q.factor.astype(np.float32)
+            scaled = x * q.factor.astype(kind)
             same &= x.astype(np.float64) * q.factor.astype(np.float64) == scaled
-        centred = scaled - np.float32(q.offset)
+        if q.step is None:
+            largest = np.abs(scaled).max(1, keepdims=True)
+            step = largest / kind(127)
+            same = same & (step.astype(np.float64) * 127 == largest) & (step > 0)
+        else:
+            step = np.full((len(x), 1), q.step, kind)
+            same = same & (step == q.step)
+        centred = scaled - kind(q.offset)
         same &= scaled.astype(np.float64) - q.offset == centred
-        t = centred / np.float32(q.step)
-        return np.asarray(same & (t.astype(np.float64) * q.step == centred))
+        t = centred / step
+        return np.asarray(same & (t.astype(np.float64) * step == centred))
 
 
 def judge(integers: Array, wanted: Reference, q: Quantizer, count_flips: bool = True) -> Judgement:

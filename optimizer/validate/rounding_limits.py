@@ -36,12 +36,14 @@ GRID = (1 - UNIT["bf16"]) ** -2
 @dataclass(frozen=True)
 class Rounding:
     """nearest: no integer lies beside the nearest one. scale: (least, most). learned: in LEARNED.
-    gains: see the module's docstring, in units of the mean magnitude."""
+    gains: see the module's docstring, in units of the mean magnitude. listed: every scale is one of
+    rtn.candidates, to the bit."""
 
     nearest: bool
     scale: tuple[float, float]
     learned: bool = False
     gains: float = 0.0
+    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ SCREEN = Screen()
 
 def nearest(bits: int) -> Rounding:
     """Round to nearest by itself."""
-    return Rounding(True, (1.0 if bits == 8 else min(SHRINKS), 1.0))
+    return Rounding(True, (1.0 if bits == 8 else min(SHRINKS), 1.0), listed=True)
 
 
 def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
@@ -89,4 +91,5 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
     factor = math.exp(moved)
     learned = bool(LEARNED & set(methods))
     plain = not ({"gptq"} & set(methods)) and not learned
-    return Rounding(plain, (least / factor, most * factor), learned, gains)
+    listed = plain and "awq" not in quantize.transforms
+    return Rounding(plain, (least / factor, most * factor), learned, gains, listed)

@@ -3,11 +3,11 @@ what the recipe's budget allows, so a fault smaller than the budget would hide b
 do not depend on the budget.
 
  1. weights   no weight inside the integers' range lies further than half a step from its integer,
-              where the method rounds to nearest; no scale is wider than its group needs, or
-              narrower, beyond what the method may choose (rounding_limits.py). Where it does not
-              round to nearest, a group, row or module that holds oddly much or little of its float
-              weight, <W, Q> / <W, W>, and one whose low bits look lost, is suspected
-              (resampled.py)
+              where the method rounds to nearest, and every scale is one that it chooses from; no
+              scale is wider than its group needs, or narrower, beyond what the method may choose
+              (rounding_limits.py). Where it does not round to nearest, a group, row or module that
+              holds oddly much or little of its float weight, <W, Q> / <W, W>, and one whose low
+              bits look lost, is suspected (resampled.py)
  2. others    every parameter that is replaced is one a method may replace
  3. gains     a learned norm weight lies as near to where folding alone puts it as its steps
               allow
@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from optimizer.compress.rtn import candidates
 from optimizer.load.families import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
 from optimizer.state import CompressedState
@@ -73,6 +74,11 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
         if float(error.max()) > HALF_STEP:
             row, group = divmod(int(error.argmax()), error.shape[1])
             return f"row {row} group {group} is {float(error.max()):.4f} steps away, not 0.5"
+    if rounding.listed:
+        other = ~(candidates(value, q.scheme) == q.scale).any(0)
+        if bool(other.any()):
+            row, group = divmod(int(other.int().argmax()), other.shape[1])
+            return f"row {row} group {group} has a scale that round to nearest does not choose from"
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:

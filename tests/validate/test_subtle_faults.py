@@ -126,6 +126,7 @@ def one_hundredth_more(values: torch.Tensor) -> torch.Tensor:
 STATES: dict[str, tuple[str, str, str, m.Edit]] = {
     "one channel's scale a step wider": (
         "static", "compress", DENSE, m.weight(DENSE, a_step_wider)),
+    "one group's scale a step wider": ("w4", "compress", DENSE, m.weight(DENSE, a_step_wider)),
     "two rows swapped": ("static", "compress", QUERY, m.weight(QUERY, rows_swapped)),
     "two rows of groups swapped": ("w4", "compress", QUERY, m.weight(QUERY, rows_swapped)),
     "a neighbour's range": (
