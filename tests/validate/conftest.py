@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from optimizer.validate import ledger
+from optimizer.validate.materials import Materials
 from tests.conftest import sentences
 from tests.validate import decoder_runs as decoders
-from tests.validate.runs import SCHEMES, Run, balanced, label, make, recipe
+from tests.validate.runs import SCHEMES, Run, balanced, for_tensorrt, label, make, recipe
 
 SAME_GRAPH = ("token", "w8", "w4")  # nothing is folded into the float graph: one export serves all
 
@@ -25,6 +29,29 @@ def runs(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         exported = made["static"] if name in SAME_GRAPH else None
         made[name] = make(root / name, wanted, exported)
     return made
+
+
+@pytest.fixture(scope="session")
+def proven(
+    runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Materials]:
+    """scheme, or "tensorrt" for the static one in that dialect -> Materials that hold at every hop.
+
+    What torch computes from them is computed once: see `damaged`.
+    """
+
+    @cache
+    def prove(scheme: str) -> Materials:
+        if scheme == "tensorrt":
+            run = for_tensorrt(runs["static"], tmp_path_factory.mktemp(scheme))
+        else:
+            run = runs[scheme]
+        materials = run.materials()
+        entries = ledger.run(materials)
+        assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
+        return materials
+
+    return prove
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,21 @@ def make(root: Path, made: Recipe, exported: Run | None = None) -> Run:
     LOWER.run(target, source, state, graph, out=model)
     BUILD.run(target, model, out=engine)
     return run
+
+
+def damaged(clean: Materials, root: Path, edit: Callable[[Run], None]) -> Materials:
+    """As `clean`, with a graph, a lowered model and an engine of its own, which `edit` changed.
+
+    The hops before `export` read none of them.
+    """
+    made = copy.copy(clean)
+    for name in ("graph", "model", "engine"):
+        shutil.copytree(getattr(clean, name), root / name)
+        setattr(made, name, root / name)
+    edit(Run(root, clean.section))
+    for name in ("lowered_outputs", "names", "lowering", "inspected"):
+        made.__dict__.pop(name, None)
+    return made
 
 
 def for_tensorrt(run: Run, root: Path) -> Run:

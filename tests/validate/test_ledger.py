@@ -35,7 +35,7 @@ def test_a_clean_classifier_raises_nothing(classifier_run: Run) -> None:
 
 @pytest.mark.parametrize("seed", [11, 12])
 def test_other_clean_models_raise_nothing(tmp_path: Path, seed: int) -> None:
-    model = write_tiny_bert(tmp_path / "model", layers=3, seed=seed)
+    model = write_tiny_bert(tmp_path / "model", layers=1, seed=seed)
     wanted = recipe(str(model), tmp_path, SCHEMES["static"], "sentence-embedding")
     assert_clean(ledger.run(make(tmp_path / "run", wanted).materials()))
 
