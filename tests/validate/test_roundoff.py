@@ -38,14 +38,17 @@ def one_after_another(terms: Any, order: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_float32_sums_in_any_order_stay_inside(seed: int) -> None:
+def test_float32_sums_in_any_order_stay_inside_and_not_far(seed: int) -> None:
+    """Of all elements in all orders the worst comes within a hundredth of its bound."""
     x, weight, bias = drawn(seed)
     order = np.random.default_rng(seed).permutation(INPUTS)
     by_size = np.argsort(-np.abs(x).sum(0))
     terms = x[:, None] * weight[None]
-    for chosen in (np.arange(INPUTS), order, by_size, by_size[::-1]):
-        found = one_after_another(terms, chosen) + bias
-        assert ratios(found, x, Product(weight, bias, "fp32")).max() <= 1
+    worst = [
+        ratios(one_after_another(terms, o) + bias, x, Product(weight, bias, "fp32")).max()
+        for o in (np.arange(INPUTS), order, by_size, by_size[::-1])
+    ]
+    assert 0.01 < max(worst) <= 1
 
 
 def test_operands_and_results_in_float16_stay_inside() -> None:
