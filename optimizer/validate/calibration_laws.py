@@ -101,14 +101,15 @@ class Ranges:
         moved = []
         for module, histogram in self._seen[COMMON].items():
             own, usual = self._choose(histogram), self._choose(self._seen[FLOAT][module])
-            # What a bin of the histogram, or a step of the integers, cannot tell apart is nothing.
-            moved.append(max(_apart(usual, own), histogram.width / _width(own) + 1 / 255))
-        limit = upper_bound(moved, len(moved), len(moved), 1 / 255)
+            moved.append(max(_apart(usual, own), _resolution(histogram, own)))
+        bound = upper_bound(moved, len(moved), len(moved), 1 / 255)
         wrong = []
         for module in self.modules:
             kept = self._state.ranges[f"{module}:input"]
             wanted = self._choose(self._seen[FINISHED][module])
             far = _apart(kept, wanted)
+            # Where nothing moved, two ranges of one distribution still differ by this.
+            limit = bound + _resolution(self._seen[FINISHED][module], wanted)
             if not far <= limit:
                 shown = breach(far, limit)
                 message = (
@@ -119,6 +120,12 @@ class Ranges:
                 )
                 wrong.append((far, message))
         return [message for _, message in sorted(wrong, reverse=True)]
+
+
+def _resolution(histogram: Histogram, chosen: Range) -> float:
+    """What a bin of the histogram and a step of the integers cannot tell apart, as a share of the
+    range's width."""
+    return histogram.width / _width(chosen) + 1 / 255
 
 
 def _width(covered: Range) -> float:

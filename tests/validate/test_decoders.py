@@ -217,7 +217,7 @@ SUBTLE: dict[str, tuple[str, s.Change, list[tuple[str, str]]]] = {
         s.LLAMA_CONTEXT, s.scores_scaled_for_one_more(f"{s.LLAMA}.self_attn"),
         [FLOAT, LOWERED, FUSED]),
     "one padded column seen": (
-        "model.layers.0.self_attn.o_proj", s.one_padded_column_seen(left=True), [FLOAT, FUSED]),
+        "self_attn.o_proj", s.one_padded_column_seen(left=True), [FLOAT, FUSED]),
     "one frequency": ("inv_freq", s.one_frequency(7), [FLOAT, LOWERED]),
     "one frequency of the tables": ("inv_freq", s.one_angle, [FUSED]),
     "the frequencies of one head": (

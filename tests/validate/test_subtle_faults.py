@@ -53,8 +53,8 @@ BOTH: dict[str, tuple[str, s.Change]] = {
     "two heads swapped": (
         CONTEXT, s.two_heads_swapped(f"{s.BLOCK}.attention.self/Transpose:0")),
     "one padded column seen": (
-        "encoder.layer.0.attention.output.dense", s.one_padded_column_seen(left=False)),
-    "positions off by one": ("encoder.layer.0.attention.self.query", s.positions_off_by_one),
+        "attention.output.dense:input", s.one_padded_column_seen(left=False)),
+    "positions off by one": ("encoder.layer.0.attention.self", s.positions_off_by_one),
 }  # fmt: skip
 CASES = [
     *((name, "model", dialect) for name, (_, _, some) in LOWERED.items() for dialect in some),
