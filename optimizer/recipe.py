@@ -135,8 +135,22 @@ class Latency(Section):
     must_beat_float: bool = True
 
 
+class EvaluationSet(Section):
+    """Further rows to judge on: see validate/evaluation.py."""
+
+    data: DataSpec
+    report_only: bool = Field(
+        False, description="the difference on it is reported, and no gate follows from it"
+    )
+
+
 class Validate(Section):
     data: DataSpec
+    also: dict[Name, EvaluationSet] = Field(
+        default_factory=dict,
+        description="further evaluation sets by name, judged like `data`, by the same metric and "
+        "margin, each with gates of its own",
+    )
     train: DataSpec | None = Field(None, description="probe_accuracy: the rows the probe is fit on")
     metric: Metric
     max_drop: float = Field(
@@ -171,23 +185,26 @@ def _check_metric(task: Task, asked: Validate) -> None:
         raise ValueError(
             f"metric {metric} has no meaning for task {task}; accepted: {', '.join(known)}"
         )
-    columns = asked.data.columns
-    if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
-        ways = " or ".join(" and ".join(way) for way in known[metric])
-        raise ValueError(
-            f"metric {metric} needs a column for {ways} in data.columns, which has "
-            f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
-        )
+    sets = {"data": asked.data, **{f"also.{n}.data": s.data for n, s in asked.also.items()}}
+    for where, spec in sets.items():
+        columns = spec.columns
+        if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
+            ways = " or ".join(" and ".join(way) for way in known[metric])
+            raise ValueError(
+                f"metric {metric} needs a column for {ways} in {where}.columns, which has "
+                f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
+            )
     if metric != "probe_accuracy":
         return
     if asked.train is None or "label" not in asked.train.columns:
         what = "a train block" if asked.train is None else "a column for label in train.columns"
         raise ValueError(f"metric probe_accuracy fits a classifier on train rows: it needs {what}")
-    if asked.train.labels and asked.data.labels and asked.train.labels != asked.data.labels:
-        raise ValueError(
-            f"data.labels {list(asked.data.labels)} and train.labels {list(asked.train.labels)} "
-            "differ, so an id means one thing to the probe and another where it is judged"
-        )
+    for where, spec in sets.items():
+        if asked.train.labels and spec.labels and asked.train.labels != spec.labels:
+            raise ValueError(
+                f"{where}.labels {list(spec.labels)} and train.labels {list(asked.train.labels)} "
+                "differ, so an id means one thing to the probe and another where it is judged"
+            )
 
 
 class Package(Section):

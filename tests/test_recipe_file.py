@@ -34,6 +34,38 @@ def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
     return recipe_file.read(file, overrides)
 
 
+ALSO = "  metric: cosine\n  also: {{novels: {{data: {data}, report_only: true}}}}"
+
+
+def test_further_evaluation_sets_are_read_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "novels.yaml").write_text("{source: text, files: [c.txt]}")
+    text = GOOD.replace("  metric: cosine", ALSO.format(data="novels.yaml"))
+    (novels,) = read(tmp_path, text).validate_.also.values()
+    assert (novels.data.files, novels.report_only) == (("c.txt",), True)
+    assert novels.data.base == str(tmp_path.resolve())
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        ("{source: text, fils: []}", "", r"validate\.also\.novels\.data\.fils: unknown key; did"),
+        (
+            "{source: text, files: [c.txt]}, report: true",
+            "",
+            r"novels\.report: unknown key.*report_",
+        ),
+        ("{source: text}", "metric: retrieval", r"in also\.novels\.data\.columns, which has text"),
+    ],
+)
+def test_a_wrong_further_set_is_named(tmp_path: Path, data: str, more: str, message: str) -> None:
+    text = GOOD.replace("  metric: cosine", ALSO.format(data=data))
+    if more:
+        text = text.replace("metric: cosine", more)
+        text = text.replace("[b.txt]}", "[b.txt], columns: {text: t, label: l}}")
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text)
+
+
 def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     r = read(tmp_path, GOOD)
     assert r.quantize.rounders == ("rtn",)
