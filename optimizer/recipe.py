@@ -6,6 +6,7 @@ YAML; `schema()` is the JSON schema for editors.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -122,7 +123,16 @@ class Latency(Section):
     batch: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     sequence: tuple[Annotated[int, Field(ge=2)], ...] = (128,)
     iterations: int = Field(
-        40, ge=5, description="timed runs per cell of the batch x sequence grid"
+        40,
+        ge=5,
+        description="timed runs per cell of the batch x sequence grid, at least: timing goes on "
+        "until the speed gates are decided, or max_seconds are spent",
+    )
+    max_seconds: float = Field(
+        300,
+        ge=0,
+        description="of timing one target, that no further runs are begun beyond; 0: `iterations` "
+        "runs and no more",
     )
     new_tokens: int = Field(
         32, ge=2, description="text-generation: tokens generated after each prompt"
@@ -207,6 +217,24 @@ def _check_metric(task: Task, asked: Validate) -> None:
             )
 
 
+def _check_timing(task: Task, asked: Latency) -> None:
+    """Raise ValueError when so few runs can decide a speed gate whatever they measure."""
+    from optimizer.harness.bench import fewest  # here: a recipe without it is read faster
+
+    if asked.max_seconds > 0:
+        return
+    steps = asked.new_tokens - 1 if task == "text-generation" else 1
+    wanted = {"must_beat_float": fewest(50) if asked.must_beat_float else 0}
+    wanted["p99_ms"] = 0 if asked.p99_ms is None else math.ceil(fewest(99) / steps)
+    for gate, runs in wanted.items():
+        if asked.iterations < runs:
+            raise ValueError(
+                f"latency.iterations: {asked.iterations} with max_seconds: 0 can never decide "
+                f"{gate}, which takes {runs} runs at least; set iterations: {runs} or more, or "
+                "leave max_seconds out, so that timing goes on until it is decided"
+            )
+
+
 class Package(Section):
     formats: tuple[Literal["compressed-tensors"], ...] = Field(
         (),
@@ -284,6 +312,7 @@ class Recipe(Section):
     def _metric_suits_the_task(cls, asked: Validate, info: ValidationInfo) -> Validate:
         if "model" in info.data:
             _check_metric(info.data["model"].task, asked)
+            _check_timing(info.data["model"].task, asked.latency)
         return asked
 
     @model_validator(mode="after")

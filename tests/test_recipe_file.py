@@ -34,6 +34,27 @@ def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
     return recipe_file.read(file, overrides)
 
 
+@pytest.mark.parametrize(
+    ("latency", "message"),
+    [
+        ("iterations: 5, max_seconds: 0", r"can never decide must_beat_float.* iterations: 6"),
+        ("iterations: 40, max_seconds: 0, p99_ms: 9", r"never decide p99_ms, which takes 368 runs"),
+        ("iterations: 5", ""),
+        ("iterations: 5, max_seconds: 0, must_beat_float: false", ""),
+        ("iterations: 368, max_seconds: 0, p99_ms: 9", ""),
+    ],
+)
+def test_so_few_iterations_that_nothing_can_be_decided_are_refused_where_none_may_follow(
+    tmp_path: Path, latency: str, message: str
+) -> None:
+    text = GOOD.replace("  metric: cosine", f"  metric: cosine\n  latency: {{{latency}}}")
+    if not message:
+        assert read(tmp_path, text).validate_.latency.iterations >= 5
+        return
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text)
+
+
 ALSO = "  metric: cosine\n  also: {{novels: {{data: {data}, report_only: true}}}}"
 
 
