@@ -6,6 +6,7 @@ YAML; `schema()` is the JSON schema for editors.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -122,7 +123,16 @@ class Latency(Section):
     batch: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     sequence: tuple[Annotated[int, Field(ge=2)], ...] = (128,)
     iterations: int = Field(
-        40, ge=5, description="timed runs per cell of the batch x sequence grid"
+        40,
+        ge=5,
+        description="timed runs per cell of the batch x sequence grid, at least: timing goes on "
+        "until the speed gates are decided, or max_seconds are spent",
+    )
+    max_seconds: float = Field(
+        300,
+        ge=0,
+        description="of timing one target, that no further runs are begun beyond; 0: `iterations` "
+        "runs and no more",
     )
     new_tokens: int = Field(
         32, ge=2, description="text-generation: tokens generated after each prompt"
@@ -135,8 +145,22 @@ class Latency(Section):
     must_beat_float: bool = True
 
 
+class EvaluationSet(Section):
+    """Further rows to judge on: see validate/evaluation.py."""
+
+    data: DataSpec
+    report_only: bool = Field(
+        False, description="the difference on it is reported, and no gate follows from it"
+    )
+
+
 class Validate(Section):
     data: DataSpec
+    also: dict[Name, EvaluationSet] = Field(
+        default_factory=dict,
+        description="further evaluation sets by name, judged like `data`, by the same metric and "
+        "margin, each with gates of its own",
+    )
     train: DataSpec | None = Field(None, description="probe_accuracy: the rows the probe is fit on")
     metric: Metric
     max_drop: float = Field(
@@ -171,23 +195,44 @@ def _check_metric(task: Task, asked: Validate) -> None:
         raise ValueError(
             f"metric {metric} has no meaning for task {task}; accepted: {', '.join(known)}"
         )
-    columns = asked.data.columns
-    if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
-        ways = " or ".join(" and ".join(way) for way in known[metric])
-        raise ValueError(
-            f"metric {metric} needs a column for {ways} in data.columns, which has "
-            f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
-        )
+    sets = {"data": asked.data, **{f"also.{n}.data": s.data for n, s in asked.also.items()}}
+    for where, spec in sets.items():
+        columns = spec.columns
+        if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
+            ways = " or ".join(" and ".join(way) for way in known[metric])
+            raise ValueError(
+                f"metric {metric} needs a column for {ways} in {where}.columns, which has "
+                f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
+            )
     if metric != "probe_accuracy":
         return
     if asked.train is None or "label" not in asked.train.columns:
         what = "a train block" if asked.train is None else "a column for label in train.columns"
         raise ValueError(f"metric probe_accuracy fits a classifier on train rows: it needs {what}")
-    if asked.train.labels and asked.data.labels and asked.train.labels != asked.data.labels:
-        raise ValueError(
-            f"data.labels {list(asked.data.labels)} and train.labels {list(asked.train.labels)} "
-            "differ, so an id means one thing to the probe and another where it is judged"
-        )
+    for where, spec in sets.items():
+        if asked.train.labels and spec.labels and asked.train.labels != spec.labels:
+            raise ValueError(
+                f"{where}.labels {list(spec.labels)} and train.labels {list(asked.train.labels)} "
+                "differ, so an id means one thing to the probe and another where it is judged"
+            )
+
+
+def _check_timing(task: Task, asked: Latency) -> None:
+    """Raise ValueError when so few runs can decide a speed gate whatever they measure."""
+    from optimizer.harness.bench import fewest  # here: a recipe without it is read faster
+
+    if asked.max_seconds > 0:
+        return
+    steps = asked.new_tokens - 1 if task == "text-generation" else 1
+    wanted = {"must_beat_float": fewest(50) if asked.must_beat_float else 0}
+    wanted["p99_ms"] = 0 if asked.p99_ms is None else math.ceil(fewest(99) / steps)
+    for gate, runs in wanted.items():
+        if asked.iterations < runs:
+            raise ValueError(
+                f"latency.iterations: {asked.iterations} with max_seconds: 0 can never decide "
+                f"{gate}, which takes {runs} runs at least; set iterations: {runs} or more, or "
+                "leave max_seconds out, so that timing goes on until it is decided"
+            )
 
 
 class Package(Section):
@@ -267,6 +312,7 @@ class Recipe(Section):
     def _metric_suits_the_task(cls, asked: Validate, info: ValidationInfo) -> Validate:
         if "model" in info.data:
             _check_metric(info.data["model"].task, asked)
+            _check_timing(info.data["model"].task, asked.latency)
         return asked
 
     @model_validator(mode="after")

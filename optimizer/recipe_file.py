@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -42,7 +42,7 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
     document, lines = read_yaml(path)
     for override in overrides:
         _override(document, override, lines)
-    for field in DATA_FIELDS:
+    for field in (*DATA_FIELDS, *_further_sets(document)):
         _inline_data(document, field, path, lines)
     try:
         recipe = Recipe.model_validate_json(json.dumps(document, default=str))
@@ -102,6 +102,13 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
     lines.note(tuple(int(k) if k.isdigit() else k for k in keys), f"--set {override}")
 
 
+def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The data fields of validate.also, one per name."""
+    section = document.get("validate")
+    also = section.get("also") if isinstance(section, dict) else None
+    return [("validate", "also", name, "data") for name in also] if isinstance(also, dict) else []
+
+
 def _inline_data(
     document: dict[str, Any], field: tuple[str, ...], recipe: Path, lines: Lines
 ) -> None:
@@ -138,7 +145,8 @@ def _explain(error: ValidationError, lines: Lines) -> RecipeError:
     # A misspelt key also makes the right one missing: the misspelling is the thing to say.
     first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
     tags = ("onnxruntime", "tensorrt-rtx", "tensorrt")
-    loc = tuple(part for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags))
+    tagged = first["loc"][:1] == ("targets",)
+    loc = tuple(p for i, p in enumerate(first["loc"]) if not (tagged and i == 2 and p in tags))
     path = ".".join(map(str, loc))
     where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)
     more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
@@ -168,13 +176,17 @@ def _words(expected: str) -> list[str]:
 def _known_keys(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...]) -> list[str]:
     """The keys accepted in the section at `loc`, found by walking the models."""
     model: Any = Recipe
+    named = False  # the next part is a name of the user's
     for part in loc:
-        if isinstance(part, int):
-            tag = next(t for t in raw if t in tags)
-            model = OnnxRuntimeTarget if tag == "onnxruntime" else TensorRTTarget
+        if isinstance(part, int) or named:
+            if loc[0] == "targets":
+                tag = next(t for t in raw if t in tags)
+                model = OnnxRuntimeTarget if tag == "onnxruntime" else TensorRTTarget
+            named = False
             continue
         fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
         annotation = fields[str(part)]
+        named = get_origin(annotation) is dict
         options = [annotation, *get_args(annotation)]
         sections = [o for o in options if isinstance(o, type) and issubclass(o, Section)]
         if sections:

@@ -34,6 +34,59 @@ def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
     return recipe_file.read(file, overrides)
 
 
+@pytest.mark.parametrize(
+    ("latency", "message"),
+    [
+        ("iterations: 5, max_seconds: 0", r"can never decide must_beat_float.* iterations: 6"),
+        ("iterations: 40, max_seconds: 0, p99_ms: 9", r"never decide p99_ms, which takes 368 runs"),
+        ("iterations: 5", ""),
+        ("iterations: 5, max_seconds: 0, must_beat_float: false", ""),
+        ("iterations: 368, max_seconds: 0, p99_ms: 9", ""),
+    ],
+)
+def test_so_few_iterations_that_nothing_can_be_decided_are_refused_where_none_may_follow(
+    tmp_path: Path, latency: str, message: str
+) -> None:
+    text = GOOD.replace("  metric: cosine", f"  metric: cosine\n  latency: {{{latency}}}")
+    if not message:
+        assert read(tmp_path, text).validate_.latency.iterations >= 5
+        return
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text)
+
+
+ALSO = "  metric: cosine\n  also: {{novels: {{data: {data}, report_only: true}}}}"
+
+
+def test_further_evaluation_sets_are_read_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "novels.yaml").write_text("{source: text, files: [c.txt]}")
+    text = GOOD.replace("  metric: cosine", ALSO.format(data="novels.yaml"))
+    (novels,) = read(tmp_path, text).validate_.also.values()
+    assert (novels.data.files, novels.report_only) == (("c.txt",), True)
+    assert novels.data.base == str(tmp_path.resolve())
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        ("{source: text, fils: []}", "", r"validate\.also\.novels\.data\.fils: unknown key; did"),
+        (
+            "{source: text, files: [c.txt]}, report: true",
+            "",
+            r"novels\.report: unknown key.*report_",
+        ),
+        ("{source: text}", "metric: retrieval", r"in also\.novels\.data\.columns, which has text"),
+    ],
+)
+def test_a_wrong_further_set_is_named(tmp_path: Path, data: str, more: str, message: str) -> None:
+    text = GOOD.replace("  metric: cosine", ALSO.format(data=data))
+    if more:
+        text = text.replace("metric: cosine", more)
+        text = text.replace("[b.txt]}", "[b.txt], columns: {text: t, label: l}}")
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text)
+
+
 def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     r = read(tmp_path, GOOD)
     assert r.quantize.rounders == ("rtn",)

@@ -53,11 +53,13 @@ def measure(
     threads: int = 0,
     baseline: str = "onnxruntime-float",
     candidate: str = "candidate",
+    more: Callable[[Mapping[str, Sequence[float]]], int] | None = None,
 ) -> dict[str, Any]:
     """The `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
 
     cells: (batch, sequence) pairs. texts: real ones; they are joined until each row has at least
-    `sequence` words, so no row is mostly padding. iterations: rounds that count. ratio
+    `sequence` words, so no row is mostly padding. iterations: rounds that count. more: given each
+    system's times end to end in a cell so far, how many rounds follow there, until 0. ratio
     (candidate over baseline, below 1 is faster) is there when both systems are.
     Raises InputError without texts, systems or cells.
     """
@@ -67,11 +69,11 @@ def measure(
     measured = []
     for batch, sequence in cells:
         rounds = _rounds(texts, batch, sequence)
-        times = _interleaved(systems, rounds, sequence, iterations, warmup)
+        times = _interleaved(systems, rounds, sequence, iterations, warmup, more)
         cell: dict[str, Any] = {
             "batch": batch,
             "sequence": sequence,
-            "runs": iterations,
+            "runs": len(next(iter(times.values()))["forward"]),
             "systems": {name: _summary(batch, t) for name, t in times.items()},
         }
         if baseline in times and candidate in times:
@@ -107,6 +109,13 @@ def percentile_interval(
     low = max((k for k in range(1, n + 1) if below[k - 1] <= tail), default=0)
     high = min((k for k in range(1, n + 1) if below[k - 1] >= 1 - tail), default=0)
     return (ordered[low - 1] if low else None, ordered[high - 1] if high else None)
+
+
+def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
+    """Samples from which percentile_interval bounds the percentile on both sides: the largest lies
+    below it with probability (percent / 100)^n, and the smallest above it likewise."""
+    likelier = max(percent, 100 - percent) / 100
+    return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
 
 
 def own_peak_memory() -> int:
@@ -165,34 +174,42 @@ def _interleaved(
     sequence: int,
     iterations: int,
     warmup: int,
+    more: Callable[[Mapping[str, Sequence[float]]], int] | None,
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds {system: {stage: one per counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
-    clock = time.perf_counter
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()  # a collection caused by one system would be charged to another
     try:
-        for i in range(warmup + iterations):
-            texts = rounds[i % len(rounds)]
-            turn = i % len(names)
-            for name in names[turn:] + names[:turn]:
-                system = systems[name]
-                t0 = clock()
-                arrays = system.pre(texts, sequence)
-                t1 = clock()
-                outputs = system.forward(arrays)
-                t2 = clock()
-                system.post(outputs, arrays)
-                t3 = clock()
-                if i >= warmup:
-                    for stage, taken in zip(STAGES, (t1 - t0, t2 - t1, t3 - t2), strict=True):
-                        times[name][stage].append(taken * 1e3)
+        done, left = 0, warmup + iterations
+        while left > 0:
+            for i in range(done, done + left):
+                turn = i % len(names)
+                for name in names[turn:] + names[:turn]:
+                    taken = _timed(systems[name], rounds[i % len(rounds)], sequence)
+                    for stage, seconds in zip(STAGES, taken, strict=True):
+                        times[name][stage] += [seconds * 1e3] if i >= warmup else []
+            done += left
+            left = more({n: _end_to_end(t) for n, t in times.items()}) if more else 0
     finally:
         if collecting:
             gc.enable()
     return times
+
+
+def _timed(system: System, texts: list[str], sequence: int) -> tuple[float, float, float]:
+    """Seconds of each of STAGES."""
+    clock = time.perf_counter
+    t0 = clock()
+    arrays = system.pre(texts, sequence)
+    t1 = clock()
+    outputs = system.forward(arrays)
+    t2 = clock()
+    system.post(outputs, arrays)
+    t3 = clock()
+    return t1 - t0, t2 - t1, t3 - t2
 
 
 def _summary(batch: int, stages: dict[str, list[float]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -45,11 +45,13 @@ def measure_generation(
     threads: int = 0,
     baseline: str = "onnxruntime-float",
     candidate: str = "candidate",
+    more: Callable[[Mapping[str, Rounds]], int] | None = None,
 ) -> dict[str, Any]:
     """{"machine", "threads", "cells": [...]}, times in ms; a cell per batch and prompt length.
 
     prompts: real texts; their tokens are joined and cut to exactly each of `lengths`. new_tokens:
-    generated per row, so new_tokens - 1 times between tokens. iterations: rounds that count.
+    generated per row, so new_tokens - 1 times between tokens. iterations: rounds that count. more:
+    given each system's rounds of a cell so far, how many follow there, until 0.
     A cell: {"batch", "prompt", "new_tokens", "runs", "systems": {name: {"ttft", "inter_token":
     percentiles, "by_context": [{"up_to", "p50", "steps"}], "prefill_tokens_per_second",
     "tokens_per_second"}}, "ratio": {"of", "to", "ttft", "inter_token"}}; ratio (candidate over
@@ -70,12 +72,13 @@ def measure_generation(
                 options,
                 iterations,
                 warmup,
+                more,
             )
             cell: dict[str, Any] = {
                 "batch": rows,
                 "prompt": length,
                 "new_tokens": new_tokens,
-                "runs": iterations,
+                "runs": len(next(iter(rounds.values()))),
                 "systems": {n: _summary(r, rows, length) for n, r in rounds.items()},
             }
             if baseline in rounds and candidate in rounds:
@@ -140,6 +143,7 @@ def _interleaved(
     options: Options,
     iterations: int,
     warmup: int,
+    more: Callable[[Mapping[str, Rounds]], int] | None,
 ) -> dict[str, Rounds]:
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
@@ -147,12 +151,15 @@ def _interleaved(
     gc.collect()
     gc.disable()  # a collection caused by one system would be charged to another
     try:
-        for i in range(warmup + iterations):
-            batch, turn = next(prompts), i % len(names)
-            for name in names[turn:] + names[:turn]:
-                taken = _timed(systems[name], model, batch, options)
-                if i >= warmup:
-                    times[name].append(taken)
+        done, left = 0, warmup + iterations
+        while left > 0:
+            for i in range(done, done + left):
+                batch, turn = next(prompts), i % len(names)
+                for name in names[turn:] + names[:turn]:
+                    taken = _timed(systems[name], model, batch, options)
+                    times[name] += [taken] if i >= warmup else []
+            done += left
+            left = more(times) if more else 0
     finally:
         if collecting:
             gc.enable()

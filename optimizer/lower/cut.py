@@ -26,24 +26,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
-from optimizer.lower import norm_epsilons, ort_pack
+from optimizer.lower import norm_epsilons
+from optimizer.lower.opened import Opened, Source, model_of, place_of
 from optimizer.lower.qdq import codes_name, read_back, scale_name
 
 PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in another shape
-
-
-# ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
-RANKS = {
-    "GroupQueryAttention": (3, 4, 4),
-    "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
-    "SimplifiedLayerNormalization": (3, 3),
-}
 
 
 @dataclass(frozen=True)
@@ -89,9 +81,10 @@ class Facts:
     by_column: bool = False
 
 
-def facts(path: Path) -> Facts:
-    """Read the graph at `path`; its weights stay on disk."""
-    graph = onnx_file.load(path).graph
+def facts(source: Source) -> Facts:
+    """Of a graph on disk, only its operators are read where its weights lie beside it."""
+    model = source.model if isinstance(source, Opened) else onnx_file.load(source)
+    graph = model.graph
     inputs = tuple(str(v.name) for v in graph.inputs)
     by_column = any(n.op_type == "GroupQueryAttention" for n in graph)
     outputs = tuple(str(v.name) for v in graph.outputs)
@@ -103,33 +96,18 @@ def facts(path: Path) -> Facts:
     return Facts(inputs, outputs, norm_epsilons.epsilons(graph), gelus, by_column)
 
 
-def opened(path: Path, shapes: bool = False) -> ir.Model:
-    """The graph at `path`, packed products unpacked. shapes: with every value's rank that can be
-    known."""
-    model = onnx_file.load(path)
-    ort_pack.unpack(model)
-    if shapes:
-        for node in model.graph:
-            for value, rank in zip(node.outputs, RANKS.get(node.op_type, ()), strict=False):
-                if value.shape is None:
-                    value.shape = ir.Shape([None] * rank)
-                value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-        ShapeInferencePass()(model)
-    return model
-
-
-def edges(path: Path, modules: Collection[str]) -> list[Edge]:
+def edges(source: Source, modules: Collection[str]) -> list[Edge]:
     """Every use of every linear module in graph order; `modules` names all of them.
 
     Raises OptimizeError naming a module that the graph does not multiply by.
     """
-    model = opened(path, shapes=True)
+    model = model_of(source)
     products = [
         n for n in model.graph if n.op_type in PRODUCTS and _owner(n, modules) and _weighted(n)
     ]
     missing = sorted(set(modules) - {module_of(n) for n in products})
     if missing:
-        raise OptimizeError(f"no operator of {missing[0]} multiplies", where=str(path))
+        raise OptimizeError(f"no operator of {missing[0]} multiplies", where=place_of(source))
     outputs = {n: _leaving(n) for n in products}
     made = []
     for product in products:
@@ -217,20 +195,20 @@ def _rank(value: ir.Value | None) -> int:
     return len(value.shape)
 
 
-def cut(path: Path, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
-    """Write to `out` the part of the graph at `path` between these tensors."""
-    model = opened(path, shapes=True)
+def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
+    """Write to `out` the part of the graph at `source` between these tensors."""
+    model = model_of(source)
     piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     for value in piece.inputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     onnx_file.save(ir.Model(piece, ir_version=model.ir_version), out)
 
 
-def write_quantizers(path: Path, at: Sequence[Edge], out: Path) -> None:
+def write_quantizers(source: Source, at: Sequence[Edge], out: Path) -> None:
     """Piece "quantizers" of those in `at` that have one."""
     with_one = [e for e in at if e.integers]
     results = [t for e in with_one for t in (e.integers, e.step) if t]
-    cut(path, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
+    cut(source, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
 
 
 def apart(at: Sequence[Edge]) -> list[list[Edge]]:
@@ -248,44 +226,44 @@ def apart(at: Sequence[Edge]) -> list[list[Edge]]:
     return parts
 
 
-def write_products(path: Path, at: Sequence[Edge], out: Path) -> None:
+def write_products(source: Source, at: Sequence[Edge], out: Path) -> None:
     """Piece "products" of modules that are `apart`."""
     given = [t for e in at for t in ((e.integers, e.step) if e.integers else (e.input,)) if t]
-    cut(path, list(dict.fromkeys(given)), [e.output for e in at], out)
+    cut(source, list(dict.fromkeys(given)), [e.output for e in at], out)
 
 
-def write_rest(path: Path, at: Sequence[Edge], out: Path) -> None:
+def write_rest(source: Source, at: Sequence[Edge], out: Path) -> None:
     """Piece "rest"."""
-    known = facts(path)
+    known = facts(source)
     wanted = dict.fromkeys([*(e.input for e in at), *known.outputs])
     given = [*known.inputs, *(e.output for e in at)]
     both = [w for w in wanted if w not in given]
-    cut(path, given, both, out)
+    cut(source, given, both, out)
 
 
-def initializers(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """The values of these initializers. Raises OptimizeError naming one the graph lacks."""
-    held = opened(path).graph.initializers
+    held = model_of(source).graph.initializers
     made = {}
     for name in names:
         value = held.get(name)
         if value is None or value.const_value is None:
-            raise OptimizeError(f"no initializer {name!r}", where=str(path))
+            raise OptimizeError(f"no initializer {name!r}", where=place_of(source))
         made[name] = value.const_value.numpy()
     return made
 
 
-def initializers_among(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
+def initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
     """The values of those initializers that the graph has."""
-    held = opened(path).graph.initializers
-    return initializers(path, [name for name in names if name in held])
+    held = model_of(source).graph.initializers
+    return initializers(source, [name for name in names if name in held])
 
 
-def float_weights(path: Path, modules: Collection[str]) -> list[str]:
+def float_weights(source: Source, modules: Collection[str]) -> list[str]:
     """Those of `modules` whose product multiplies by a float initializer, not by codes, or that
     look rows of one up."""
     wrong = set()
-    for node in opened(path).graph:
+    for node in model_of(source).graph:
         if node.op_type == "Gather" and _owner(node, modules):
             table = node.inputs[0]
             scale = scale_name(f"{module_of(node)}.weight")
@@ -315,9 +293,9 @@ def _float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def changed(before: Path, after: Path, names: Iterable[str]) -> list[str]:
+def changed(before: Source, after: Source, names: Iterable[str]) -> list[str]:
     """Those of `names` that are initializers of both graphs, with different values."""
-    a, b = (opened(p).graph.initializers for p in (before, after))
+    a, b = (model_of(p).graph.initializers for p in (before, after))
     wrong = []
     for name in sorted(set(names) & set(a) & set(b)):
         x, y = a[name].const_value, b[name].const_value
@@ -326,25 +304,25 @@ def changed(before: Path, after: Path, names: Iterable[str]) -> list[str]:
     return wrong
 
 
-def dequantized(path: Path, parameters: Iterable[str]) -> dict[str, NDArray[Any]]:
+def dequantized(source: Source, parameters: Iterable[str]) -> dict[str, NDArray[Any]]:
     """{parameter: float32 value (out, in)} from the codes and scales of a lowered graph.
 
     Raises OptimizeError naming a parameter that the graph does not hold as codes.
     """
-    model = opened(path)
+    model = model_of(source)
     made = {}
     for name in parameters:
         if codes_name(name) not in model.graph.initializers:
-            raise OptimizeError(f"no codes of {name}", where=str(path))
+            raise OptimizeError(f"no codes of {name}", where=place_of(source))
         made[name] = read_back(model, name)
     return made
 
 
-def biases(path: Path, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
+def biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
     """{module: what the graph adds to its product, None where nothing}, of those that multiply by a
     weight."""
     added: dict[str, NDArray[Any] | None] = {}
-    for node in opened(path).graph:
+    for node in model_of(source).graph:
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
         module, value = module_of(node), node.outputs[0]
@@ -367,10 +345,10 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
     return np.asarray(value.const_value.numpy())
 
 
-def codings(path: Path, modules: Collection[str]) -> dict[str, Coding]:
+def codings(source: Source, modules: Collection[str]) -> dict[str, Coding]:
     """{module: coding} of each module whose input is coded with constants of the graph."""
     made = {}
-    for node in opened(path).graph:
+    for node in model_of(source).graph:
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
         scale = zero = None

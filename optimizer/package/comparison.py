@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.package.figures import (
@@ -111,8 +111,23 @@ def rows(report: Document) -> list[Row]:
 
     if generation.generates(report):
         speed = generation.latency_rows(report) or _latency(report)
-        return [*generation.quality_rows(report), *speed, *_sizes(report)]
-    return [*_quality(report), *_latency(report), *_sizes(report)]
+        others = [
+            replace(generation.quality_rows(r)[0], name=f"Perplexity, {name}")
+            for name, r in further(report).items()
+        ]
+        return [*generation.quality_rows(report), *others, *speed, *_sizes(report)]
+    others = [
+        replace(row, name=f"{row.name}, {name}")
+        for name, r in further(report).items()
+        for row in _quality(r)[:1]
+    ]
+    return [*_quality(report), *others, *_latency(report), *_sizes(report)]
+
+
+def further(report: Document) -> dict[str, Document]:
+    """For each further evaluation set, the report as if it were the only one."""
+    found = part(report, "also")
+    return {name: {**report, "quality": part(found, name)} for name in found}
 
 
 def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:

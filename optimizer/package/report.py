@@ -20,7 +20,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.package import hops, sections
-from optimizer.package.comparison import Document, gates_in_order, part, parts, quantized
+from optimizer.package.comparison import (
+    Document,
+    further,
+    gates_in_order,
+    part,
+    parts,
+    quantized,
+)
 from optimizer.package.figures import finite, size, whole
 from optimizer.package.markup import Child, Html, details, table, tag
 from optimizer.package.style import CSS
@@ -118,6 +125,7 @@ def _target(report: Document, document: Document, number: int) -> Html:
         tag("h2", str(report.get("target"))),
         sections.comparison(report, recipe),
         sections.quality(report, recipe),
+        *(sections.quality(r, recipe, name) for name, r in further(report).items()),
         _paired(sections.latency(report, recipe)),
         _paired(sections.stages(report, recipe)),
         sections.gates(report),

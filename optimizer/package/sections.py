@@ -96,10 +96,10 @@ def comparison(report: Document, recipe: Any) -> Html:
     )
 
 
-def quality(report: Document, recipe: Any) -> Html:
-    """The accuracy difference and its interval against the margin."""
+def quality(report: Document, recipe: Any, name: str = "") -> Html:
+    """The accuracy difference and its interval against the margin. name: of a further set."""
     section = part(report, "quality")
-    title = f"Is {quantized(recipe)} as good as float?"
+    title = f"Is {quantized(recipe)} as good as float" + (f" on {name}?" if name else "?")
     if not section.get("metric"):
         return card(title, "", missing("Quality", report, "quality"))
     metric = str(section["metric"])
@@ -110,6 +110,8 @@ def quality(report: Document, recipe: Any) -> Html:
     bounds = moved.get("interval")
     ends = [finite(b) for b in bounds] if isinstance(bounds, list | tuple) else []
     hint = f"Change of {what}. The gate passes when the whole interval lies right of the red line."
+    if section.get("report_only"):
+        hint = f"Change of {what}, reported only: no gate follows from it."
     picture: Child
     if value is None or margin is None or len(ends) != 2 or None in ends:
         picture = tag(

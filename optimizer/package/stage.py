@@ -166,6 +166,7 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
         "validate": recipe.validate_.data,
         "train": recipe.validate_.train,
         "latency": recipe.validate_.latency.data,
+        **{f"also.{name}": part.data for name, part in recipe.validate_.also.items()},
     }
     return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}
 

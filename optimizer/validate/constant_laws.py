@@ -1,5 +1,5 @@
 """Constants of a graph that are too small for outputs to show, above all in float16: each function
-Materials, facts or path -> what is wrong, with the checkpoint's names.
+Materials, facts or graph -> what is wrong, with the checkpoint's names.
 
 1. epsilons   of each norm of the torch model, in whichever form the graph has the norm
 2. functions  GELU by erf or by tanh, as the torch module computes it
@@ -10,13 +10,13 @@ Materials, facts or path -> what is wrong, with the checkpoint's names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from optimizer.lower import cut
+from optimizer.lower.opened import Source
 from optimizer.validate.materials import Materials
 from optimizer.validate.monte_carlo import ULPS
 from optimizer.validate.roundoff import UNIT
@@ -24,10 +24,10 @@ from optimizer.validate.roundoff import UNIT
 TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort_attention.py
 
 
-def constants(m: Materials, path: Path, facts: cut.Facts) -> list[str]:
+def constants(m: Materials, graph: Source, facts: cut.Facts) -> list[str]:
     """Laws 1 to 4."""
     problems = epsilons(m, facts.epsilons) + functions(m, facts.gelus)
-    return problems + buffers(m, path) + angles(m, path)
+    return problems + buffers(m, graph) + angles(m, graph)
 
 
 def epsilons(m: Materials, found: Mapping[str, Sequence[float]]) -> list[str]:
@@ -78,21 +78,21 @@ def functions(m: Materials, found: Mapping[str, str]) -> list[str]:
 FORMS = {"none": "by erf", "tanh": "by tanh"}
 
 
-def buffers(m: Materials, path: Path) -> list[str]:
+def buffers(m: Materials, graph: Source) -> list[str]:
     """Law 3. Those that the exporter computed away have no initializer, and are not looked for."""
     ours = dict(m.folded_model.named_buffers())
     problems = []
-    for name, found in cut.initializers_among(path, ours).items():
+    for name, found in cut.initializers_among(graph, ours).items():
         value = ours[name].detach().numpy().astype(found.dtype)
         if found.size != value.size or not np.array_equal(found.ravel(), value.ravel()):
             problems.append(f"{name}: the graph holds other values")
     return problems
 
 
-def angles(m: Materials, path: Path) -> list[str]:
+def angles(m: Materials, graph: Source) -> list[str]:
     """Law 4. The angle is rounded once, its cosine to ULPS units in the last place."""
     problems = []
-    for name, table in cut.initializers_among(path, TABLES).items():
+    for name, table in cut.initializers_among(graph, TABLES).items():
         far = []
         for buffer, frequencies in m.float_model.named_buffers():
             owner = m.float_model.get_submodule(buffer.rpartition(".")[0])

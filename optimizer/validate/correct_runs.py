@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,14 +43,6 @@ class CorrectRuns:
         self._m = materials
         self._made: dict[tuple[str, Arithmetic | str], list[list[dict[str, Array]]]] = {}
         self._between: dict[tuple[str, str], dict[str, float]] = {}
-
-    @cached_property
-    def batches(self) -> list[int]:
-        """Which of the ledger's batches: the three texts that differ most in length, and a full
-        one; of a decoder a text by itself first, which every graph can continue."""
-        count = len(self._m.batches)
-        alone = [] if self._m.contract.generation is None else [0]
-        return sorted({*alone, min(1, count - 1), count // 2})
 
     @property
     def examples(self) -> int:
@@ -156,12 +147,12 @@ class CorrectRuns:
 
     def sampled(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
         """What a graph is asked piece by piece: the sample of the traces, and its continuations."""
-        return self._m.asked([traces[i] for i in self.batches], model)
+        return self._m.asked([traces[i] for i in self._m.sampled], model)
 
     def _samples(self, kind: str) -> list[_Sample]:
         m = self._m
         traces = m.folded_traces if kind == "folded" else m.simulated_traces
-        chosen = [traces[i] for i in self.batches]
+        chosen = [traces[i] for i in self._m.sampled]
         path = m.graph / "model.onnx" if kind == "folded" else m.model / "model.onnx"
         chosen, cuts = m.continuations(chosen, path)
         whole = [_Sample(t, i, 0) for i, t in enumerate(chosen)]
@@ -171,7 +162,7 @@ class CorrectRuns:
         key = (kind, _named(arithmetic))
         if key not in self._made:
             m = self._m
-            batches = [m.batches[i] for i in self.batches]
+            batches = [m.batches[i] for i in m.sampled]
             self._made[key] = monte_carlo.runs(
                 self._model(kind), batches, m.compared, m.modules, arithmetic, RUNS, _seed(key)
             )

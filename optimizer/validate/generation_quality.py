@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from optimizer.load.datasets import Sample, windows
+from optimizer.load.datasets import windows
 from optimizer.progress import bar
 from optimizer.validate import divergence, on_gpu, perplexity
 from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
+from optimizer.validate.evaluation import FIRST, Judged, Rows
 from optimizer.validate.gates import Gate
 from optimizer.validate.materials import Materials
 
 
-def quality(m: Materials, rows: Sequence[Sample], device: str) -> tuple[list[Gate], dict[str, Any]]:
-    """The gates and the report's section (perplexity.judge), with `divergence` (divergence.py).
+def quality(m: Materials, sets: Rows, device: str) -> Judged:
+    """Of each set the gates and the report's section (perplexity.judge), the first set's with
+    `divergence` (divergence.py).
 
-    rows: held-out texts. The source model runs in torch, the candidate in ONNX Runtime on
+    sets: held-out texts. The source model runs in torch, the candidate in ONNX Runtime on
     `device`, or the engine where there is one that runs here. Raises DataError when the texts do
     not fill a window.
     """
     wanted = m.section.validate_
-    cut = windows(rows, m.tokenizer, m.contract, wanted.sequence_length)
+    cut = {
+        name: windows(rows, m.tokenizer, m.contract, wanted.sequence_length)
+        for name, rows in sets.items()
+    }
     baseline = TorchDecoder(m.float_model, m.contract)
+    made: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
     with closing(on_gpu.candidate(m, device)) as runner:
         candidate = OnnxDecoder(runner, m.contract)
-        scores = perplexity.score(
-            bar(cut, "validate: held-out windows"),
-            lambda ids: logits_of(baseline, ids),
-            lambda ids: logits_of(candidate, ids),
-        )
-        common = divergence.measure(cut, baseline, candidate, wanted.confidence)
-    gates, section = perplexity.judge(scores, wanted)
-    section["window_tokens"] = wanted.sequence_length
-    section["divergence"] = common
-    return gates, section
+        for name, some in cut.items():
+            scores = perplexity.score(
+                bar(some, f"validate: {name or 'held-out'} windows"),
+                lambda ids: logits_of(baseline, ids),
+                lambda ids: logits_of(candidate, ids),
+            )
+            gates, section = perplexity.judge(scores, wanted)
+            made[name] = gates, {**section, "window_tokens": wanted.sequence_length}
+        common = divergence.measure(cut[FIRST], baseline, candidate, wanted.confidence)
+    made[FIRST][1]["divergence"] = common
+    return made

@@ -4,57 +4,61 @@ speed.must_beat_float   time between tokens, candidate / float, in every cell of
                         the ratio's whole interval below 1 passes, at or above 1 fails
 speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
                         first cell, against the limit
+
+Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness import bench
-from optimizer.harness.bench_generation import measure_generation
+from optimizer.harness import bench, bench_generation
 from optimizer.harness.runtimes.ort import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe import Latency
 from optimizer.validate import speed
 from optimizer.validate.gates import Gate
 from optimizer.validate.materials import Materials
-from optimizer.validate.speed import BASELINE, CANDIDATE, ROUNDS_FOR_P99
+from optimizer.validate.rounds import Budget, Question, Rounds
+from optimizer.validate.speed import BASELINE, CANDIDATE
+
+WARMUP = 1  # rounds that do not count
+Asked = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
 def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
-    """The report's `speed` section: bench_generation.measure_generation's, with peak_memory and
-    size as for every task, and `p99` when the cells have too few steps to bound it."""
+    """The report's `speed` section: measure_generation's, with peak_memory and
+    size as for every task, and `p99` of the candidate alone where that is asked for."""
     latency, target = m.section.validate_.latency, m.section.target
     threads = getattr(target, "threads", 0) or cores()
-    count = len(latency.batch) * len(latency.sequence)
-    say(f"validate: timing {count} cells of 2 systems, {latency.iterations} rounds each")
+    cells = [(b, s) for b in latency.batch for s in latency.sequence]
+    say(f"validate: timing {len(cells)} cells of 2 systems, {latency.iterations} rounds or more")
     files = {BASELINE: m.graph / "model.onnx", CANDIDATE: m.model / "model.onnx"}
 
-    def timed(systems: Mapping[str, OrtRunner], iterations: int, cells: int = 0) -> dict[str, Any]:
-        return measure_generation(
+    def timed(
+        systems: Mapping[str, OrtRunner], cell: tuple[int, int], more: Asked | None
+    ) -> dict[str, Any]:
+        return bench_generation.measure_generation(
             systems,
             m.contract,
             m.tokenizer,
             texts,
-            latency.sequence[: cells or None],
-            latency.batch[: cells or None],
+            [cell[1]],
+            [cell[0]],
             latency.new_tokens,
-            iterations,
+            latency.iterations,
+            warmup=WARMUP,
             threads=threads,
+            more=more,
         )
 
     with (
         OrtRunner(files[BASELINE], device=target.device, threads=threads) as floating,
         OrtRunner(files[CANDIDATE], device=target.device, threads=threads) as candidate,
     ):
-        section = timed({BASELINE: floating, CANDIDATE: candidate}, latency.iterations)
-        steps = latency.new_tokens - 1
-        if latency.p99_ms is not None and latency.iterations * steps < ROUNDS_FOR_P99:
-            again = timed({CANDIDATE: candidate}, math.ceil(ROUNDS_FOR_P99 / steps), 1)
-            section["p99"] = again["cells"][0]["systems"][CANDIDATE]["inter_token"]
+        section = _timed(timed, {BASELINE: floating, CANDIDATE: candidate}, cells, latency)
     cell = (latency.batch[0], latency.sequence[0])
     section["peak_memory"] = {
         name: bench.peak_memory(_program(m, file, cell, threads)) for name, file in files.items()
@@ -64,6 +68,47 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
         "candidate_bytes": speed.size(m.model, "model.onnx"),
     }
     return section
+
+
+def _timed(
+    timed: Callable[[Mapping[str, OrtRunner], tuple[int, int], Asked | None], dict[str, Any]],
+    systems: Mapping[str, OrtRunner],
+    cells: Sequence[tuple[int, int]],
+    latency: Latency,
+) -> dict[str, Any]:
+    """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
+    budget = Budget(latency.max_seconds, speed.questions(latency, len(cells)))
+    section: dict[str, Any] = {}
+    for cell in cells:
+        asked = None
+        if latency.must_beat_float:
+            asked = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+        made = timed(systems, cell, _ratios(asked) if asked else None)
+        if asked:
+            made["cells"][0]["ratio"]["inter_token"] |= asked.as_dict()
+        section = {**made, "cells": [*section.get("cells", ()), *made["cells"]]}
+    if latency.p99_ms is not None:
+        question = Question(99, latency.p99_ms, latency.new_tokens - 1)
+        asked = budget.rounds(question, latency.iterations, WARMUP)
+        made = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], _steps(asked))
+        found = made["cells"][0]["systems"][CANDIDATE]["inter_token"]
+        section["p99"] = speed.answered(found, asked)
+    return section
+
+
+def _ratios(asked: Rounds) -> Asked:
+    """Of the time between tokens, summed over a round."""
+
+    def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
+        pairs = zip(rounds[CANDIDATE], rounds[BASELINE], strict=True)
+        return asked.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
+
+    return more
+
+
+def _steps(asked: Rounds) -> Asked:
+    """Every time between two tokens."""
+    return lambda rounds: asked.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
 def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> str:
@@ -86,18 +131,19 @@ def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> s
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     """The recipe's speed gates on a measured section."""
     made, cells = [], section["cells"]
+    shared = speed.questions(latency, len(cells))
     if latency.must_beat_float:
         ratios = [
             (f"batch {c['batch']}, prompts of {c['prompt']} tokens", c["ratio"]["inter_token"])
             for c in cells
         ]
-        made.append(
-            speed.beats_float(ratios, lambda _: _why_slow(inspected), "time between tokens")
-        )
+        what = "time between tokens"
+        made.append(speed.beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
     if latency.p99_ms is not None:
         first = cells[0]["systems"][CANDIDATE]["inter_token"]
         found = section.get("p99", first)
-        made.append(speed.within(found, latency.p99_ms, "p99 of the time between tokens"))
+        what = "p99 of the time between tokens"
+        made.append(speed.within(found, latency.p99_ms, what, shared))
     return made
 
 

@@ -1,32 +1,31 @@
 """What a graph must hold to the bit: names, parameters, integers, scales and biases, each
-function Materials, path -> what is wrong, with the checkpoint's names."""
+function Materials, graph -> what is wrong, with the checkpoint's names."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 
 from optimizer.lower import cut
+from optimizer.lower.opened import Opened, Source, opened
 from optimizer.validate import constant_laws, linears
 from optimizer.validate.materials import Materials
 
 
-def interface(m: Materials, path: Path) -> list[str]:
+def interface(m: Materials, graph: Source) -> list[str]:
     """Input and output names, and the constants of constant_laws.py."""
-    facts = cut.facts(path)
+    facts = cut.facts(graph)
     wanted = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
     if set(facts.inputs) != wanted:
         problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
     if set(m.compared) - set(facts.outputs):
         problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.compared}")
-    return problems + constant_laws.constants(m, path, facts)
+    return problems + constant_laws.constants(m, graph, facts)
 
 
-def parameters(m: Materials, path: Path) -> list[str]:
+def parameters(m: Materials, graph: Source) -> list[str]:
     """Parameters whose initializer is not the value torch runs with, stored either way round."""
-    stored = cut.initializers(path, m.names.parameters.values())
+    stored = cut.initializers(graph, m.names.parameters.values())
     ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
     wrong = []
     for name, initializer in m.names.parameters.items():
@@ -46,21 +45,21 @@ def parameters(m: Materials, path: Path) -> list[str]:
     return wrong
 
 
-def weights(m: Materials, path: Path) -> list[str]:
+def weights(m: Materials, graph: Source) -> list[str]:
     """Quantized parameters whose value in the graph is not the state's, bit for bit."""
-    held = cut.dequantized(path, m.state.weights)
+    once = graph if isinstance(graph, Opened) else opened(graph)
     return [
         f"{name}: the graph holds other integers than the state"
-        for name, q in m.state.weights.items()
-        if not np.array_equal(held[name], q.dequantize())
+        for name, q in m.state.weights.items()  # one by one: in float they are four times as large
+        if not np.array_equal(cut.dequantized(once, [name])[name], q.dequantize())
     ]
 
 
-def activations(m: Materials, path: Path) -> list[str]:
+def activations(m: Materials, graph: Source) -> list[str]:
     """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
     if m.state.activations != "tensor":
         return []
-    found = cut.codings(path, {p.removesuffix(".weight") for p in m.state.weights})
+    found = cut.codings(graph, {p.removesuffix(".weight") for p in m.state.weights})
     problems = []
     for site, wanted in m.state.ranges.items():
         name = site.removesuffix(":input")
@@ -80,10 +79,10 @@ def activations(m: Materials, path: Path) -> list[str]:
     return problems
 
 
-def biases(m: Materials, path: Path) -> list[str]:
+def biases(m: Materials, graph: Source) -> list[str]:
     """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
     problems = []
-    for name, got in cut.biases(path, m.modules).items():
+    for name, got in cut.biases(graph, m.modules).items():
         wanted = linears.stored_bias(m, name)
         if (got is None) != (wanted is None):
             problems.append(f"{name}: the graph has {'no' if got is None else 'a'} bias")

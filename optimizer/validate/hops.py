@@ -21,6 +21,7 @@ from optimizer.harness import tasks
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
+from optimizer.lower.opened import opened
 from optimizer.validate import (
     bisect,
     calibration_laws,
@@ -39,6 +40,7 @@ from optimizer.validate.breach import BUDGET, CORRECT_RUNS, breach
 from optimizer.validate.distance import Distance, distance
 from optimizer.validate.materials import Materials
 from optimizer.validate.pieces import Piece
+from optimizer.validate.quiet import quiet
 from optimizer.validate.rounding_limits import LEARNED
 from optimizer.validate.spread import Spread, against
 from optimizer.validate.trace import Trace
@@ -127,7 +129,7 @@ def load(m: Materials) -> Entry:
     """Our loader against transformers' own, and every parameter against the safetensors library."""
     from safetensors import safe_open
 
-    with _quiet():
+    with quiet():
         theirs = auto_class(m.task).from_pretrained(
             m.source / "checkpoint", attn_implementation="eager", dtype="float32"
         )
@@ -238,7 +240,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
             if not bool((q.dequantize() == m.parameters[name]).all())
         ], []
     problems, suspects = state_laws.weights(m.state, m.rounded_weight, m.parameters, m.rounding)
-    if not all(m.rounding(name).nearest for name in m.state.weights):
+    if m.compares_outputs:
         compressed = m.simulated_traces
         float_aim = quantize.asymmetric or bool(LEARNED & set(quantize.rounders))
         exact = m.folded_traces if float_aim else compressed
@@ -250,34 +252,19 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
 def export(m: Materials) -> Entry:
     """The float graph against torch, whole and piece by piece, and every parameter by value."""
     path = m.graph / "model.onnx"
-    problems = graph_laws.interface(m, path)
-    problems += graph_laws.parameters(m, path)
+    graph = opened(path)
+    problems = graph_laws.interface(m, graph)
+    problems += graph_laws.parameters(m, graph)
     asked = m.asked(m.folded_traces, path)
     with _work() as work:
-        at = cut.edges(path, m.modules)
+        at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.folded_traces, path)
-        parts = pieces.products(path, at, sample, linears.of_float_graph(m), work, fuse=False)
+        parts = pieces.products(graph, at, sample, linears.of_float_graph(m), work, fuse=False)
         limits = m.correct.between("folded", m.precision)
-        parts += pieces.between(path, at, sample, limits, work, fuse=False)
+        parts += pieces.between(graph, at, sample, limits, work, fuse=False)
     results = pieces.whole(path, asked, m.compared, fuse=True)
     spread = m.correct.whole("folded", m.precision)
     return within("export", "float torch", spread, results, asked, problems, parts)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers neither draws bars nor reports the pooler that the task has no use for."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextmanager
@@ -289,28 +276,29 @@ def _work() -> Iterator[Path]:
 def lower(m: Materials) -> Entry:
     """The lowered graph, each operator as written, against the state de-quantized in torch."""
     path = m.model / "model.onnx"
-    problems = graph_laws.interface(m, path)
+    graph = opened(path)
+    problems = graph_laws.interface(m, graph)
     wanted = {p.removesuffix(".weight") for p in m.state.weights}
     lowered = set(m.lowering["modules"])
     problems += [f"{name}: left in float without saying so" for name in sorted(wanted - lowered)]
     problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - wanted)]
-    problems += graph_laws.weights(m, path)
-    problems += graph_laws.activations(m, path)
-    problems += graph_laws.biases(m, path)
-    carried = cut.changed(m.graph / "model.onnx", path, m.names.parameters.values())
+    problems += graph_laws.weights(m, graph)
+    problems += graph_laws.activations(m, graph)
+    problems += graph_laws.biases(m, graph)
+    carried = cut.changed(m.graph / "model.onnx", graph, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
-        f"{name}: the graph reads a float weight" for name in cut.float_weights(path, wanted)
+        f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, wanted)
     ]
     asked = m.asked(m.simulated_traces, path)
     with _work() as work:
-        at = cut.edges(path, m.modules)
+        at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
-        parts = pieces.quantizers(path, at, sample, linear, work, fuse=False)
-        parts += pieces.products(path, at, sample, linear, work, fuse=False)
+        parts = pieces.quantizers(graph, at, sample, linear, work, fuse=False)
+        parts += pieces.products(graph, at, sample, linear, work, fuse=False)
         limits = m.correct.between("state", m.precision)
-        parts += pieces.between(path, at, sample, limits, work, fuse=False)
+        parts += pieces.between(graph, at, sample, limits, work, fuse=False)
     spread = m.correct.whole("state", m.precision)
     return within("lower", "state in torch", spread, m.lowered_outputs, asked, problems, parts)
 
@@ -335,12 +323,13 @@ def engine(m: Materials) -> Entry:
         whole = within("engine", "lowered graph", spread, results, lowered, problems)
         return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
     path = m.model / "model.onnx"
+    graph = opened(path)
     with _work() as work:
-        at = cut.edges(path, m.modules)
+        at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
-        parts = pieces.quantizers(path, at, sample, linear, work, fuse=True)
-        parts += pieces.products(path, at, sample, linear, work, fuse=True)
+        parts = pieces.quantizers(graph, at, sample, linear, work, fuse=True)
+        parts += pieces.products(graph, at, sample, linear, work, fuse=True)
     if not m.kernel_blocks:
         results = pieces.whole(path, asked, m.compared, fuse=True)
         spread = m.correct.whole("state", m.precision)

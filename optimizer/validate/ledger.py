@@ -17,6 +17,7 @@ contract_laws.py). A hop that cannot run here is an entry with ok null and the r
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 from optimizer.errors import LedgerError, OptimizeError
@@ -49,11 +50,31 @@ DECODER_HOPS: tuple[Hop, ...] = (
 )
 
 
+LAST_USED = {
+    "export": ("float_traces", "folded_traces"),
+    "harness": (
+        "simulated_traces",
+        "kernel_traces",
+        "lowered_outputs",
+        "correct",
+        "simulated_model",
+        "folded_model",
+        "folded_parameters",
+    ),
+}
+"""{hop: what of Materials nothing after it looks at}, of what is large."""
+
+
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
     a hop that cannot be carried out is a hop that failed."""
     chosen = DECODER_HOPS if materials.task == "text-generation" else HOPS
-    return [run_hop(hop, materials) for hop in bar(chosen, "ledger")]
+    entries = []
+    for hop in bar(chosen, "ledger"):
+        entries.append(run_hop(hop, materials))
+        materials.drop(LAST_USED.get(hop.__name__, ()))
+        gc.collect()  # graphs and models point at themselves, and are as large as the weights
+    return entries
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:

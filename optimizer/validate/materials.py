@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from optimizer import state as compressed_state
@@ -121,13 +122,24 @@ class Materials:
 
     @cached_property
     def folded_model(self) -> nn.Module:
+        """Loaded by itself; what is the float model's to the bit is held once."""
         if not self.state.replaced:
             return self.float_model
-        return torch_model(self.checkpoint, self.task, overrides=self.state.replaced)
+        model = torch_model(self.checkpoint, self.task, overrides=self.state.replaced)
+        for name, parameter in model.named_parameters():
+            own = self.parameters.get(name)
+            if own is not None and torch.equal(own, parameter):
+                parameter.data = own
+        return model
 
     @cached_property
     def simulated_model(self) -> nn.Module:
         return simulated(self.float_model, self.state)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Free what was made or opened under these names; who asks again has it made again."""
+        for name in names:
+            self.__dict__.pop(name, None)
 
     @property
     def task(self) -> Any:
@@ -161,7 +173,11 @@ class Materials:
     @cached_property
     def modules_in_order(self) -> list[str]:
         """As they are first used."""
-        return list(dict.fromkeys(name for name, _ in self.float_traces[0].inputs))
+        seen: dict[str, None] = {}
+        trace.observe(
+            self.float_model, self.batches[0], self.modules, lambda name, _: seen.setdefault(name)
+        )
+        return list(seen)
 
     @cached_property
     def batches(self) -> list[Batch]:
@@ -204,8 +220,24 @@ class Materials:
     def _shape(self, module: str) -> tuple[int, ...]:
         return tuple(self.float_model.get_parameter(f"{module}.weight").shape)
 
-    def traces(self, model: nn.Module) -> list[Trace]:
-        return [trace.traced(model, b, self.compared, self.modules) for b in self.batches]
+    @cached_property
+    def sampled(self) -> list[int]:
+        """Which of the batches graphs are cut into pieces for, and correct runs made on: the three
+        texts that differ most in length, and a full one; of a decoder a text by itself first, which
+        every graph can continue."""
+        count = len(self.batches)
+        alone = [] if self.contract.generation is None else [0]
+        return sorted({*alone, min(1, count - 1), count // 2})
+
+    def traces(self, model: nn.Module, kept: Sequence[int], inputs: bool = False) -> list[Trace]:
+        """Of every batch the model's outputs; of those in `kept` also what enters and leaves each
+        linear module, which is far more. inputs: what enters them in all batches."""
+        made = []
+        for i, batch in enumerate(self.batches):
+            modules = self.modules if inputs or i in kept else ()
+            one = trace.traced(model, batch, self.compared, modules)
+            made.append(one if i in kept else replace(one, outputs={}))
+        return made
 
     def continuations(
         self, traces: Sequence[Trace], model: Path
@@ -227,15 +259,24 @@ class Materials:
 
     @cached_property
     def float_traces(self) -> list[Trace]:
-        return self.traces(self.float_model)
+        if not self.state.replaced:
+            return self.traces(self.float_model, self.sampled, self.compares_outputs)
+        return self.traces(self.float_model, ())
 
     @cached_property
     def folded_traces(self) -> list[Trace]:
-        return self.traces(self.folded_model) if self.state.replaced else self.float_traces
+        if not self.state.replaced:
+            return self.float_traces
+        return self.traces(self.folded_model, self.sampled, self.compares_outputs)
 
     @cached_property
     def simulated_traces(self) -> list[Trace]:
-        return self.traces(self.simulated_model)
+        return self.traces(self.simulated_model, self.sampled, self.compares_outputs)
+
+    @property
+    def compares_outputs(self) -> bool:
+        """Whether modules' outputs are compared with those of plain rounding (rounding_laws.py)."""
+        return not all(self.rounding(name).nearest for name in self.state.weights)
 
     @cached_property
     def correct(self) -> CorrectRuns:

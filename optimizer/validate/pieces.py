@@ -24,6 +24,7 @@ from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort import OrtRunner, check_names
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
+from optimizer.lower.opened import Source
 from optimizer.validate import quantizer, roundoff
 from optimizer.validate.breach import breach
 from optimizer.validate.distance import Array, lengths
@@ -149,7 +150,7 @@ def numbered(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
 
 
 def quantizers(
-    model: Path,
+    model: Source,
     at: Sequence[Edge],
     traces: Sequence[Trace],
     linear: Callable[[str], Linear],
@@ -216,7 +217,7 @@ def _inputs(
 
 
 def products(
-    model: Path,
+    model: Source,
     at: Sequence[Edge],
     traces: Sequence[Trace],
     linear: Callable[[str], Linear],
@@ -300,7 +301,7 @@ def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear
 
 
 def between(
-    model: Path,
+    model: Source,
     at: Sequence[Edge],
     traces: Sequence[Trace],
     limits: Mapping[str, float],

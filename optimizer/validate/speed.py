@@ -6,10 +6,13 @@ the harness's own code (harness.bench). Gates:
     speed.must_beat_float   candidate / float of the same runtime, in every cell: the ratio's whole
                             interval below 1 passes, at or above 1 fails
     speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
+
+Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,10 @@ from optimizer.validate import trace
 from optimizer.validate.breach import breach
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.materials import Materials
+from optimizer.validate.rounds import Budget, Question, Rounds
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
-ROUNDS_FOR_P99 = 400  # the upper end of p99's 95 % interval needs 368 rounds
+WARMUP = 5  # rounds that do not count
 NEUTRAL = tuple(
     f"This is sentence number {i} and it says nothing that any other data could say."
     for i in range(32)
@@ -45,7 +49,7 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
     device = getattr(target, "runs_on", target.device)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds each")
+    say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds or more")
     try:
         with (
             OrtRunner(m.graph / "model.onnx", device=device, threads=threads) as floating,
@@ -56,15 +60,7 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
                 BASELINE: ort_system(floating, m.contract, m.tokenizer),
                 CANDIDATE: ort_system(candidate, m.contract, m.tokenizer),
             }
-            section = bench.measure(
-                systems, cells, texts, iterations=latency.iterations, threads=threads
-            )
-            if latency.p99_ms is not None and latency.iterations < ROUNDS_FOR_P99:
-                alone = {CANDIDATE: systems[CANDIDATE]}
-                again = bench.measure(
-                    alone, cells[:1], texts, iterations=ROUNDS_FOR_P99, threads=threads
-                )
-                section["p99"] = again["cells"][0]["systems"][CANDIDATE]["end_to_end"]
+            section = _timed(systems, cells, texts, latency, threads)
     finally:
         torch.set_num_threads(before)
     section["peak_memory"] = peak_memory(m, cells[0], threads)
@@ -73,6 +69,66 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
         "candidate_bytes": size(m.model, "model.onnx"),
     }
     return section
+
+
+def _timed(
+    systems: Mapping[str, System],
+    cells: Sequence[tuple[int, int]],
+    texts: Sequence[str],
+    latency: Latency,
+    threads: int,
+) -> dict[str, Any]:
+    """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
+    budget = Budget(latency.max_seconds, questions(latency, len(cells)))
+    section: dict[str, Any] = {}
+    for cell in cells:
+        asked = None
+        if latency.must_beat_float:
+            asked = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+        made = bench.measure(
+            systems,
+            [cell],
+            texts,
+            iterations=latency.iterations,
+            warmup=WARMUP,
+            threads=threads,
+            more=_ratios(asked) if asked else None,
+        )
+        if asked:
+            made["cells"][0]["ratio"] |= asked.as_dict()
+        section = {**made, "cells": [*section.get("cells", ()), *made["cells"]]}
+    if latency.p99_ms is not None:
+        asked = budget.rounds(Question(99, latency.p99_ms), latency.iterations, WARMUP)
+        made = bench.measure(
+            {CANDIDATE: systems[CANDIDATE]},
+            cells[:1],
+            texts,
+            iterations=latency.iterations,
+            warmup=WARMUP,
+            threads=threads,
+            more=lambda times: asked.more(times[CANDIDATE]),
+        )
+        section["p99"] = answered(made["cells"][0]["systems"][CANDIDATE]["end_to_end"], asked)
+    return section
+
+
+def _ratios(asked: Rounds) -> Callable[[Mapping[str, Sequence[float]]], int]:
+    def more(times: Mapping[str, Sequence[float]]) -> int:
+        pairs = zip(times[CANDIDATE], times[BASELINE], strict=True)
+        return asked.more([ours / theirs for ours, theirs in pairs])
+
+    return more
+
+
+def questions(latency: Latency, cells: int) -> int:
+    """How many the time is shared by."""
+    return cells * latency.must_beat_float + (latency.p99_ms is not None)
+
+
+def answered(found: Mapping[str, Any], asked: Rounds) -> dict[str, Any]:
+    """Percentiles with the interval of the 99th that the gate is judged by."""
+    known = asked.as_dict()
+    return {**found, **known, "p99_interval": known.pop("interval")}
 
 
 def ort_system(runner: OrtRunner, contract: Contract, tokenizer: Any) -> System:
@@ -135,10 +191,13 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
     if latency.must_beat_float:
         cells = section["cells"]
         ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
-        made.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected)))
+        shared = questions(latency, len(cells))
+        made.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
     if latency.p99_ms is not None:
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
-        made.append(within(section.get("p99", first), latency.p99_ms, "p99 end to end"))
+        found = section.get("p99", first)
+        shared = questions(latency, len(section["cells"]))
+        made.append(within(found, latency.p99_ms, "p99 end to end", shared))
     return made
 
 
@@ -151,10 +210,14 @@ def unmeasured(latency: Latency, why: str) -> list[Gate]:
 
 
 def beats_float(
-    cells: Sequence[tuple[str, Mapping[str, Any]]], why: Callable[[int], str], what: str = "time"
+    cells: Sequence[tuple[str, Mapping[str, Any]]],
+    why: Callable[[int], str],
+    what: str = "time",
+    shared: int = 1,
 ) -> Gate:
     """The worst cell decides: the one whose interval reaches highest. cells: where, and the ratio
-    to float with its interval; why: of the i-th cell, when it is slower."""
+    to float with its interval; why: of the i-th cell, when it is slower; shared: as of
+    would_decide."""
     intervals = [ratio["interval"] for _, ratio in cells]
     worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
     verdict = "pass" if _upper(intervals[worst]) < 1 else "inconclusive"
@@ -165,11 +228,32 @@ def beats_float(
     ratio = found["median"]
     message = f"{breach(ratio, 1.0)[0]} times the {what} of {BASELINE} at {where}"
     if verdict == "inconclusive":
-        message += "; more latency.iterations would decide"
+        message += would_decide(found, shared, "so near 1")
     if verdict == "fail":
         message += f"; {why(worst)}"
     low, high = intervals[worst]
     return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
+
+
+def would_decide(found: Mapping[str, Any], shared: int, near: str) -> str:
+    """What an inconclusive gate's message ends in. shared: how many questions share the time."""
+    if "needed" not in found:
+        return "; too few rounds to decide"
+    needed = found["needed"]
+    if needed is None:
+        return f"; it is {near} that no number of rounds would decide"
+    seconds = round_up(needed["seconds"] * shared)
+    return (
+        f"; about {needed['rounds']} rounds would decide, with latency.max_seconds: {seconds} "
+        f"(or latency.iterations: {needed['rounds']}, however long that takes)"
+    )
+
+
+def round_up(seconds: float) -> int:
+    """To two digits, with a little to spare: timing is no exact prediction."""
+    wanted = max(1.1 * seconds, 1.0)
+    unit = int(10 ** max(math.floor(math.log10(wanted)) - 1, 0))
+    return math.ceil(wanted / unit) * unit
 
 
 def _upper(interval: Sequence[float | None]) -> float:
@@ -204,8 +288,8 @@ def run_wider(inspected: Mapping[str, Any]) -> str:
     )
 
 
-def within(found: Mapping[str, Any], limit: float, what: str) -> Gate:
-    """The 99th percentile of `found` against a limit in ms."""
+def within(found: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
+    """The 99th percentile of `found` against a limit in ms. shared: as of would_decide."""
     low, high = found["p99_interval"]
     verdict = "inconclusive"
     if high is not None and high <= limit:
@@ -217,5 +301,5 @@ def within(found: Mapping[str, Any], limit: float, what: str) -> Gate:
         least, allowed = breach(low, limit)
         message += f"; {least} at least, {allowed} is allowed"
     if verdict == "inconclusive":
-        message += f"; its interval spans {limit} ms, or more latency.iterations are needed"
+        message += would_decide(found, shared, f"so near {limit:g} ms")
     return Gate("speed.p99_ms", verdict, found["p99"], limit, (low, high), message)

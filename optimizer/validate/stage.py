@@ -11,7 +11,9 @@ Writes report.json:
                   see hops.Entry; ok null: not run here, why; `optimize explain` words it
     quality       see quality.py, for text-generation perplexity.py; with a note when another
                   runtime answered for the engine
-    speed         see speed.py and generation_speed.py; null when this machine cannot run the engine
+    also          {name: the same on each further set, and report_only: whether it has no gate}
+    speed         see speed.py, generation_speed.py, rounds.py; null when this machine cannot run
+                  the engine
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is not built here
     modules       the compress stage's row per module
@@ -28,17 +30,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from optimizer.errors import DataError
 from optimizer.harness.machine import this_machine
-from optimizer.load.datasets import Sample, check_disjoint, digest, labelled_as, samples
+from optimizer.load.datasets import Sample, check_disjoint, digest, samples
 from optimizer.progress import say
 from optimizer.recipe import DataSpec, Validation
-from optimizer.store import Estimate, Shapes, Stage
+from optimizer.store import Stage
 from optimizer.validate import (
     answers,
+    evaluation,
     generation_quality,
     generation_speed,
     ledger,
@@ -49,11 +50,13 @@ from optimizer.validate import (
     speed,
 )
 from optimizer.validate import gates as gating
+from optimizer.validate.estimate import estimate
+from optimizer.validate.evaluation import FIRST, Judged, Rows
 from optimizer.validate.gates import Gate
 from optimizer.validate.hops import Entry
+from optimizer.validate.ledger_texts import ledger_texts
 from optimizer.validate.materials import Materials
-
-LEDGER_TEXTS = 32
+from optimizer.validate.quality import Answers
 
 
 def run(
@@ -70,12 +73,12 @@ def run(
     model: lower, engine: build). Raises DataError when the data sets overlap or lack what the
     metric needs."""
     data = _data(section)
-    rows = data["validate.data"]
-    held_out = ledger_texts(rows)
+    held_out = ledger_texts(data["validate.data"])
     materials = Materials(section, source, state, graph, model, engine, held_out)
-    rows = labelled_as(rows, section.validate_.data, materials.contract.labels)
+    sets = evaluation.sets(section.validate_, data, materials.contract.labels)
     with _one_torch_thread():
         machine = _machine()
+        rows = sets[FIRST]
         reference = answers.reference(materials, rows, data.get("validate.train"))
         sensed = sense.before(materials, data, rows, reference)
         entries = ledger.run(materials)
@@ -85,6 +88,7 @@ def run(
         "sense": sensed,
         "ledger": [e.as_dict() for e in entries],
         "quality": None,
+        "also": {},
         "speed": None,
         "not_measured": {},
         "engine": {k: materials.inspected.get(k) for k in ("deferred", "why")},
@@ -97,17 +101,19 @@ def run(
     target = section.target
     device = "cpu" if elsewhere else getattr(target, "runs_on", target.device)
     with _one_torch_thread():
-        judged, report["quality"] = _quality(materials, rows, reference, device)
-    report["sense"] |= sense.after(materials, judged, report["quality"])
-    gates += judged
+        judged = _quality(materials, sets, reference, device)
+    found, report["quality"], report["also"] = evaluation.gathered(section.validate_, judged)
+    report["sense"] |= sense.after(materials, judged[FIRST][0], report["quality"])
+    gates += found
     if untimed:
         report["not_measured"] = {"speed": untimed}
         gates += speed.unmeasured(section.validate_.latency, untimed)
     if elsewhere:
-        report["quality"]["note"] = (
-            "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the "
-            "same function in its own kernels"
-        )
+        for judged_on in (report["quality"], *report["also"].values()):
+            judged_on["note"] = (
+                "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes "
+                "the same function in its own kernels"
+            )
     if not untimed:
         texts = [r.text for r in data.get("validate.latency.data", ())] or list(speed.NEUTRAL)
         timing = generation_speed if materials.task == "text-generation" else speed
@@ -150,6 +156,7 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     named = {
         "calibrate": section.calibrate.data if section.calibrate else None,
         "validate.data": section.validate_.data,
+        **evaluation.further(section.validate_),
         "validate.train": section.validate_.train,
         "validate.latency.data": section.validate_.latency.data,
     }
@@ -166,19 +173,6 @@ def _data(section: Validation) -> dict[str, list[Sample]]:
         rows["calibrate"] = samples(wanted.data, limit, wanted.seed)
     check_disjoint(rows)
     return rows
-
-
-def ledger_texts(rows: Sequence[Sample]) -> list[str]:
-    """LEDGER_TEXTS texts of all lengths, evenly through the rows sorted by length."""
-    texts = sorted(dict.fromkeys(r.text for r in rows), key=len)
-    if len(texts) < 3:
-        raise DataError(
-            f"{len(texts)} different texts",
-            where="validate.data",
-            accepted="three or more, so that padding and batches can be compared",
-        )
-    at = np.unique(np.linspace(0, len(texts) - 1, LEDGER_TEXTS).round().astype(int))
-    return [texts[i] for i in at]
 
 
 def _ledger_gate(entries: Sequence[Entry]) -> Gate:
@@ -211,19 +205,34 @@ def check_inputs(section: Validation, source: Path) -> None:
         sense.warn(found["warnings"])
 
 
-def _quality(
+def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, device: str) -> Judged:
+    """Of each set the quality gates and section: the source model and the candidate on the same
+    rows."""
+    if reference is None:
+        return generation_quality.quality(m, sets, device)
+    baseline, fit_on = reference
+    made = {}
+    with closing(on_gpu.candidate(m, device)) as runner:
+        for name, rows in sets.items():
+            on = f" on {name}" if name else ""
+            if name != FIRST:
+                baseline = answers.answer(
+                    m, answers.TorchRunner(m), rows, f"validate: baseline{on}"
+                )
+            candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
+            made[name] = _compared(m, rows, baseline, candidate, fit_on)
+    return made
+
+
+def _compared(
     m: Materials,
     rows: Sequence[Sample],
-    reference: answers.Reference | None,
-    device: str,
+    baseline: Answers,
+    candidate: Answers,
+    fit_on: answers.Train | None,
 ) -> tuple[list[Gate], dict[str, Any]]:
-    """The quality gates and section: the source model and the candidate on the same rows."""
-    if reference is None:
-        return generation_quality.quality(m, rows, device)
+    """Of one set. fit_on: the probe's rows and the baseline's answers to them."""
     wanted = m.section.validate_
-    baseline, fit_on = reference
-    with closing(on_gpu.candidate(m, device)) as runner:
-        candidate = answers.answer(m, runner, rows, "validate: candidate")
     metric = quality.compare(wanted.metric, rows, baseline, candidate, fit_on, wanted.confidence)
     cosines = quality.cosines_of(baseline.text, candidate.text)
     decision, section = quality.judge(
@@ -274,38 +283,6 @@ def files(section: Validation) -> Mapping[str, str]:
         **{name: digest(spec) for name, spec in specs(section).items()},
         "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
     }
-
-
-def estimate(section: Validation, shapes: Shapes) -> Estimate:
-    """Three models in memory at once; time is dominated by evaluation and timing."""
-    elements = sum(math.prod(s) for s in shapes.values())
-    if section.validate_.metric == "perplexity":
-        return _writing(section, shapes, elements)
-    rows = section.validate_.data.samples or 1000
-    cells = len(section.validate_.latency.batch) * len(section.validate_.latency.sequence)
-    rounds = cells * section.validate_.latency.iterations
-    per_text = 2e-9 * elements
-    return Estimate(
-        memory=(700 << 20) + 20 * elements,
-        disk=1 << 20,
-        seconds=10 + per_text * (2 * rows + 12 * rounds),
-    )
-
-
-def _writing(section: Validation, shapes: Shapes, elements: int) -> Estimate:
-    """Of text-generation: about a hundred windows through both models, with the logits of one in
-    memory for each, and then one token after the other."""
-    wanted = section.validate_
-    latency, vocabulary = wanted.latency, max((max(s) for s in shapes.values()), default=0)
-    logits = 2 * 4 * wanted.sequence_length * vocabulary
-    rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
-    tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
-    judged = 2 * 100 * wanted.sequence_length
-    return Estimate(
-        memory=(900 << 20) + 12 * elements + logits,
-        disk=1 << 20,
-        seconds=30 + 7e-11 * elements * (judged + 2 * rounds * tokens),
-    )
 
 
 STAGE = Stage(

@@ -1,7 +1,7 @@
 """Timing: what is counted, in which order, and how far the percentiles can be trusted."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,30 @@ def run(**options: Any) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     systems = {n: Recorder(n, log).system() for n in names}
     made = bench.measure(systems, [(2, 8)], ["one two three", "four"], **options)
     return made, log
+
+
+def test_more_rounds_follow_as_long_as_they_are_asked_for() -> None:
+    seen: list[int] = []
+
+    def more(times: Mapping[str, Sequence[float]]) -> int:
+        seen.append(len(times["a"]))
+        return (4, 2, 0)[len(seen) - 1]
+
+    system = bench.System(lambda t, _: t, lambda a: a, lambda o, _: o)
+    made = bench.measure({"a": system}, [(1, 2)], ["x"], iterations=3, warmup=2, more=more)
+    assert seen == [3, 7, 9]
+    assert made["cells"][0]["runs"] == 9
+    assert len(made["cells"][0]["systems"]["a"]["end_to_end"]["samples"]) == 9
+
+
+@pytest.mark.parametrize("percent", [5, 50, 90, 99])
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.999])
+def test_the_fewest_samples_bound_a_percentile_on_both_sides(
+    percent: float, confidence: float
+) -> None:
+    enough = bench.fewest(percent, confidence)
+    assert None not in bench.percentile_interval(range(enough), percent, confidence)
+    assert None in bench.percentile_interval(range(enough - 1), percent, confidence)
 
 
 def test_each_round_asks_every_system_the_same_once_in_a_rotating_order() -> None:

@@ -75,6 +75,16 @@ def test_every_element_is_closed_in_order() -> None:
     assert reader.open == []
 
 
+def test_a_further_evaluation_set_has_a_card_and_a_row_of_its_own() -> None:
+    made = document()
+    section = copy.deepcopy(made["reports"][0]["quality"])
+    made["reports"][0]["also"] = {"novels": {**section, "report_only": True}}
+    page = Reader(render(made)).text
+    assert "as good as float on novels?" in page
+    assert "no gate follows from it" in page
+    assert ", novels" in summary(made)
+
+
 def test_the_page_asks_nothing_of_the_network() -> None:
     page = render(document())
     for tag, attributes in Reader(page).elements:

@@ -40,9 +40,24 @@ def test_other_clean_models_raise_nothing(tmp_path: Path, seed: int) -> None:
     assert_clean(ledger.run(make(tmp_path / "run", wanted).materials()))
 
 
-def test_every_entry_is_plain_json(runs: dict[str, Run]) -> None:
-    for entry in ledger.run(runs["w8"].materials()):
+def test_every_entry_is_plain_json_and_what_no_one_looks_at_any_more_is_dropped(
+    runs: dict[str, Run],
+) -> None:
+    materials = runs["w8"].materials()
+    for entry in ledger.run(materials):
         json.dumps(entry.as_dict(), allow_nan=False)
+    known = set(dir(materials))
+    for names in ledger.LAST_USED.values():
+        assert set(names) <= known
+        assert not set(names) & set(vars(materials))
+
+
+def test_only_what_graphs_are_cut_at_is_kept_of_a_trace(runs: dict[str, Run]) -> None:
+    m = runs["w8"].materials()
+    with_edges = [i for i, one in enumerate(m.simulated_traces) if one.inputs and one.outputs]
+    assert with_edges == m.sampled
+    assert len(with_edges) < len(m.batches)
+    assert all(one.result for one in m.simulated_traces)
 
 
 def test_a_deferred_engine_is_recorded_as_not_run_with_the_reason(

@@ -83,6 +83,51 @@ def test_p99_is_judged_by_its_interval(p99: Interval, verdict: str) -> None:
     assert gate.verdict == verdict
 
 
+def test_an_undecided_gate_says_what_would_decide_it() -> None:
+    undecided = section((0.9, 1.1), (0.4, 0.5))
+    undecided["cells"][0]["ratio"]["needed"] = {"rounds": 320, "seconds": 95.0}
+    (gate,) = speed.gates(undecided, Latency(), ALL_FUSED)
+    assert "about 320 rounds" in gate.message
+    assert "latency.max_seconds: 210" in gate.message  # for each of two cells, and some to spare
+    undecided["cells"][0]["ratio"]["needed"] = None
+    (gate,) = speed.gates(undecided, Latency(), ALL_FUSED)
+    assert "no number of rounds" in gate.message
+
+
+def timed(run: Run, **latency: Any) -> tuple[Any, dict[str, speed.Gate]]:
+    """The measured section and the gates of a run with this latency section."""
+    m = run.materials()
+    wanted = m.section.validate_.latency.model_copy(update=latency)
+    inner = m.section.validate_.model_copy(update={"latency": wanted})
+    m.section = m.section.model_copy(update={"validate_": inner})
+    found = speed.measure(m, list(speed.NEUTRAL))
+    return found, {g.name: g for g in speed.gates(found, wanted, ALL_FUSED)}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "peak_memory", lambda *_: {})
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_gate_that_so_few_rounds_cannot_decide_takes_more(runs: dict[str, Run]) -> None:
+    found, gates = timed(runs["w8"], p99_ms=10_000.0)
+    assert [c["runs"] for c in found["cells"]] == [5]
+    assert found["p99"]["looks"][-1]["rounds"] > 368
+    assert gates["speed.p99_ms"].verdict == "pass"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_gate_that_runs_out_of_time_says_what_would_decide_it(runs: dict[str, Run]) -> None:
+    found, gates = timed(runs["w8"], must_beat_float=True, max_seconds=1e-6)
+    (cell,) = found["cells"]
+    assert cell["runs"] == 5
+    assert cell["ratio"]["looks"] == []
+    gate = gates["speed.must_beat_float"]
+    assert gate.verdict == "inconclusive"
+    assert f"about {cell['ratio']['needed']['rounds']} rounds would decide" in gate.message
+
+
 def test_three_systems_are_timed_in_one_run_and_weighed(runs: dict[str, Run]) -> None:
     found = speed.measure(runs["w8"].materials(), list(speed.NEUTRAL))
     (cell,) = found["cells"]

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
+from optimizer.recipe import DataSpec, EvaluationSet
 from optimizer.store import digest_file
 from optimizer.validate import explain, speed
-from optimizer.validate.stage import STAGE, check_inputs, ledger_texts
-from tests.conftest import sentences
+from optimizer.validate.ledger_texts import ledger_texts
+from optimizer.validate.stage import STAGE, check_inputs
+from tests.conftest import sentences, write_rows
 from tests.validate import mutations as m
 from tests.validate.runs import FOLDERS, Run
 
@@ -61,6 +63,51 @@ def test_a_good_run_passes_every_gate(classifier_run: Run, tmp_path: Path) -> No
     assert sense["reference"]["value"] == found["quality"]["baseline"]["value"] == 0.875
     file = classifier_run.folder("source") / "checkpoint/tokenizer.json"
     assert sense["tokenizer"] == digest_file(file)
+
+
+def further(folder: Path, seed: int, **options: Any) -> EvaluationSet:
+    """64 labelled rows of their own."""
+    file = write_rows(folder / f"further{seed}.jsonl", 64, seed)
+    columns = {"text": "text", "label": "label"}
+    data = DataSpec(source="json", files=(str(file),), columns=columns)
+    return EvaluationSet(data=data, **options)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_further_set_has_gates_of_its_own_and_one_that_is_reported_only_has_none(
+    classifier_run: Run, tmp_path: Path
+) -> None:
+    also = {"judged": further(tmp_path, 5), "seen": further(tmp_path, 6, report_only=True)}
+    found = report(
+        changed(classifier_run, max_drop=0.5, min_cosine=0.9, also=also), tmp_path / "out"
+    )
+    assert [g["name"] for g in found["gates"]] == [
+        "ledger",
+        "quality.accuracy",
+        "quality.min_cosine",
+        "quality.accuracy.judged",
+        "quality.min_cosine.judged",
+    ]
+    assert {n: s["report_only"] for n, s in found["also"].items()} == {
+        "judged": False,
+        "seen": True,
+    }
+    values = [s["cosine"]["mean"] for s in (found["quality"], *found["also"].values())]
+    assert len(set(values)) == 3
+    assert found["also"]["seen"]["difference"]["interval"] is not None
+
+
+def test_a_further_set_shares_no_text_with_calibration_or_the_first_set(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["static"]
+    assert run.section.calibrate is not None
+    for data in (run.section.calibrate.data, run.section.validate_.data):
+        also = {"same": EvaluationSet(data=data, report_only=True)}
+        with pytest.raises(DataError, match="is also in the"):
+            STAGE.run(
+                changed(run, also=also).section, *(run.folder(f) for f in FOLDERS), out=tmp_path
+            )
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,0 +1,78 @@
+"""What validate is predicted to need, from the checkpoint's headers and the lengths of the texts.
+
+memory = the libraries + the float model + parameters that a method folded + the linear weights
+         de-quantized + what enters and leaves the linear modules while the ledger's sample goes
+         through the float and the compressed model (materials.py: sampled) + a graph that is cut:
+         read, written and held by its session, and once more as its kernels want it;
+         of text-generation not less than both models and the logits of one window
+seconds  evaluation and timing
+
+Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/validate_memory.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+from optimizer.load.datasets import samples
+from optimizer.recipe import Validation
+from optimizer.store import Estimate, Shapes
+from optimizer.validate.decoder_batches import FEWEST, MEMORY, MOST
+from optimizer.validate.ledger_texts import ledger_texts
+
+ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
+LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
+COPIES = 3  # of a float graph's weights, while its pieces run
+LONGEST = 128  # tokens of a ledger input
+CHARACTERS = 4  # of a token of English, about
+
+
+def estimate(section: Validation, shapes: Shapes) -> Estimate:
+    """shapes: of every tensor of the checkpoint."""
+    wanted = section.validate_
+    elements = sum(math.prod(s) for s in shapes.values())
+    generates = wanted.metric == "perplexity"
+    memory = LIBRARIES + _ledger(section, shapes, elements, generates)
+    latency = wanted.latency
+    rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
+    if generates:
+        tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
+        judged = 2 * WINDOWS * (1 + len(wanted.also)) * wanted.sequence_length
+        seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
+        vocabulary = max((max(s) for s in shapes.values()), default=0)
+        logits = 2 * 4 * wanted.sequence_length * vocabulary
+        memory = max(memory, LIBRARIES + 12 * elements + logits)
+    else:
+        sets = [wanted.data, *(s.data for s in wanted.also.values())]
+        rows = sum(data.samples or ROWS for data in sets)
+        seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
+    return Estimate(memory=memory, disk=1 << 20, seconds=seconds)
+
+
+def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> int:
+    """Bytes of the hop that cuts the float graph."""
+    # An embedding is no linear module: it is the widest matrix, and of its vocabulary's length.
+    matrices = [s for s in shapes.values() if len(s) == 2]
+    tables = max((max(s) for s in matrices), default=0)
+    linear = [s for s in matrices if max(s) < tables]
+    quantized = sum(map(math.prod, linear))
+    folded = quantized if section.quantize.transforms else 0
+    per_token = 4 * sum(map(sum, linear))
+    sampled, whole = _tokens(section, per_token, generates)
+    learned = set(section.quantize.rounders) - {"rtn", "keep"}
+    kept = 2 * per_token * sampled + (per_token * whole if learned else 0)
+    return 4 * (elements + quantized + folded + COPIES * elements) + kept
+
+
+def _tokens(section: Validation, per_token: int, generates: bool) -> tuple[int, int]:
+    """(tokens of the sampled batches, of all), padding included."""
+    if generates:
+        every = min(MOST, max(FEWEST, MEMORY // max(per_token, 1)))
+        return every, 2 * every
+    lengths = [
+        min(LONGEST, len(text) // CHARACTERS + 3)
+        for text in ledger_texts(samples(section.validate_.data))
+    ]
+    middle = lengths[len(lengths) // 2 :][:8] or lengths[-1:]
+    sampled = 3 * lengths[-1] + 8 * middle[-1]
+    return sampled, sum(lengths) + 4 * lengths[-1]

@@ -1,0 +1,58 @@
+"""The evaluation sets of a recipe: validate.data, and those of validate.also by name.
+
+All are judged by one rule, metric and margin. The first set's gates are quality.<metric> and so on;
+those of a further set have its name behind, quality.<metric>.<name>. Every gate must pass, so a
+candidate that is too bad on any one set passes with probability at most alpha, however many sets
+there are (an intersection-union test: Berger 1982, Technometrics 24, 295-300): none of them needs
+to be stricter than alone. A set that is report_only has its section, and no gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from optimizer.load.datasets import Sample, labelled_as
+from optimizer.progress import say
+from optimizer.recipe import DataSpec, Validate
+from optimizer.validate.gates import Gate
+
+FIRST = ""
+"""The name of validate.data."""
+
+Rows = Mapping[str, Sequence[Sample]]
+Judged = Mapping[str, tuple[list[Gate], dict[str, Any]]]
+"""Per set, its gates and its section of the report."""
+
+
+def further(wanted: Validate) -> dict[str, DataSpec]:
+    """The data of validate.also by its place in the recipe."""
+    return {f"validate.also.{name}.data": part.data for name, part in wanted.also.items()}
+
+
+def sets(wanted: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[str, list[Sample]]:
+    """The rows of every set by name, label ids as the model has them. rows: by place."""
+    made = {FIRST: labelled_as(rows["validate.data"], wanted.data, labels)}
+    for (place, spec), name in zip(further(wanted).items(), wanted.also, strict=True):
+        made[name] = labelled_as(rows[place], spec, labels)
+    return made
+
+
+def gathered(
+    wanted: Validate, judged: Judged
+) -> tuple[list[Gate], dict[str, Any], dict[str, dict[str, Any]]]:
+    """The gates of all sets that have some, the first set's section, and the others' by name."""
+    gates, first = judged[FIRST]
+    made, others = list(gates), {}
+    for name, part in wanted.also.items():
+        found, section = judged[name]
+        others[name] = {**section, "report_only": part.report_only}
+        if part.report_only:
+            for gate in found:
+                say(f"validate: reported only: on {name}: {gate.message}")
+            continue
+        made += [
+            replace(g, name=f"{g.name}.{name}", message=f"on {name}: {g.message}") for g in found
+        ]
+    return made, first, others

@@ -1,0 +1,39 @@
+"""What validate is predicted to need follows from the model's shapes, the texts and the recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimizer.store import Estimate
+from optimizer.validate.estimate import LIBRARIES, estimate
+from tests.validate.runs import Run
+from tests.validate.test_stage import changed, further
+
+WIDTH, TABLE = 512, 20_000
+
+
+def predicted(run: Run, layers: int, width: int = WIDTH, **validate: Any) -> Estimate:
+    shapes = {f"layer.{i}.weight": (width, 4 * width) for i in range(layers)}
+    shapes["embeddings.weight"] = (TABLE, width)
+    return estimate(changed(run, **validate).section, shapes)
+
+
+def test_memory_is_the_libraries_and_grows_by_several_times_the_weights(
+    runs: dict[str, Run],
+) -> None:
+    few, many = (predicted(runs["w8"], n).memory for n in (4, 8))
+    block = 4 * 4 * WIDTH * 4 * WIDTH
+    assert 4 * block < many - few < 8 * block
+    assert predicted(runs["w8"], 0, width=1).memory < 1.01 * LIBRARIES
+
+
+def test_folded_parameters_are_held_beside_the_float_ones(runs: dict[str, Run]) -> None:
+    plain, folded = (predicted(runs[n], 4).memory for n in ("static", "smooth"))
+    assert folded - plain == 4 * 4 * WIDTH * 4 * WIDTH
+
+
+def test_a_further_set_takes_time_and_no_memory(runs: dict[str, Run], tmp_path: Any) -> None:
+    one = predicted(runs["w8"], 4)
+    two = predicted(runs["w8"], 4, also={"more": further(tmp_path, 5)})
+    assert two.seconds > one.seconds
+    assert two.memory == one.memory
