@@ -1,11 +1,17 @@
-"""One part of one cell of false_alarms.py, in a process of its own whose environment says which
-processor it believes to have.
+"""A process that has imported everything and forks a child for each part of a cell of
+false_alarms.py: imports cost more than many parts do.
 
-    python false_alarm_worker.py model MODEL SEED SOURCE         the load stage's folder, at SOURCE
-    python false_alarm_worker.py compress CELL SOURCE FOLDER     compress to build, below FOLDER
-    python false_alarm_worker.py validate CELL SOURCE FOLDER     the ledger of what is there
+Nothing of torch has run before the fork, so the child still chooses its kernels by the environment
+that it is given: the processor it shall believe to have. A child that dies takes no other along.
 
-CELL: a JSON object of its fields. The last two write FOLDER/<part>.json:
+A request is a line of JSON on stdin:
+    do            "model" (the load stage's folder, at SOURCE), "compress" (compress to build, below
+                  FOLDER), or "validate" (the ledger of what is there)
+    cell, source, folder
+    environment, log, limit    the child's: variables, file for its output, seconds
+The answer is a line on stdout: {"status": exit code or -signal, "cpu": seconds, user and system}.
+
+"compress" and "validate" write FOLDER/<part>.json, whole or not at all:
     seconds   {stage: seconds}
     refused   null | {stage, hop, kind, messages}: kind is "verdict" (a stage or a hop refuses),
               "crash" (it raised what it should not), or "unsupported" (the recipe cannot be done)
@@ -15,12 +21,18 @@ CELL: a JSON object of its fields. The last two write FOLDER/<part>.json:
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import os
+import random
+import shutil
+import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +41,39 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from false_alarm_cells import TEXTS, Cell, recipe
 
 if TYPE_CHECKING:
+    from optimizer.recipe import Export
     from optimizer.validate.hops import Entry
 
 NOT_BUILT = "false_alarms.py judges the lowered model: engines are built by `optimize`"
 
+IMPORTED = (
+    "accelerate",
+    "datasets",
+    "false_alarm_models",
+    "onnxruntime",
+    "onnxscript.function_libs.torch_lib.ops",
+    "optimizer.build.stage",
+    "optimizer.compress.stage",
+    "optimizer.export.stage",
+    "optimizer.load.datasets",
+    "optimizer.load.stage",
+    "optimizer.lower.stage",
+    "optimizer.validate.ledger",
+    "sklearn",
+    "torch._functorch.aot_autograd",
+    "torch.onnx._internal.exporter._core",
+    "transformers.models.bert.modeling_bert",
+    "transformers.pipelines",
+)
+"""What a part imports, late or early; what is missing here each child imports again."""
 
-def compress(cell: Cell, source: Path, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """(stage, what it does), in order: compress, export, lower, build."""
+
+def compress(
+    cell: Cell, source: Path, folder: Path, graphs: Path
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """(stage, what it does), in order: compress, export, lower, build. graphs: see exported()."""
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress_
-    from optimizer.export.stage import STAGE as export
     from optimizer.lower.stage import STAGE as lower
 
     made = recipe(cell, str(source))
@@ -47,13 +82,34 @@ def compress(cell: Cell, source: Path, folder: Path) -> Iterator[tuple[str, Call
     for made_folder in (state, graph, model, engine):
         made_folder.mkdir(parents=True)
     yield "compress", lambda: compress_.run(made.compression, source, out=state)
-    yield "export", lambda: export.run(target.export, source, state, out=graph)
+    shared = graphs / f"{cell.model}-{cell.seed}-{target.export.float}"
+    yield "export", lambda: exported(target.export, source, state, graph, shared)
     yield "lower", lambda: lower.run(target, source, state, graph, out=model)
     if target.runtime == "onnxruntime":
         yield "build", lambda: build.run(target, model, out=engine)
     else:
         document = {"deferred": True, "why": NOT_BUILT, "inspected": None}
         (engine / "engine.json").write_text(json.dumps(document))
+
+
+def exported(section: Export, source: Path, state: Path, out: Path, shared: Path) -> None:
+    """The export stage's folder at `out`. Where the state replaces no parameter it is that of every
+    such state of this model: made once at `shared`, and linked."""
+    from optimizer import state as compressed_state
+    from optimizer.export.stage import STAGE
+
+    if compressed_state.read(state).replaced:
+        STAGE.run(section, source, state, out=out)
+        return
+    if not shared.is_dir():
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=shared.parent))
+        STAGE.run(section, source, state, out=made)
+        try:
+            made.rename(shared)
+        except OSError:  # another cell made it meanwhile
+            shutil.rmtree(made)
+    shutil.copytree(shared, out, copy_function=os.link, dirs_exist_ok=True)
 
 
 def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
@@ -124,17 +180,21 @@ def refused_by(stage: str, error: Exception) -> dict[str, Any]:
     return {"stage": stage, "hop": "", "kind": kind, "messages": messages}
 
 
-def part(name: str, cell: Cell, source: Path, folder: Path) -> dict[str, Any]:
+def part(name: str, cell: Cell, source: Path, folder: Path, graphs: Path) -> dict[str, Any]:
     """What FOLDER/<part>.json says."""
+    import numpy as np
     import torch
 
+    random.seed(cell.seed)
+    np.random.seed(cell.seed)
+    torch.manual_seed(cell.seed)
     torch.set_num_threads(getattr(cell, f"{name}_threads"))
     result: dict[str, Any] = {"seconds": {}, "refused": None}
     if name == "validate":
         found: list[Entry] = []
         steps = iter([("ledger", lambda: found.extend(entries(cell, source, folder)))])
     else:
-        steps = compress(cell, source, folder)
+        steps = compress(cell, source, folder, graphs)
     for stage, run in steps:
         started = time.monotonic()
         try:
@@ -151,17 +211,55 @@ def part(name: str, cell: Cell, source: Path, folder: Path) -> dict[str, Any]:
     return result
 
 
-def main(arguments: Sequence[str]) -> None:
-    name, what, *rest = arguments
-    if name == "model":
+def do(request: Mapping[str, Any]) -> None:
+    """A request, in the child."""
+    cell, source = Cell(**request["cell"]), Path(request["source"])
+    if request["do"] == "model":
+        import torch
         from false_alarm_models import prepare
 
-        prepare(what, int(rest[0]), Path(rest[1]))
+        torch.set_num_threads(1)
+        prepare(cell.model, cell.seed, source)
         return
-    source, folder = map(Path, rest)
-    result = part(name, Cell(**json.loads(what)), source, folder)
-    (folder / f"{name}.json").write_text(json.dumps(result))
+    folder = Path(request["folder"])
+    result = part(request["do"], cell, source, folder, Path(request["graphs"]))
+    partial = folder / "part.partial"
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.rename(folder / f"{request['do']}.json")
+
+
+def forked(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a request in a child; its answer."""
+    child = os.fork()
+    if child:
+        _, status, used = os.wait4(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        return {"status": code, "cpu": round(used.ru_utime + used.ru_stime, 2)}
+    code = 1
+    try:
+        signal.alarm(request["limit"])
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(request["environment"])
+        do(request)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no answer
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(forked(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -7,8 +7,9 @@ Clean runs of the stages from load to the ledger: models × methods × schemes �
 dialects × processor personalities (false_alarm_cells.py draws a balanced sample; the same --seed
 gives the same cells, and fewer are the beginning of more). A cell runs in two processes,
 compress to build and the ledger, each with the environment of the processor it shall believe to
-have. Finished cells are kept in --work, as are the models, so a run that was stopped goes on where
-it was; with other code of optimizer/ they are run again.
+have; they are forked from one that has imported everything (false_alarm_worker.py). Finished parts
+are kept in --work, as are the models and float graphs, so a run that was stopped goes on where it
+was; with other code of optimizer/ they are run again.
 
 Writes false_alarms.json and .md to --results. Exits 3 when a run was refused.
 """
@@ -19,7 +20,9 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -29,11 +32,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(ROOT)]
 
 from encoder_int8 import cpu_flags  # noqa: E402
 from false_alarm_cells import Cell, cells  # noqa: E402
@@ -55,25 +59,63 @@ def code() -> str:
     return digest.hexdigest()[:12]
 
 
-def worker(arguments: Sequence[str], environment: dict[str, str], log: Path) -> str:
-    """Run false_alarm_worker.py; "" or why it did not end well, with the end of what it wrote."""
-    command = [sys.executable, str(HERE / "false_alarm_worker.py"), *arguments]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    with log.open("a", encoding="utf-8") as out:
+class Worker:
+    """A process of false_alarm_worker.py, started at the first call and again when it died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, do: str, cell: Cell, log: Path, **paths: Path) -> tuple[str, float]:
+        """("" or why it did not end well, with the end of what it wrote; CPU seconds)."""
+        request = {
+            "do": do,
+            "cell": asdict(cell),
+            "environment": {} if do == "model" else cell.environment(do),
+            "limit": LIMIT,
+            "log": str(log),
+            **{name: str(path) for name, path in paths.items()},
+        }
+        answer = self._asked(json.dumps(request))
+        if answer["status"] == 0:
+            return "", answer["cpu"]
+        if answer["status"] == -signal.SIGALRM:
+            return f"it did not end within {LIMIT} s", answer["cpu"]
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        last = " / ".join(text.strip().splitlines()[-3:])
+        return f"it ended with {answer['status']}: {last}", answer["cpu"]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+    def _asked(self, request: str) -> dict[str, Any]:
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, "PYTHONPATH": path, **environment},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT,
-            )
-        except subprocess.TimeoutExpired:
-            return f"it did not end within {LIMIT} s"
-    if done.returncode == 0:
-        return ""
-    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-    return f"it ended with {done.returncode}: {' / '.join(last)}"
+            process.stdin.write(request + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return dict(json.loads(line))
+        self._process = None
+        return {"status": process.wait(), "cpu": 0.0}
+
+    @staticmethod
+    def _started() -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        plain = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path}
+        return subprocess.Popen(
+            [sys.executable, str(HERE / "false_alarm_worker.py")],
+            env={**os.environ, **plain},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
 
 class Models:
@@ -85,43 +127,47 @@ class Models:
         self._locks: dict[str, threading.Lock] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def source(self, model: str, seed: int) -> Path:
+    def source(self, cell: Cell, worker: Worker) -> Path:
         """Raises RuntimeError with what the process that makes it wrote last."""
-        name = f"{model}-{seed}"
+        name = f"{cell.model}-{cell.seed}"
         with self._guard:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
             made = self._folder / name
             if not made.is_dir():
-                plain = {"OMP_NUM_THREADS": "1"}
-                log = self._folder / f"{name}.log"
-                wrong = worker(["model", model, str(seed), str(made)], plain, log)
+                wrong, _ = worker.run("model", cell, self._folder / f"{name}.log", source=made)
                 if wrong:
-                    raise RuntimeError(f"{model} could not be made: {wrong}")
+                    raise RuntimeError(f"{cell.model} could not be made: {wrong}")
             return made
 
 
-def run_cell(cell: Cell, models: Models, work: Path) -> dict[str, Any]:
-    """The cell's row."""
-    source = models.source(cell.model, cell.seed)
-    folder = work / "running" / cell.key
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def run_cell(cell: Cell, models: Models, work: Path, worker: Worker) -> dict[str, Any]:
+    """The cell's row. work: for this code; holds the cells under way, whose finished parts are
+    found again, and float graphs."""
+    source = models.source(cell, worker)
+    folder = work / cell.key
     row: dict[str, Any] = {"key": cell.key, "cell": asdict(cell), "refused": None, "ratios": []}
-    started = time.monotonic()
+    started, cpu = time.monotonic(), 0.0
     stages: dict[str, float] = {}
     for part in ("compress", "validate"):
-        arguments = [part, json.dumps(asdict(cell)), str(source), str(folder)]
-        wrong = worker(arguments, cell.environment(part), folder / "log.txt")
-        if wrong:
-            row["refused"] = {"stage": part, "hop": "", "kind": "crash", "messages": [wrong]}
-            break
-        found = json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
+        made = folder / f"{part}.json"
+        if not made.is_file():
+            if part == "compress":
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+            places = {"source": source, "folder": folder, "graphs": work / "graphs"}
+            wrong, used = worker.run(part, cell, folder / "log.txt", **places)
+            cpu += used
+            if wrong:
+                row["refused"] = {"stage": part, "hop": "", "kind": "crash", "messages": [wrong]}
+                break
+        found = json.loads(made.read_text(encoding="utf-8"))
         stages |= found.pop("seconds")
         row |= found
         if row["refused"]:
             break
-    row |= {"seconds": round(time.monotonic() - started, 1), "stages": stages}
+    seconds = round(time.monotonic() - started, 1)
+    row |= {"seconds": seconds, "cpu_seconds": round(cpu, 1), "stages": stages}
     shutil.rmtree(folder)
     return row
 
@@ -144,13 +190,26 @@ def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
     """The row of every cell, in their order; each is appended to work/rows.jsonl when it ends."""
     version, file = code(), work / "rows.jsonl"
     models = Models(work / "models")
+    _remove_other_code(work / "running", version)
     rows = finished(file, version)
     left = [c for c in chosen if c.key not in rows]
     say(f"false alarms: {len(chosen) - len(left)} of {len(chosen)} cells are finished already")
+    workers = [Worker() for _ in range(jobs)]
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def row_of(cell: Cell) -> dict[str, Any]:
+        worker = idle.get()
+        try:
+            return run_cell(cell, models, work / "running" / version, worker)
+        finally:
+            idle.put(worker)
+
     with ThreadPoolExecutor(jobs) as pool, file.open("a", encoding="utf-8") as out:
         if out.tell() and not file.read_bytes().endswith(b"\n"):
             out.write("\n")  # after a line that a kill cut short
-        running = [pool.submit(run_cell, c, models, work) for c in left]
+        running = [pool.submit(row_of, c) for c in left]
         for done in bar(as_completed(running), "false alarms", total=len(left)):
             row = done.result() | {"code": version}
             rows[row["key"]] = row
@@ -158,7 +217,24 @@ def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
             out.flush()
             if row["refused"]:
                 say(f"{row['key']} {Cell(**row['cell']).title}: {told(row['refused'])}")
+    for worker in workers:
+        worker.close()
+    if left:
+        say(f"false alarms: {_cpu_seconds() / len(left):.1f} CPU seconds a cell, models included")
     return [rows[c.key] for c in chosen]
+
+
+def _remove_other_code(running: Path, version: str) -> None:
+    """What cells left that were stopped under other code; nothing will go on with it."""
+    for folder in running.iterdir() if running.is_dir() else ():
+        if folder.name != version:
+            shutil.rmtree(folder)
+
+
+def _cpu_seconds() -> float:
+    """User and system, of every process that this one has started and that has ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def told(refused: dict[str, Any]) -> str:

@@ -133,7 +133,7 @@ def tiny_row(root: Path, chosen: list[Cell]) -> dict[str, Any]:
     run(Model.model_validate(section), root / "source")
     folder = root / "run"
     folder.mkdir()
-    compressed = worker.part("compress", cell, root / "source", folder)
+    compressed = worker.part("compress", cell, root / "source", folder, root / "graphs")
     assert compressed["refused"] is None
-    proven = worker.part("validate", cell, root / "source", folder)
+    proven = worker.part("validate", cell, root / "source", folder, root / "graphs")
     return {**proven, "cell": asdict(cell), "seconds": 1.0}
