@@ -4,13 +4,14 @@ A random model has widths that real ones of its architecture have (with seed 0 t
 size and one block, otherwise of a smaller one and two), heavy-tailed weights (Student's t with 4
 degrees of freedom) and, in every norm, a few channels whose gain and offset are
 far larger than the others' (as trained transformers have: arXiv 2208.07339, section 4). Its
-tokenizer is trained on the calibration texts, so that a vocabulary is small and no text unknown.
+tokenizer is made of the calibration texts, so that a vocabulary is small and no text unknown.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,20 +145,22 @@ def _config(kind: str, seed: int, vocabulary: int, other: dict[str, int]) -> Any
 
 
 def _encoder_tokenizer(folder: Path) -> int:
-    """WordPiece; returns the vocabulary's size."""
-    import transformers
-    from tokenizers import BertWordPieceTokenizer
+    """WordPiece; returns the vocabulary's size.
 
-    core = BertWordPieceTokenizer(lowercase=True)
-    core.train_from_iterator(
-        _written(),
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIALS),
-        show_progress=False,
-    )
-    core.save_model(str(folder))
-    words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    ids = {word: i for i, word in enumerate(words)}
+    It is every character and the most frequent words: the trainer of `tokenizers` breaks ties
+    otherwise each time, and the models of two runs would differ.
+    """
+    import transformers
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    split = BertPreTokenizer().pre_tokenize_str
+    normal = BertNormalizer(lowercase=True).normalize_str
+    counted = Counter(word for text in _written() for word, _ in split(normal(text)))
+    characters = sorted({c for word in counted for c in word})
+    words = sorted(counted, key=lambda word: (-counted[word], word))
+    pieces = [*SPECIALS, *characters, *(f"##{c}" for c in characters), *words]
+    ids = {piece: i for i, piece in enumerate(list(dict.fromkeys(pieces))[:VOCABULARY])}
     made = transformers.BertTokenizerFast(vocab=ids, do_lower_case=True, model_max_length=SEQUENCE)
     made.save_pretrained(folder)
     return len(ids)

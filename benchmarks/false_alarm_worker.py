@@ -238,17 +238,18 @@ def forked(request: Mapping[str, Any]) -> dict[str, Any]:
     code = 1
     try:
         signal.alarm(request["limit"])
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.environ.update(request["environment"])
-        do(request)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
+        with Path(request["log"]).open("a", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            os.environ.update(request["environment"])
+            try:
+                do(request)
+                code = 0
+            except Exception:
+                traceback.print_exc(file=log)
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(code)
 
 

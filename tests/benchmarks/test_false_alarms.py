@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -93,6 +94,8 @@ def test_a_cell_passes_and_its_row_becomes_a_page(tmp_path: Path, chosen: list[C
     document = table.summary([row], about())
     assert document["largest_ratio"]["ratio"] == max(r for _, r, _ in row["ratios"])
     assert "0 of 1 runs refused" in table.markdown(document)
+    (shared,) = (tmp_path / "graphs").iterdir()
+    assert (shared / "model.onnx").samefile(tmp_path / "run" / "graph" / "model.onnx")
 
 
 def test_a_refused_run_is_counted_and_an_unsupported_recipe_is_no_run(chosen: list[Cell]) -> None:
@@ -113,6 +116,61 @@ def test_only_whole_rows_of_the_same_code_are_finished(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"key": "a", "code": "1"}\n{"key": "b", "code": "2"}\n{"key": "c", "co')
     assert list(false_alarms.finished(file, "1")) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_random_model_is_the_same_each_time_it_is_made(tmp_path: Path, kind: str) -> None:
+    made = [tmp_path / name for name in ("one", "other")]
+    for folder in made:
+        models.write_random(folder, 0, kind, TINY)
+    for file in made[0].iterdir():
+        assert file.read_bytes() == (made[1] / file.name).read_bytes(), file.name
+
+
+def test_a_child_that_raises_is_an_answer_and_its_log_says_why(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    request = {"do": "compress", "cell": {}, "log": str(log), "limit": 60, "environment": {}}
+    assert worker.forked(request)["status"] == 1
+    assert "TypeError" in log.read_text()
+
+
+class Pretended:
+    """A worker that keeps what it is asked, and whose children end as `ends` says."""
+
+    def __init__(self, ends: dict[str, str]) -> None:
+        self.ends, self.asked = ends, list[str]()
+
+    def run(self, do: str, cell: Cell, log: Path, **paths: Path) -> tuple[str, float]:
+        self.asked.append(do)
+        if not self.ends[do]:
+            found = {"seconds": {do: 1.0}, "refused": None}
+            (paths["folder"] / f"{do}.json").write_text(json.dumps(found))
+        return self.ends[do], 1.0
+
+
+def run_one(cell: Cell, root: Path, pretended: Pretended) -> dict[str, Any]:
+    (root / "models" / f"{cell.model}-{cell.seed}").mkdir(parents=True)
+    made = false_alarms.Models(root / "models")
+    return false_alarms.run_cell(cell, made, root, cast(false_alarms.Worker, pretended))
+
+
+def test_a_part_that_was_finished_before_a_kill_is_not_run_again(
+    tmp_path: Path, chosen: list[Cell]
+) -> None:
+    folder = tmp_path / chosen[0].key
+    folder.mkdir()
+    (folder / "compress.json").write_text('{"seconds": {"compress": 2.0}, "refused": null}')
+    pretended = Pretended({"compress": "", "validate": ""})
+    row = run_one(chosen[0], tmp_path, pretended)
+    assert pretended.asked == ["validate"]
+    assert row["stages"] == {"compress": 2.0, "validate": 1.0}
+
+
+def test_a_part_that_dies_is_a_crash_of_its_cell(tmp_path: Path, chosen: list[Cell]) -> None:
+    row = run_one(chosen[0], tmp_path, Pretended({"compress": "", "validate": "it ended with -11"}))
+    assert (row["refused"]["kind"], row["refused"]["stage"]) == ("crash", "validate")
+    assert row["refused"]["messages"] == ["it ended with -11"]
+    assert not (tmp_path / chosen[0].key).exists()
 
 
 def about() -> dict[str, Any]:
