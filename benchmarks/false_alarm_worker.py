@@ -21,6 +21,7 @@ The answer is a line on stdout: {"status": exit code or -signal, "cpu": seconds,
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import math
@@ -258,6 +259,8 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each child's collector goes through all of it, which also copies its memory
     for line in sys.stdin:
         print(json.dumps(forked(json.loads(line))), file=answers, flush=True)
 
