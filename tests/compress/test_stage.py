@@ -37,7 +37,8 @@ def test_the_same_recipe_gives_the_same_bytes(loaded: Path, static: Path, tmp_pa
 
 
 def test_only_the_results_are_left_behind(static: Path) -> None:
-    assert set(contents(static)) == {"state.json", "tensors.safetensors", "modules.json"}
+    results = {"state.json", "tensors.safetensors", "modules.json", "corrections.safetensors"}
+    assert set(contents(static)) == results
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_two_of_the_same_model_give_the_same_limits(
 
 def test_another_correct_run_is_within_them(proven: Materials) -> None:
     spread = proven.correct.whole("state", "fp32")
-    chosen = proven.correct.batches
+    chosen = proven.sampled
     batches = [proven.batches[i] for i in chosen]
     arithmetic = proven.correct.arithmetic("fp32")
     others = monte_carlo.runs(
