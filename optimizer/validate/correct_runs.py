@@ -63,7 +63,8 @@ class CorrectRuns:
             if kind == "folded"
         }
         kernels = m.kernel_blocks if blocks else {}
-        return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth)
+        shifts = m.offset_biases if kind == "state" and precision != "fp32" else {}
+        return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth, shifts=shifts)
 
     def source(self) -> Spread:
         """Of the float model's outputs, as loaded or folded."""
@@ -139,7 +140,7 @@ class CorrectRuns:
         )
 
     def _token_runs(self, blocks: bool) -> list[list[dict[str, Array]]]:
-        arithmetic = self.arithmetic("fp32", blocks=blocks)
+        arithmetic = self.arithmetic(self._m.precision, blocks=blocks)
         return self._runs("state", replace(arithmetic, flips="token"))
 
     def _model(self, kind: str) -> nn.Module:
@@ -185,7 +186,9 @@ class CorrectRuns:
 
 
 def _named(arithmetic: Arithmetic) -> str:
-    return repr(replace(arithmetic, replaced={})) + (" folding" if arithmetic.replaced else "")
+    return repr(replace(arithmetic, replaced={}, shifts={})) + (
+        " folding" if arithmetic.replaced else ""
+    )
 
 
 def _seed(key: tuple[str, Arithmetic | str]) -> int:

@@ -308,6 +308,22 @@ class Materials:
         return value.float() if factor is None else value.float() / factor[None]
 
     @cached_property
+    def offset_biases(self) -> dict[str, Tensor]:
+        """{module: its bias in a graph that subtracts its input's offset first}, which takes the
+        offset back."""
+        if not self.signed or self.state.activations != "tensor":
+            return {}
+        biases = {}
+        for parameter, q in self.state.weights.items():
+            name = parameter.removesuffix(".weight")
+            covered = self.state.ranges.get(f"{name}:input")
+            if covered is not None and covered.offset and name in self.names.modules:
+                bias = self.folded_bias(name)
+                moved = q.dequantize().double().sum(1) * covered.offset
+                biases[name] = (moved if bias is None else moved + bias.double()).float()
+        return biases
+
+    @cached_property
     def kernel_blocks(self) -> dict[str, int]:
         """{weight-only module: inputs per int8 block}, into which its kernel quantizes what it
         multiplies."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,13 +61,15 @@ class Arithmetic:
     """unit: roundoff of stored values. sums: of the sums inside products. parameters: whether they
     are stored in less than float32, so rounded too. blocks: {module: size} of the int8 blocks in
     which the kernel of a weight-only module quantizes its input. replaced: {parameter: roundoffs},
-    as a share of its rms, that computing it beforehand cost. flips: who meets a flip in every
-    quantized input."""
+    as a share of its rms, that computing it beforehand cost. shifts: {module: bias (out,)} that
+    also takes back an input's offset: the product alone is larger than the result. flips: who
+    meets a flip in every quantized input."""
 
     unit: float = UNIT["fp32"]
     sums: float = UNIT["fp32"]
     blocks: Mapping[str, int] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
+    shifts: Mapping[str, Tensor] = field(default_factory=dict)
     flips: Literal["example", "token"] = "example"
 
     @property
@@ -227,14 +229,18 @@ def _linears(
     model: nn.Module, modules: Collection[str], mode: _Rounding, arithmetic: Arithmetic
 ) -> Iterator[_Place]:
     """Linear modules in that arithmetic: what they compute inside is bounded as a whole."""
-    place, handles = _Place(), []
+    place = _Place()
 
     def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
         block = arithmetic.blocks.get(name, 0)
+        # Without an offset to subtract in float32, x / step is one more stored value.
+        values = 1 + (arithmetic.coarse and name not in arithmetic.shifts)
 
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             mode.paused += 1
-            x = mode.moved(args[0], arithmetic.unit)
+            x = args[0]
+            for _ in range(values):
+                x = mode.moved(x, arithmetic.unit)
             step = _step(module, x, block)
             if step is not None:
                 x = _flipped(x, step, place.mask, mode, arithmetic.flips == "token")
@@ -242,28 +248,34 @@ def _linears(
 
         return hook
 
-    def after(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        inputs, width = args[0].norm(dim=-1, keepdim=True), weight.shape[1]
-        # sum of x_i^2 w_i^2 where neither knows the other; sums move each term by sqrt(n / 2)
-        # roundoffs, coarser storage moves each operand by one.
-        terms = inputs * weight.float().norm(dim=1) / math.sqrt(width)
-        by = arithmetic.sums * math.sqrt(width / 2)
-        by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
-        result = result + by * terms * mode.noise(result)
-        result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
-        mode.paused -= 1
-        return result
+    def after(name: str) -> Callable[..., Tensor]:
+        shift = arithmetic.shifts.get(name)
+        stored = None if shift is None else arithmetic.unit * shift * mode.noise(shift)
 
-    for name in modules:
-        handles.append(model.get_submodule(name).register_forward_pre_hook(before(name)))
-        handles.append(model.get_submodule(name).register_forward_hook(after))
-    try:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            inputs, width = args[0].norm(dim=-1, keepdim=True), weight.shape[1]
+            # sum of x_i^2 w_i^2 where neither knows the other; sums move each term by sqrt(n / 2)
+            # roundoffs, coarser storage moves each operand by one.
+            terms = inputs * weight.float().norm(dim=1) / math.sqrt(width)
+            by = arithmetic.sums * math.sqrt(width / 2)
+            by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
+            if shift is not None and stored is not None:
+                result = mode.moved(result - shift, arithmetic.unit) + shift + stored
+            result = result + by * terms * mode.noise(result)
+            result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
+            mode.paused -= 1
+            return result
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name in modules:
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before(name)).remove)
+            hooks.callback(module.register_forward_hook(after(name)).remove)
         yield place
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -274,15 +286,11 @@ def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterato
     def before(block: int) -> Callable[..., tuple[Tensor, ...]]:
         return lambda module, args: (_in_blocks(module, args[0], block), *args[1:])
 
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(before(block))
-        for name, block in blocks.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, block in blocks.items():
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before(block)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
@@ -361,7 +369,7 @@ class _Answers:
 @contextmanager
 def _answered(model: nn.Module, modules: Collection[str], mode: _Rounding) -> Iterator[_Answers]:
     """Each linear module notes its input and answers what the trace says."""
-    answers, handles = _Answers(), []
+    answers = _Answers()
 
     def before(_module: nn.Module, _args: tuple[Tensor, ...]) -> None:
         mode.paused += 1
@@ -382,11 +390,9 @@ def _answered(model: nn.Module, modules: Collection[str], mode: _Rounding) -> It
 
         return hook
 
-    for name in modules:
-        handles.append(model.get_submodule(name).register_forward_pre_hook(before))
-        handles.append(model.get_submodule(name).register_forward_hook(after(name)))
-    try:
+    with ExitStack() as hooks:
+        for name in modules:
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before).remove)
+            hooks.callback(module.register_forward_hook(after(name)).remove)
         yield answers
-    finally:
-        for handle in handles:
-            handle.remove()
