@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import code_per_token, code_static
@@ -78,6 +79,36 @@ def problems(
     return [problem for law in laws for problem in law.problems()]
 
 
+class _Readers:
+    """Which modules read one tensor alike, by range and factor: the first collects for all."""
+
+    def __init__(self, state: CompressedState, modules: Sequence[str]) -> None:
+        sites = {m: f"{m}:input" for m in modules}
+        self.ranges = {m: state.ranges.get(s) for m, s in sites.items()}
+        self.factors = {m: state.factors.get(s) for m, s in sites.items()}
+        self.first: dict[str, str] = {}
+        self._rows: Tensor | None = None
+        self._firsts: list[str] = []
+
+    def collects(self, module: str, rows: Tensor) -> bool:
+        """rows: one object for all modules that read it in turn (trace.observe)."""
+        if rows is not self._rows:
+            self._rows, self._firsts = rows, []
+        for first in self._firsts:
+            if self.ranges[first] == self.ranges[module] and _equal(
+                self.factors[first], self.factors[module]
+            ):
+                self.first[module] = first
+                return False
+        self._firsts.append(module)
+        self.first[module] = module
+        return True
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
 class Ranges:
     """Law 1."""
 
@@ -87,14 +118,19 @@ class Ranges:
         self._state = state
         if method is not None:
             self._choose = chooser(method.range, method.percentile, method.symmetric)
+        self._readers = _Readers(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
-        factor = self._state.factors.get(f"{module}:input")
+        if not self._readers.collects(module, rows):
+            return
+        factor = self._readers.factors[module]
         for kind in kinds:
             self._seen[kind][module].update(rows if factor is None else rows * factor)
 
     def problems(self) -> list[str]:
+        for seen in self._seen:
+            seen.update({m: seen[first] for m, first in self._readers.first.items()})
         empty = [m for m in self.modules if not self._seen[FINISHED][m].total]
         if empty:
             return [f"{m}:input: no input of that module was seen" for m in empty]
@@ -151,23 +187,26 @@ class Corrections:
     ) -> None:
         self._state, self._source, self._corrections = state, source, corrections
         self.modules = tuple(name.removesuffix(".bias") for name in corrections)
+        self._readers = _Readers(state, self.modules)
         self._seen = [{m: _Mean() for m in self.modules} for _ in range(3)]
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
-        site = f"{module}:input"
-        factor = self._state.factors.get(site)
+        if not self._readers.collects(module, rows):
+            return
+        factor, covered = self._readers.factors[module], self._readers.ranges[module]
         x = rows if factor is None else rows * factor
         coded = x
         if self._state.activations == "token":
             coded = code_per_token(x)
-        elif self._state.activations == "tensor":
-            covered = self._state.ranges[site]
+        elif covered is not None:
             low, high = (end * covered.scale for end in _ends(covered))
             x, coded = x.clamp(low, high), code_static(x, covered)
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
     def problems(self) -> list[str]:
+        for seen in self._seen:
+            seen.update({m: seen[first] for m, first in self._readers.first.items()})
         moved = [
             _relative(self._lost(FLOAT, module), self._lost(COMMON, module))
             for module in self.modules
@@ -198,7 +237,7 @@ class Corrections:
         are linear in what is multiplied, so that the mean inputs are enough."""
         weight, seen = f"{module}.weight", self._seen[kind][module]
         exact = self._state.replaced.get(weight, self._source[weight]).double()
-        factor = self._state.factors.get(f"{module}:input")
+        factor = self._readers.factors[module]
         if factor is not None:
             exact = exact / factor.double()
         quantized = self._state.weights[weight].dequantize().double()
@@ -213,7 +252,7 @@ class _Mean:
         self._count = 0
 
     def update(self, exact: Tensor, coded: Tensor) -> None:
-        sums = exact.double().sum(0), coded.double().sum(0)
+        sums = exact.sum(0, dtype=torch.float64), coded.sum(0, dtype=torch.float64)
         before = self._sums
         self._sums = sums if before is None else (before[0] + sums[0], before[1] + sums[1])
         self._count += len(exact)

@@ -115,14 +115,18 @@ def observe(
     modules: Collection[str],
     see: Callable[[str, Tensor], None],
 ) -> None:
-    """Run and show `see` the real tokens' inputs (tokens, width) of each of `modules`; nothing is
-    kept."""
+    """Run and show `see` the real tokens' inputs (tokens, width) of each of `modules`, one object
+    for all that read one tensor in turn; nothing is kept."""
     real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
     handles = []
+    last: list[Tensor] = []  # the tensor read last, and its rows
+
     for name in modules:
 
         def look(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
-            see(name, args[0].reshape(*real.shape, -1)[real])
+            if not last or last[0] is not args[0]:
+                last[:] = [args[0], args[0].reshape(*real.shape, -1)[real]]
+            see(name, last[1])
 
         handles.append(model.get_submodule(name).register_forward_pre_hook(look))
     try:
