@@ -27,7 +27,7 @@ from optimizer.recipe import Activations
 from optimizer.state import CompressedState, Range
 from optimizer.validate import trace
 from optimizer.validate.breach import breach
-from optimizer.validate.spread import normal_bound, upper_bound
+from optimizer.validate.spread import normal_bound
 
 COMPARED = 4  # of so many calibration batches one goes through the float model as well
 FINISHED, COMMON, FLOAT = range(3)
@@ -137,8 +137,9 @@ class Ranges:
         moved = []
         for module, histogram in self._seen[COMMON].items():
             own, usual = self._choose(histogram), self._choose(self._seen[FLOAT][module])
-            moved.append(max(_apart(usual, own), _resolution(histogram, own)))
-        bound = upper_bound(moved, len(moved), len(moved), 1 / 255)
+            if far := _apart(usual, own):  # where nothing moved, nothing is learned of how far
+                moved.append(far)
+        bound = normal_bound(moved, len(self.modules))
         wrong = []
         for module in self.modules:
             kept = self._state.ranges[f"{module}:input"]
