@@ -113,7 +113,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     from optimizer.harness.contract import read
     from optimizer.load.checkpoint import open_checkpoint
     from optimizer.load.model import torch_model
-    from optimizer.validate import monte_carlo, spread, trace
+    from optimizer.validate import monte_carlo, random_rounding, spread, trace
     from optimizer.validate.roundoff import UNIT
 
     contract, state = read(loaded / "contract.json"), states.read(state_folder)
@@ -126,7 +126,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     outputs = [o.name for o in contract.outputs]
     batch = ids(len(ROWS), min(grid["sequence"])) if kind == "encoder" else stepped(len(ROWS), 0)
     arrays = of(batch, [i.name for i in contract.inputs])
-    arithmetic = monte_carlo.Arithmetic(unit=UNIT["fp16"])
+    arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
     runs = monte_carlo.runs(model, [arrays], outputs, modules, arithmetic, spread.RUNS)
     plain = trace.run(model, arrays, outputs)
     mask = np.asarray(arrays["attention_mask"])

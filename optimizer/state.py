@@ -215,6 +215,9 @@ class _LazyWeights(Mapping[str, QTensor]):
         except ValueError as e:
             raise CheckpointError(str(e), where=f"{self._file}: {parameter}") from None
 
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._schemes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._schemes)
 
@@ -233,6 +236,9 @@ class _LazyFloats(Mapping[str, Tensor]):
             raise KeyError(parameter)
         with safe_open(self._file, "pt") as f:
             return cast(Tensor, f.get_tensor(parameter + self._suffix))
+
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

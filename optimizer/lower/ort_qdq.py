@@ -10,7 +10,9 @@
     Integer sums are exact, so this is the state's function up to float rounding.
  3. weight-only int8 and int4
       MatMul(x, DequantizeLinear(W)), which ONNX Runtime turns into MatMulNBits: int4 in blocks
-      of a power of two from 16 to 256, int8 also per channel
+      of a power of two from 16 to 256, int8 also per channel. It leaves a product in float whose
+      codes or scales another operator reads too (its pull request 28326), so a layer that is used
+      n times holds n copies of them.
 Where the state has a factor for a site, x is multiplied by it first. Asymmetric weights (3) are
 unsigned with an unsigned zero point. Products of rank 2 in 1 and 3 are of rank 3 by then
 (ort_rank.py). An embedding is no product: lookup.py.
@@ -73,7 +75,7 @@ def _static(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
 ) -> str:
     """Case 1."""
-    weight = dequantized_weight(surgeon, name, module, q)
+    weight = dequantized_weight(surgeon, products[0][0], name, module.parameter, q)
     for product, x in products:
         key = (x, covered.scale, covered.zero_point)
         if key not in surgeon.inputs:
@@ -95,8 +97,9 @@ def _weight_only(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products
 ) -> str:
     """Case 3."""
-    weight = dequantized_weight(surgeon, name, module, q, unsigned=q.zero_point is not None)
-    for product, x in products:
+    unsigned = q.zero_point is not None
+    for copy, (product, x) in enumerate(products):
+        weight = dequantized_weight(surgeon, product, name, module.parameter, q, unsigned, copy)
         product.replace_input_with(0, x)
         product.replace_input_with(1, weight)
     return "float"

@@ -7,13 +7,14 @@ What a quantized parameter `p` becomes, by granularity (K inputs, N outputs):
     group      p_codes [K, N] int4/8  p_scale [groups, N]  DequantizeLinear axis=0, block_size
 
 plus p_zero_point of p_scale's shape where the dialect takes one; an embedding's lie the other way
-round (lookup.py). New nodes and values are
+round (lookup.py). A second copy of the three ends in "_1". New nodes and values are
 named after the module: "<module>/weight", "<module>/input_codes", ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,10 @@ def scale_name(parameter: str) -> str:
 
 def zero_point_name(parameter: str) -> str:
     return f"{parameter}_zero_point"
+
+
+def _numbered(name: str, copy: int) -> str:
+    return f"{name}_{copy}" if copy else name
 
 
 @dataclass
@@ -113,11 +118,12 @@ class Surgeon:
 
 
 def weight_parts(
-    surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False
+    surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False, copy: int = 0
 ) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
     """Initializers (codes, scale, zero point or None) and the DequantizeLinear attributes.
 
     unsigned: codes counted from the lowest, zero point moved alike (only with a zero point).
+    copy: of a weight that is held several times, which.
     Raises OptimizeError when a scale is not exact in the graph's float type.
     """
     scale = packing.to_kn(q.scale.numpy())
@@ -129,11 +135,11 @@ def weight_parts(
     if q.zero_point is not None:
         points = packing.to_kn(q.zero_point.numpy()).reshape(shape)
         kind = _code_tensor(points, q.scheme.bits, unsigned)
-        zero = surgeon.constant(zero_point_name(parameter), kind)
+        zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), kind)
     codes = _code_tensor(packing.to_kn(q.codes.numpy()), q.scheme.bits, unsigned)
     return (
-        surgeon.constant(codes_name(parameter), codes),
-        surgeon.constant(scale_name(parameter), stored.reshape(shape)),
+        surgeon.constant(_numbered(codes_name(parameter), copy), codes),
+        surgeon.constant(_numbered(scale_name(parameter), copy), stored.reshape(shape)),
         zero,
         attributes,
     )
@@ -159,13 +165,19 @@ def _code_tensor(codes: Array, bits: int, unsigned: bool) -> ir.TensorProtocol:
 
 
 def dequantized_weight(
-    surgeon: Surgeon, name: str, module: Module, q: QTensor, unsigned: bool = False
+    surgeon: Surgeon,
+    before: ir.Node,
+    name: str,
+    parameter: str,
+    q: QTensor,
+    unsigned: bool = False,
+    copy: int = 0,
 ) -> ir.Value:
-    """Insert the weight's DequantizeLinear before its first use and return the float value."""
-    codes, scale, zero, attributes = weight_parts(surgeon, module.parameter, q, unsigned)
-    first = surgeon.products(module)[0]
+    """Insert a DequantizeLinear of the weight before that node and return the float value."""
+    codes, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
     given = [codes, scale] if zero is None else [codes, scale, zero]
-    return surgeon.insert(first, "DequantizeLinear", [*given], f"{name}/weight", name, **attributes)
+    label = surgeon.fresh(f"{name}/weight")
+    return surgeon.insert(before, "DequantizeLinear", [*given], label, name, **attributes)
 
 
 def factored_input(
@@ -206,13 +218,15 @@ def read_back(model: ir.Model, parameter: str) -> Array:
     """The float32 value (out, in) of a weight from its initializers in a lowered graph.
 
     Unpacked by onnx_ir, not by packing.py: (codes - zero point) * scale, in float32. What looks
-    rows of the codes up says that they lie as an embedding's do.
+    rows of the codes up says that they lie as an embedding's do. Raises OptimizeError when copies
+    of it differ.
     """
     held = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
     codes = held[codes_name(parameter)].numpy().astype(np.float32)
     scale = held[scale_name(parameter)].numpy().astype(np.float32)
     zero = held.get(zero_point_name(parameter))
     points = np.zeros_like(scale) if zero is None else zero.numpy().astype(np.float32)
+    _check_copies(held, parameter)
     users = model.graph.initializers[codes_name(parameter)].uses()
     if any(n.op_type == "Gather" for n, _ in users):
         by_row: Array = (codes - points) * scale
@@ -221,3 +235,15 @@ def read_back(model: ir.Model, parameter: str) -> Array:
         repeat = codes.shape[0] // scale.shape[0]
         scale, points = np.repeat(scale, repeat, 0), np.repeat(points, repeat, 0)
     return packing.from_kn((codes - points) * scale)
+
+
+def _check_copies(held: Mapping[str, ir.TensorProtocol], parameter: str) -> None:
+    for name in (codes_name(parameter), scale_name(parameter), zero_point_name(parameter)):
+        for copy in itertools.count(1):
+            other = held.get(_numbered(name, copy))
+            if other is None:
+                break
+            if not np.array_equal(other.numpy(), held[name].numpy()):
+                raise OptimizeError(
+                    f"{other.name} is no copy of {name}, the same weight in another operator"
+                )

@@ -39,7 +39,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
     coded = {}
     for name, module in quantized_modules(model, names, state.weights).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
-        weight = dequantized_weight(surgeon, name, module, q)
+        weight = dequantized_weight(surgeon, surgeon.products(module)[0], name, module.parameter, q)
         static = state.activations_of(name) == "tensor"
         for product in surgeon.products(module):
             if static:

@@ -18,7 +18,7 @@ from torch import nn
 from optimizer.lower import cut
 from optimizer.lower.opened import Source
 from optimizer.validate.materials import Materials
-from optimizer.validate.monte_carlo import ULPS
+from optimizer.validate.random_rounding import ULPS
 from optimizer.validate.roundoff import UNIT
 
 TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort_attention.py

@@ -16,7 +16,7 @@ from torch import nn
 
 from optimizer.validate import monte_carlo, spread
 from optimizer.validate.distance import Array
-from optimizer.validate.monte_carlo import Arithmetic
+from optimizer.validate.random_rounding import Arithmetic
 from optimizer.validate.roundoff import UNIT
 from optimizer.validate.spread import RUNS, Run, Spread
 from optimizer.validate.trace import Trace

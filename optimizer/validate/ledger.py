@@ -70,10 +70,15 @@ def run(materials: Materials) -> list[Entry]:
     a hop that cannot be carried out is a hop that failed."""
     chosen = DECODER_HOPS if materials.task == "text-generation" else HOPS
     entries = []
-    for hop in bar(chosen, "ledger"):
-        entries.append(run_hop(hop, materials))
-        materials.drop(LAST_USED.get(hop.__name__, ()))
-        gc.collect()  # graphs and models point at themselves, and are as large as the weights
+    gc.collect()
+    gc.freeze()  # what the program is made of need not be searched again after every hop
+    try:
+        for hop in bar(chosen, "ledger"):
+            entries.append(run_hop(hop, materials))
+            materials.drop(LAST_USED.get(hop.__name__, ()))
+            gc.collect()  # graphs and models point at themselves, and are as large as the weights
+    finally:
+        gc.unfreeze()
     return entries
 
 

@@ -25,10 +25,13 @@ def of_float_graph(m: Materials) -> Callable[[str], Linear]:
     """The float graph: parameters as the graph stores them, inputs in float."""
 
     def linear(module: str) -> Linear:
-        weight = _stored(m.folded_parameters[f"{module}.weight"], m.precision)
-        bias = m.folded_bias(module)
-        stored = None if bias is None else _stored(bias, m.precision)
-        return Linear(None, Product(weight, stored, m.precision))
+        def product() -> Product:
+            weight = _stored(m.folded_parameters[f"{module}.weight"], m.precision)
+            bias = m.folded_bias(module)
+            stored = None if bias is None else _stored(bias, m.precision)
+            return Product(weight, stored, m.precision)
+
+        return Linear(None, product)
 
     return linear
 
@@ -46,25 +49,34 @@ def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
 
 
 def _quantized(m: Materials, module: str, fused: bool) -> Linear:
-    q, site = m.state.weights[f"{module}.weight"], f"{module}:input"
-    weight, bias = q.dequantize().numpy(), stored_bias(m, module)
-    mode, factor = m.state.activations_of(module), m.state.factors.get(site)
+    site, mode = f"{module}:input", m.state.activations_of(module)
+    factor = m.state.factors.get(site)
     coarse = m.precision != "fp32"
-    if mode is None:
+
+    def values() -> tuple[Array, Array | None]:
+        q = m.state.weights[f"{module}.weight"]
+        return q.dequantize().numpy(), stored_bias(m, module)
+
+    def weight_only() -> Product:
+        weight, bias = values()
         block = m.kernel_blocks[module] if fused and not coarse else 0
         folded = weight if factor is None else weight * factor.numpy().astype(np.float64)
         rounded = (1 + (factor is not None)) * coarse
-        product = Product(
+        return Product(
             folded, bias, m.precision, operands=rounded, scaled=factor is not None, block=block
         )
-        return Linear(None, product)
+
+    if mode is None:
+        return Linear(None, weight_only)
     if mode == "token":
-        return Linear(per_token(factor), Product(weight, bias, m.precision, integer=True))
+        return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
     quantizer = static(m.state.ranges[site], factor, m.signed, m.precision)
     float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
     integer = fused and not coarse and module not in float_kernels
     operands = 2 if coarse else 0
-    return Linear(quantizer, Product(weight, bias, m.precision, integer=integer, operands=operands))
+    return Linear(
+        quantizer, lambda: Product(*values(), m.precision, integer=integer, operands=operands)
+    )
 
 
 def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:

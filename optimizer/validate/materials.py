@@ -195,7 +195,7 @@ class Materials:
             return made
 
         middle = texts[len(texts) // 2]
-        groups = [encode([middle]), encode([texts[0], texts[-1], middle])]
+        groups = [encode([middle]), encode([texts[0], texts[-1]])]
         groups += [encode(texts[i : i + 8]) for i in range(0, len(texts), 8)]
         width = groups[1]["input_ids"].shape[1]
         groups.append(encode(texts[:3], length=min(longest, width + 7)))
@@ -222,7 +222,7 @@ class Materials:
 
     @cached_property
     def sampled(self) -> list[int]:
-        """Which of the batches graphs are cut into pieces for, and correct runs made on: the three
+        """Which of the batches graphs are cut into pieces for, and correct runs made on: the two
         texts that differ most in length, and a full one; of a decoder a text by itself first, which
         every graph can continue."""
         count = len(self.batches)

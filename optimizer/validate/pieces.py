@@ -106,10 +106,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Linear:
-    """What a linear module must compute: how its input is quantized, and its product."""
+    """What a linear module must compute: how its input is quantized, and its product, whose weight
+    is read when asked for."""
 
     quantizer: Quantizer | None
-    product: Product
+    read: Callable[[], Product]
+
+    @property
+    def product(self) -> Product:
+        return self.read()
 
 
 class Graph(OrtRunner):
@@ -267,13 +272,13 @@ def _multiplied(
         x = _shaped(array, edge.input_rank).astype(runner.inputs[edge.input] or np.float32)
         return {edge.input: x}, x.reshape(-1, width).astype(np.float64)
     q = linear.quantizer
-    wanted = quantizer.reference(array.reshape(-1, width), q)
-    integers = wanted.integers.astype(np.uint8 if q.low == 0 else np.int8)
-    given = {edge.integers: _for_integers(integers.reshape(array.shape), edge)}
-    step = wanted.step.astype(np.float32)
+    integers, exact = quantizer.integers(array.reshape(-1, width), q)
+    codes = integers.astype(np.uint8 if q.low == 0 else np.int8)
+    given = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
+    step = exact.astype(np.float32)
     if edge.step:
         given[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
-    return given, np.asarray((wanted.integers - q.zero_point) * step.astype(np.float64))
+    return given, np.asarray((integers - q.zero_point) * step.astype(np.float64))
 
 
 def _furthest(x: roundoff.Floats, got: Array, product: Product) -> list[tuple[float, Element]]:

@@ -12,7 +12,9 @@ rounding tie: there it may be the next one (a flip). Where every operation is ex
 delta, so that ties themselves and both ends of the range are judged to the bit.
 
 A rounding error spread evenly over [-delta, delta] flips one in four of the integers near a tie, a
-shift by delta half of them: more flips than a binomial at 1/4 allows are a fault.
+shift by delta half of them: more flips than a binomial at 1/4 allows are a fault. The same t is
+rounded the same way wherever it stands (the first token of every text gives the same row), so each
+counts once.
 """
 
 from __future__ import annotations
@@ -62,14 +64,26 @@ class Reference:
 
 @dataclass(frozen=True)
 class Judgement:
-    """wrong: integers that no rounding explains; at: (token, channel) of the first few."""
+    """ties, flipped: the different values (t + zero_point) near a tie, and those that got the other
+    integer. wrong: integers that no rounding explains; at: (token, channel) of the first few."""
 
     elements: int
-    near_ties: int
-    flips: int
-    flips_allowed: int
+    ties: frozenset[float]
+    flipped: frozenset[float]
     wrong: int
     at: tuple[tuple[int, int], ...]
+
+    @property
+    def near_ties(self) -> int:
+        return len(self.ties)
+
+    @property
+    def flips(self) -> int:
+        return len(self.flipped)
+
+    @property
+    def flips_allowed(self) -> int:
+        return most_flips(self.near_ties)
 
     @property
     def ratio(self) -> float:
@@ -94,6 +108,19 @@ class Judgement:
 
 def reference(x: Array, q: Quantizer) -> Reference:
     """x (tokens, in), in the type in which the graph is given it."""
+    t, step, size = _coded(x, q)
+    delta = np.where(_exact(x, q), 0.0, q.unit * size)
+    return Reference(t + q.zero_point, delta, _integers(t, q), step)
+
+
+def integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
+    """The reference's integers, and the step of each row (tokens, 1)."""
+    t, step, _ = _coded(x, q)
+    return _integers(t, q), step
+
+
+def _coded(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
+    """t, the step of each row, and delta in units of roundoff."""
     values = x.astype(np.float64)
     scaled = values if q.factor is None else values * q.factor.astype(np.float64)
     has_factor, has_offset = q.factor is not None, q.offset != 0
@@ -101,17 +128,15 @@ def reference(x: Array, q: Quantizer) -> Reference:
         step = np.abs(scaled).max(1, keepdims=True) / 127
         step = np.where(step > 0, step, 1.0)
         t = scaled / step
-        delta = q.unit * np.abs(t) * (2 + 2 * has_factor)
-    else:
-        step = np.full((len(values), 1), q.step)
-        centred = scaled - q.offset
-        t = centred / step
-        size = np.abs(scaled) * has_factor + np.abs(centred) * (1 + has_offset)
-        delta = q.unit * size / step
-    delta = np.where(_exact(x, q), 0.0, delta)
-    real = t + q.zero_point
-    integers = np.clip(np.rint(t) + q.zero_point, q.low, q.high).astype(np.int64)
-    return Reference(real, delta, integers, step)
+        return t, step, np.abs(t) * (2 + 2 * has_factor)
+    step = np.full((len(values), 1), q.step)
+    centred = scaled - q.offset
+    size = np.abs(scaled) * has_factor + np.abs(centred) * (1 + has_offset)
+    return centred / step, step, size / step
+
+
+def _integers(t: Floats, q: Quantizer) -> Integers:
+    return np.asarray(np.clip(np.rint(t) + q.zero_point, q.low, q.high), np.int64)
 
 
 EXACT_IN = {UNIT["fp32"]: np.float32, UNIT["fp16"]: np.float16}
@@ -124,20 +149,21 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
         return np.zeros(x.shape, bool)
     same = x.astype(kind) == x
     x = x.astype(kind)
-    scaled = x
+    scaled, wide = x, x.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if q.factor is not None:
             scaled = x * q.factor.astype(kind)
-            same &= x.astype(np.float64) * q.factor.astype(np.float64) == scaled
+            wide = wide * q.factor.astype(np.float64)
+            same &= wide == scaled
         if q.step is None:
-            largest = np.abs(scaled).max(1, keepdims=True)
-            step = largest / kind(127)
+            largest = np.abs(wide).max(1, keepdims=True)
+            step = np.abs(scaled).max(1, keepdims=True) / kind(127)
             same = same & (step.astype(np.float64) * 127 == largest) & (step > 0)
         else:
             step = np.full((len(x), 1), q.step, kind)
             same = same & (step == q.step)
         centred = scaled - kind(q.offset)
-        same &= scaled.astype(np.float64) - q.offset == centred
+        same &= wide - q.offset == centred
         t = centred / step
         return np.asarray(same & (t.astype(np.float64) * step == centred))
 
@@ -152,22 +178,19 @@ def judge(integers: Array, wanted: Reference, q: Quantizer, count_flips: bool = 
         for edge in (t - wanted.delta, t + wanted.delta)
     )
     wrong = (got < least) | (got > most)
-    near = least != most
-    near &= count_flips
-    flips = int((near & ~wrong & (got != wanted.integers)).sum())
+    near = (least != most) & count_flips
+    flipped = near & ~wrong & (got != wanted.integers)
     at = tuple((int(r), int(c)) for r, c in np.argwhere(wrong)[:3])
-    ties = int(near.sum())
-    return Judgement(got.size, ties, flips, most_flips(ties), int(wrong.sum()), at)
+    ties, others = (frozenset(wanted.real[where].tolist()) for where in (near, flipped))
+    return Judgement(got.size, ties, others, int(wrong.sum()), at)
 
 
 def merged(judgements: list[Judgement]) -> Judgement:
     """Of several inputs of one module: the counts add up, and are judged together."""
-    ties = sum(j.near_ties for j in judgements)
     return Judgement(
         sum(j.elements for j in judgements),
-        ties,
-        sum(j.flips for j in judgements),
-        most_flips(ties),
+        frozenset().union(*(j.ties for j in judgements)),
+        frozenset().union(*(j.flipped for j in judgements)),
         sum(j.wrong for j in judgements),
         next((j.at for j in judgements if j.at), ()),
     )

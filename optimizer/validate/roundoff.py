@@ -105,7 +105,8 @@ def _bound(
         bound += wide * math.sqrt(inputs) * UNIT["fp32"] * small
     rounded = product.operands * unit**2 + product.scaled * UNIT["fp32"] ** 2
     if rounded:
-        bound += wide * np.sqrt(rounded * (x**2 @ (weight**2).T))
+        squares = np.square(x).astype(np.float32) @ np.square(weight).astype(np.float32).T
+        bound += wide * np.sqrt(rounded * squares.astype(np.float64))
     if coarse is not None:
         squares = weight**2
         blocks = np.add.reduceat(squares, np.arange(0, inputs, product.block), axis=1)

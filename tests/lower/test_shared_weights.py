@@ -12,17 +12,19 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from optimizer.compress.simulate import simulated
-from optimizer.export import names
+from optimizer.errors import OptimizeError
+from optimizer.export import names, onnx_file
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.lower import ort_qdq, trt_qdq
 from optimizer.lower.inspect_ort import inspect
+from optimizer.lower.qdq import read_back
 from optimizer.state import CompressedState
 from tests.conftest import heavy_tailed, write_tokenizer
 from tests.export.folders import Exported, exported, loaded
 from tests.export.test_clean import graph
 from tests.lower.running import ORT, TRT, answer, difference, lowered, session, tokens
-from tests.lower.states import PER_CHANNEL, rounded, state_of
+from tests.lower.states import PER_CHANNEL, SCHEMES, rounded, state_of
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,29 @@ def test_a_shared_layer_is_lowered_wherever_it_is_used(albert: Exported, tmp_pat
     assert found["wider"] == []
     uses = sum(1 + len(m.also) for m in albert.names.modules.values())
     assert found["operators"] == {"MatMulIntegerToFloat": uses}
+
+
+def test_a_shared_layer_of_weights_alone_is_fused_wherever_it_is_used(
+    albert: Exported, tmp_path: Path
+) -> None:
+    state = state_of(albert, SCHEMES["int4 group 32"], None)
+    folder = lowered(albert, state, ORT, tmp_path)
+    session(folder / "model.onnx", optimized=tmp_path / "optimized.onnx")
+    found = inspect(folder, tmp_path / "optimized.onnx")
+    assert found["wider"] == []
+    uses = sum(1 + len(m.also) for m in albert.names.modules.values())
+    assert found["operators"] == {"MatMulNBits": uses}
+
+
+def test_copies_of_a_shared_weight_are_read_back_too(albert: Exported, tmp_path: Path) -> None:
+    state = state_of(albert, SCHEMES["int4 group 32"], None)
+    model = onnx_file.load(lowered(albert, state, ORT, tmp_path) / "model.onnx")
+    name = next(m.parameter for m in albert.names.modules.values() if m.also)
+    assert np.array_equal(read_back(model, name), state.weights[name].dequantize().numpy())
+    scale = model.graph.initializers[f"{name}_scale_1"]
+    scale.const_value = ir.tensor(scale.const_value.numpy() * np.float32(1.01), name=scale.name)
+    with pytest.raises(OptimizeError, match=f"{name}_scale_1 is no copy"):
+        read_back(model, name)
 
 
 @pytest.mark.parametrize("target", [ORT, TRT], ids=["ort", "trt"])

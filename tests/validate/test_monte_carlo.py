@@ -13,8 +13,8 @@ from optimizer.compress.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
 from optimizer.qtensor import Scheme
 from optimizer.state import Range
-from optimizer.validate import monte_carlo
-from optimizer.validate.monte_carlo import Arithmetic
+from optimizer.validate import monte_carlo, trace
+from optimizer.validate.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.roundoff import UNIT
 from tests.conftest import heavy_tailed
 
@@ -99,7 +99,7 @@ def test_the_model_is_left_as_it_was(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("every", [False, True])
 def test_one_value_of_each_example_or_token_moves_by_one_step(every: bool) -> None:
-    mode = monte_carlo._Rounding(Arithmetic(), torch.Generator().manual_seed(1))
+    mode = RandomRounding(Arithmetic(), seed=1)
     mask = torch.from_numpy(BATCH["attention_mask"]).bool()
     x = heavy_tailed((2, 6, WIDTH), 3, 1.0)
     moved = monte_carlo._flipped(x, torch.full((2, 6, 1), 0.25), mask, mode, every) - x
@@ -121,3 +121,24 @@ def test_a_quantized_module_meets_a_flip_of_its_own_step(model: nn.Module) -> No
     (exact,) = outputs(model, EXACT)
     (other,) = outputs(model, EXACT, seed=1)
     assert not np.array_equal(exact["out"], other["out"])
+
+
+def test_between_linear_modules_these_answer_what_the_trace_says(model: nn.Module) -> None:
+    one = trace.traced(model, BATCH, ["out"], ["linear"])
+    linear = model.get_submodule("linear")
+    linear.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)  # not multiplied
+    ((exact,),) = monte_carlo.between(model, [one], ["out"], EXACT, 1)
+    np.testing.assert_array_equal(exact["linear:input:0"], one.inputs["linear", 0])
+    np.testing.assert_array_equal(exact["out"], one.result["out"])
+    ((moved,),) = monte_carlo.between(model, [one], ["out"], Arithmetic(), 1)
+    assert 0 < np.abs(moved["out"] - exact["out"]).max() < 1e-4 * np.abs(exact["out"]).max()
+    assert model.get_submodule("linear") is linear
+
+
+def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Module) -> None:
+    good, bad = (trace.traced(model, BATCH, ["out"], ["linear"]) for _ in range(2))
+    del bad.outputs["linear", 0]
+    with pytest.raises(KeyError, match="linear"):
+        monte_carlo.between(model, [good, bad], ["out"], EXACT, 1)
+    (found,) = outputs(model, EXACT)
+    assert found["out"].any()

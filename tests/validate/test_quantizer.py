@@ -113,6 +113,29 @@ def test_a_shift_hidden_among_ties_is_refused_by_how_many_it_moves() -> None:
     assert found.ratio > 1
 
 
+def test_a_value_that_returns_in_many_rows_is_one_value_beside_a_tie() -> None:
+    """As of the first token, which every text shares: what flips once flips in every row."""
+    q = Quantizer(0.0137, 0, -128, 127, UNIT["fp32"])
+    middles = ((np.arange(100) + 0.5) * 0.0137).astype(np.float32)[:, None]
+    wanted = quantizer.reference(middles, q)
+    tie = min(judge(wanted.integers, wanted, q).ties)
+    middle = int(np.argmax(wanted.real == tie))
+    other = 2 * middle + 1 - int(wanted.integers[middle, 0])
+    x = np.full((60, 4), middles[middle, 0], np.float32)
+    found = judge(np.full(x.shape, other), quantizer.reference(x, q), q)
+    assert found.near_ties == found.flips == 1
+    assert found.ratio <= 1
+    assert quantizer.merged([found, found]) == replace(found, elements=2 * x.size)
+
+
+def test_a_row_whose_largest_value_rounds_is_not_exact() -> None:
+    """Its step in float32 is exactly one, and 55.5 a tie; in exact arithmetic neither is."""
+    factors = np.array([0.8671875, 1 / 3], np.float32)
+    q, x = replace(TOKEN, factor=factors), np.array([[64, 381]], np.float32)
+    assert (x * factors).tolist() == [[55.5, 127]]
+    assert judged(computed(x, q), x, q).wrong == 0
+
+
 @pytest.mark.parametrize("ties", [0, 1, 7, 40, 300])
 def test_more_flips_than_allowed_are_rarer_than_the_bound_says(ties: int) -> None:
     def more(than: int) -> float:
