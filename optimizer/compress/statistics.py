@@ -35,6 +35,8 @@ from optimizer.state import Range
 BINS = 8192  # the largest |x| lies in the upper half of them: 4096 to 8192 are in use
 SMALLEST_EXPONENT = -126  # of a bin's width: below float32's normal range nothing is told apart
 LEVELS = 128  # magnitudes an int8 code has
+ENTROPY_BINS = 2048  # of magnitudes, and how many clips entropy tries
+ENTROPY_CLIPS = 256
 EMPTY = 1e-4  # what an empty bin counts where a logarithm is taken
 CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 
@@ -171,14 +173,7 @@ def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
     """
     if h.absmax == 0:
         return Range(0.0, 0.0)
-    width, signed = 4 * h.width, h.counts.reshape(2, -1, 4).sum(2)
-    used = min(int(h.absmax / width) + 1, signed.shape[1])
-    counts = torch.cat([signed[0, :used].flip(0), signed[1, :used]]).double()
-    edges = torch.arange(-used, used + 1, dtype=torch.float64) * width
-
-    def error(low: float, high: float) -> float:
-        return float(counts @ _squared_error(edges, low, high).diff())
-
+    error = _squared_error_of(h)
     shrinks = [2 ** (-i / 16) for i in range(candidates)]
     if symmetric:
         limits = [h.absmax * k for k in shrinks]
@@ -188,6 +183,15 @@ def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
         high = min((h.high * k for k in shrinks), key=lambda t: error(low, t))
         low = min((h.low * k for k in shrinks), key=lambda t: error(t, high))
     return Range(low, high)
+
+
+def _squared_error_of(h: Histogram) -> Callable[[float, float], float]:
+    """(low, high) -> the sum of squared errors of the 256 codes from low to high."""
+    width, signed = 4 * h.width, h.counts.reshape(2, -1, 4).sum(2)
+    used = min(int(h.absmax / width) + 1, signed.shape[1])
+    counts = torch.cat([signed[0, :used].flip(0), signed[1, :used]]).double()
+    edges = torch.arange(-used, used + 1, dtype=torch.float64) * width
+    return lambda low, high: float(counts @ _squared_error(edges, low, high).diff())
 
 
 def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
@@ -202,7 +206,7 @@ def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
     return step**3 * (code / 12 + (u - code) ** 3 / 3)
 
 
-def entropy(h: Histogram, symmetric: bool, bins: int = 2048, candidates: int = 256) -> Range:
+def entropy(h: Histogram, symmetric: bool) -> Range:
     """Clip where the 128-level quantization loses least information about the distribution.
 
     As published: for each clip, the reference is the histogram up to it with everything beyond
@@ -213,13 +217,18 @@ def entropy(h: Histogram, symmetric: bool, bins: int = 2048, candidates: int = 2
     """
     if h.absmax == 0:
         return Range(0.0, 0.0)
-    counts = h.magnitudes.reshape(bins, -1).sum(1).double()
-    width = h.width * (BINS // bins)
-    used = min(int(h.absmax / width) + 1, bins)
-    tops = range(used, LEVELS - 1, -max(1, used // candidates))
+    counts, width, used = _magnitudes(h)
+    tops = range(used, LEVELS - 1, -max(1, used // ENTROPY_CLIPS))
     best = min(tops, key=lambda top: (_divergence(counts, top), -top), default=used)
     limit = h.absmax if best == used else best * width
     return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
+
+
+def _magnitudes(h: Histogram) -> tuple[Tensor, float, int]:
+    """(counts of |x| in ENTROPY_BINS wider bins, their width, how many of them are in use)."""
+    counts = h.magnitudes.reshape(ENTROPY_BINS, -1).sum(1).double()
+    width = h.width * (BINS // ENTROPY_BINS)
+    return counts, width, min(int(h.absmax / width) + 1, ENTROPY_BINS)
 
 
 def _divergence(counts: Tensor, top: int) -> float:
@@ -243,3 +252,39 @@ def chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram
         return lambda h: percentile(h, symmetric, percent)
     choose = {"minmax": minmax, "entropy": entropy, "mse": mse}[method]
     return lambda h: choose(h, symmetric)
+
+
+def searched(method: str) -> bool:
+    """Whether a range is the least of some loss, so that two far apart may be as good."""
+    return method in ("mse", "entropy")
+
+
+def worse(method: str, h: Histogram, other: Range, best: Range) -> float:
+    """How much more of what a searched method makes least `other` has than `best`. Near the least
+    it grows as the square of the distance, so its root is given: of the share by which the squared
+    error grows, or of the divergence in nats."""
+    if method == "mse":
+        loss, nothing = _squared_error_of(h), 2.0**-48 * _square(h)
+        least = loss(best.low, best.high)
+        return math.sqrt(max(loss(other.low, other.high) - least, 0) / max(least, nothing, 1e-300))
+    counts, width, _ = _magnitudes(h)
+
+    def divergence(chosen: Range) -> float:
+        top = max(round(max(-chosen.low, chosen.high) / width), LEVELS)
+        return _divergence(torch.nn.functional.pad(counts, (0, max(0, top - len(counts)))), top)
+
+    return math.sqrt(max(divergence(other) - divergence(best), 0))
+
+
+def _square(h: Histogram) -> float:
+    """The sum of squares, each value taken as the middle of its bin."""
+    return float((h.magnitudes * ((torch.arange(BINS) + 0.5) * h.width) ** 2).sum())
+
+
+def neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
+    """The ranges that a searched method tries beside this one."""
+    _, width, used = _magnitudes(h)
+    stride = max(1, used // ENTROPY_CLIPS) * width
+    by = 2 ** (1 / 16) if method == "mse" else 1 + stride / max(chosen.high, -chosen.low, 1e-30)
+    steps = (1 / by, 1.0, by)
+    return [Range(chosen.low * a, chosen.high * b) for a in steps for b in steps]

@@ -3,7 +3,8 @@ a part of them through the folded float model as well.
 
  1. ranges       a static range lies no further from the one that the same method chooses on the
                  inputs of the finished model than ranges of the float model do: quantization moves
-                 what a module reads by some part of that
+                 what a module reads by some part of that. "Further" is by the ends; of a method
+                 that searches the least of some loss, by that loss, which may be flat
  2. corrections  what a bias was corrected by lies no further from what quantization takes from the
                  mean output in the finished model, clipping left out (compress/bias_correction.py),
                  than what it takes in the float model does
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.compress.statistics import Histogram, chooser
+from optimizer.compress.statistics import Histogram, chooser, neighbours, searched, worse
 from optimizer.harness.tasks.batch import Batch
 from optimizer.recipe import Activations
 from optimizer.state import CompressedState, Range
@@ -117,6 +118,7 @@ class Ranges:
         self.modules = tuple(s.removesuffix(":input") for s in state.ranges if static)
         self._state = state
         if method is not None:
+            self._method = method.range
             self._choose = chooser(method.range, method.percentile, method.symmetric)
         self._readers = _Readers(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
@@ -136,27 +138,47 @@ class Ranges:
             return [f"{m}:input: no input of that module was seen" for m in empty]
         moved = []
         for module, histogram in self._seen[COMMON].items():
-            own, usual = self._choose(histogram), self._choose(self._seen[FLOAT][module])
-            if far := _apart(usual, own):  # where nothing moved, nothing is learned of how far
+            usual = self._choose(self._seen[FLOAT][module])
+            if far := self._far(histogram, usual):  # else nothing is learned of how far
                 moved.append(far)
         bound = normal_bound(moved, len(self.modules))
         wrong = []
         for module in self.modules:
-            kept = self._state.ranges[f"{module}:input"]
-            wanted = self._choose(self._seen[FINISHED][module])
-            far = _apart(kept, wanted)
+            kept, histogram = self._state.ranges[f"{module}:input"], self._seen[FINISHED][module]
+            far = self._far(histogram, kept)
             # Where nothing moved, two ranges of one distribution still differ by this.
-            limit = bound + _resolution(self._seen[FINISHED][module], wanted)
+            limit = bound + self._resolution(histogram)
             if not far <= limit:
-                shown = breach(far, limit)
+                wanted, shown = self._choose(histogram), breach(far, limit)
                 message = (
-                    f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] lies {shown[0]} of its "
-                    f"width from what the calibration texts give, [{wanted.low:.4g}, "
+                    f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
+                    f"{self._unit} from what the calibration texts give, [{wanted.low:.4g}, "
                     f"{wanted.high:.4g}]; quantization moves ranges of this model by up to "
                     f"{shown[1]}"
                 )
-                wrong.append((far, message))
+                wrong.append((far / limit, message))
         return [message for _, message in sorted(wrong, reverse=True)]
+
+    @property
+    def _unit(self) -> str:
+        if self._method == "mse":
+            return "(root of the share by which the squared error is larger)"
+        return "(root of the nats lost)" if self._method == "entropy" else "of its width"
+
+    def _far(self, histogram: Histogram, kept: Range) -> float:
+        """How far a range is from the one that the method chooses there."""
+        wanted = self._choose(histogram)
+        if searched(self._method):
+            return worse(self._method, histogram, kept, wanted)
+        return _apart(kept, wanted)
+
+    def _resolution(self, histogram: Histogram) -> float:
+        """How far two ranges of one distribution may be."""
+        wanted = self._choose(histogram)
+        if not searched(self._method):
+            return _resolution(histogram, wanted)
+        beside = neighbours(self._method, histogram, wanted)
+        return max(worse(self._method, histogram, other, wanted) for other in beside)
 
 
 def _resolution(histogram: Histogram, chosen: Range) -> float:

@@ -15,7 +15,9 @@ from optimizer.compress.statistics import (
     entropy,
     minmax,
     mse,
+    neighbours,
     percentile,
+    worse,
 )
 from optimizer.qtensor import FP16_SMALLEST_NORMAL
 from optimizer.state import Range
@@ -159,3 +161,17 @@ def test_channel_statistics_are_those_of_all_rows(values: Tensor) -> None:
         channels.update(part)
     assert torch.equal(channels.absmax, values.abs().amax(0))
     assert torch.allclose(channels.mean, values.double().mean(0).float(), atol=1e-7)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("method", ["mse", "entropy"])
+def test_a_range_far_from_the_best_is_worse_than_those_tried_beside_it(
+    method: str, symmetric: bool, values: Tensor
+) -> None:
+    h = histogram_of(values)
+    best = chooser(method, 99.999, symmetric)(h)
+    beside = [worse(method, h, other, best) for other in neighbours(method, h, best)]
+    assert worse(method, h, best, best) == 0
+    for factor in (0.5, 0.7, 1.4, 2.0):
+        far = Range(best.low * factor, best.high * factor)
+        assert max(beside) < worse(method, h, far, best)
