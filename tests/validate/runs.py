@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,20 +119,24 @@ def label(file: Path, labels: list[int]) -> None:
     file.write_text("".join(json.dumps(r) + "\n" for r in made))
 
 
-def make(root: Path, made: Recipe, exported: Run | None = None) -> Run:
-    """Run every stage up to validate. exported: a run with the same float graph, to save time."""
+def make(
+    root: Path, made: Recipe, like: Run | None = None, same: Sequence[str] = ("source", "graph")
+) -> Run:
+    """Run every stage up to validate. same: the folders that it has in common with the run `like`,
+    to save time; by default one whose float graph is the same."""
     target = made.targets[0]
     run = Run(root, made.validation(target))
     for name in FOLDERS:
-        if exported is None or name not in ("source", "graph"):
+        if like is None or name not in same:
             (root / name).mkdir(parents=True)
         else:
-            shutil.copytree(exported.folder(name), root / name)
+            shutil.copytree(like.folder(name), root / name)
     source, state, graph, model, engine = (root / f for f in FOLDERS)
-    if exported is None:
+    if like is None or "source" not in same:
         LOAD.run(made.model, out=source)
-    COMPRESS.run(made.compression, source, out=state)
-    if exported is None:
+    if like is None or "state" not in same:
+        COMPRESS.run(made.compression, source, out=state)
+    if like is None or "graph" not in same:
         EXPORT.run(target.export, source, state, out=graph)
     LOWER.run(target, source, state, graph, out=model)
     BUILD.run(target, model, out=engine)
