@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from optimizer import __version__
 from optimizer.cli_explain import explain
 from optimizer.cli_options import with_recipe
 from optimizer.errors import OptimizeError
-from optimizer.progress import say
+from optimizer.progress import leave, say, show
 
 if TYPE_CHECKING:
     from optimizer.harness.errors import HarnessError
@@ -57,6 +58,10 @@ class Commands(click.Group):
             raise SystemExit(e.exit_code) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except BrokenPipeError:  # nobody reads the progress any more: end as the shell's tools do
+            leave(sys.stdout)
+            leave(sys.stderr)
+            raise SystemExit(128 + signal.SIGPIPE) from None
         except KeyboardInterrupt:
             say("interrupted; finished steps are kept, run the same command to go on")
             raise SystemExit(130) from None
@@ -82,7 +87,7 @@ class Commands(click.Group):
 def _report_error(error: OptimizeError | HarnessError, as_json: bool) -> None:
     say(f"error: {error}")
     if as_json:
-        print(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
+        show(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -154,9 +159,9 @@ def run(
     with recipe_file.located(lines):
         document = finish(checked, store, artifacts, until=until, remeasure=remeasure)
     if obj["json"]:
-        print(json.dumps(document.as_dict(), indent=1))
+        show(json.dumps(document.as_dict(), indent=1))
     else:
-        print(document.text)
+        show(document.text)
     raise SystemExit(document.exit_code)
 
 
@@ -179,7 +184,7 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
     with recipe_file.located(lines):
         pipeline.run(checked, dry)
         entries = plan.document(checked, dry)
-    print(json.dumps(entries, indent=1) if obj["json"] else plan.text(entries))
+    show(json.dumps(entries, indent=1) if obj["json"] else plan.text(entries))
 
 
 @main.command()
@@ -198,9 +203,9 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
     checked = recipe_file.read(recipe, overrides)
     names = [t.runtime for t in checked.targets]
     if obj["json"]:
-        print(checked.model_dump_json(by_alias=True, indent=1))
+        show(checked.model_dump_json(by_alias=True, indent=1))
     else:
-        print(f"{recipe}: fine. Targets: {', '.join(names)}.")
+        show(f"{recipe}: fine. Targets: {', '.join(names)}.")
 
 
 @main.command()
@@ -213,7 +218,7 @@ def schema() -> None:
     """
     from optimizer import recipe
 
-    print(json.dumps(recipe.schema(), indent=1))
+    show(json.dumps(recipe.schema(), indent=1))
 
 
 @main.command()
@@ -229,7 +234,7 @@ def init(model: str, task: str | None) -> None:
     _quiet_libraries()
     from optimizer.starter import starter_recipe
 
-    print(starter_recipe(model, task), end="")
+    show(starter_recipe(model, task).rstrip("\n"))
 
 
 @main.command()
@@ -245,7 +250,7 @@ def inspect(obj: dict[str, bool], bundle: Path) -> None:
     from optimizer.package import look
 
     document = look.inspect(bundle)
-    print(json.dumps(document, indent=1) if obj["json"] else look.inspect_text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else look.inspect_text(document))
 
 
 @main.command()
@@ -262,7 +267,7 @@ def compare(obj: dict[str, bool], a: Path, b: Path) -> None:
     from optimizer.package import look
 
     document = look.compare(a, b)
-    print(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document))
 
 
 def _harness(command: str, bundle: Path, arguments: tuple[str, ...], as_json: bool) -> None:
@@ -320,7 +325,7 @@ def doctor(obj: dict[str, bool], bundle: Path | None) -> None:
     document = doctor.examine()
     if bundle is not None:
         document["engines"] = doctor.bundle(bundle)
-    print(json.dumps(document, indent=1) if obj["json"] else doctor.text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else doctor.text(document))
 
 
 def _quiet_libraries() -> None:
@@ -332,3 +337,7 @@ def _quiet_libraries() -> None:
         ("TRANSFORMERS_VERBOSITY", "error"),
     ):
         os.environ.setdefault(name, value)
+
+
+if __name__ == "__main__":
+    main()

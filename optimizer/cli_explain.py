@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.cli_options import with_debug_and_json
+from optimizer.progress import show
 
 
 @click.command()
@@ -30,4 +31,4 @@ def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
     from optimizer.validate import explain, explain_text
 
     document = explain.explain(report, module)
-    print(json.dumps(document, indent=1) if obj["json"] else explain_text.text(document))
+    show(json.dumps(document, indent=1) if obj["json"] else explain_text.text(document))

@@ -4,15 +4,17 @@ for block in bar(blocks, "compress"):      a bar with an ETA when stderr is a te
     ...                                    one line every ten percent when it is not
 with meter("build") as tell:                tell(done, total) from a callback, shown alike
 say("load: reused")                        one line
+show(text)                                 the command's result, on stdout
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -20,6 +22,19 @@ T = TypeVar("T")
 def say(message: str) -> None:
     """One line on stderr."""
     print(message, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """The result of a command, on stdout. A reader that has enough of it (`| head`) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        leave(sys.stdout)
+
+
+def leave(stream: TextIO) -> None:
+    """Write nothing more to a stream that nobody reads, not at the interpreter's end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:

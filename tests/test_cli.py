@@ -133,3 +133,16 @@ def test_an_error_of_the_harness_keeps_its_exit_code_and_message(
     result = optimize("check", str(recipe))
     assert result.exit_code == 5
     assert "error: cuda: no such device" in result.stderr
+
+
+@pytest.mark.parametrize("module", ["optimizer", "optimizer.cli"])
+def test_a_reader_that_has_enough_is_no_error(module: str) -> None:
+    """As in `optimize schema | true`, which has ended before there is anything to read."""
+    command = [sys.executable, "-m", module, "schema"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (0, "")
