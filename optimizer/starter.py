@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from optimizer.errors import RecipeError, closest
+from optimizer.recipe import METRICS, Metric, Task
 
-METRICS = {
-    "sentence-embedding": ("cosine", "{text: text}"),
-    "feature-extraction": ("cosine", "{text: text}"),
-    "text-classification": ("accuracy", "{text: text, label: label}"),
-    "token-classification": ("f1", "{text: text, tags: tags}"),
+ENDINGS = {  # of transformers' class names
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
 }
+PREFERRED: dict[str, Metric] = {"text-classification": "accuracy", "token-classification": "f1"}
+"""The metric to start with, where it is not the first that the task has."""
 
 TEMPLATE = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
@@ -32,7 +36,7 @@ calibrate:                      # the texts on which activation ranges are measu
   sequence_length: 128
 
 quantize:
-  method: smoothquant           # rtn | smoothquant
+  method: smoothquant           # rtn | smoothquant | gptq | awq | ...: `optimize schema`
   weights: {{bits: 8, granularity: channel}}
   activations: {{bits: 8, granularity: tensor, range: minmax}}   # leave out for weight-only
   bias_correction: true
@@ -56,27 +60,82 @@ validate:                       # the proof; rows must not appear in the calibra
 """
 
 
-def starter_recipe(model: str, task: str | None) -> str:
+GENERATION = """\
+# A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
+name: {name}
+
+model:
+  source: {model}     # hub id | folder | python-package:<name>
+{file}  # revision: <commit>          # resolved to a commit and pinned in the bundle when absent
+  task: {task}
+
+calibrate:                      # texts like those the model will read and write
+  data:                         # or the name of a spec file, such as calibration/mine.yaml
+    source: csv                 # csv | json | parquet | text | folder | hub id
+    files: [calibrate.csv]      # relative to this file
+    columns: {{text: text}}       # our field: your column
+  samples: 32                   # windows of sequence_length tokens
+  sequence_length: 512
+
+quantize:
+  methods: [gptq]               # rtn | gptq | awq | rotate | autoround | ...: `optimize schema`
+  weights: {{bits: 4, granularity: group, group_size: 32}}
+  head: {{bits: 8, granularity: group, group_size: 32}}
+  # embedding: {{bits: 8, granularity: group, group_size: 32}}   # ONNX Runtime only
+  # activations: {{bits: 8, granularity: token}}     # with weights of 8 bits per channel
+
+compress: {{precision: bf16}}     # how the model runs while it is calibrated
+
+targets:
+  - {{runtime: onnxruntime, device: cpu}}
+  # - runtime: tensorrt-rtx
+  #   shapes: {{batch: [1, 1, 4], sequence: [1, 128, 512], past: [0, 256, 1024]}}
+
+validate:                       # the proof; rows must not appear in the calibration data
+  data:
+    source: csv
+    files: [evaluate.csv]
+    columns: {columns}
+  metric: {metric}
+  sequence_length: 256
+  max_drop: 0.1                 # the margin, nats per token: losing more than this fails (exit 3)
+  max_kl: 0.2
+  confidence: 0.95
+  latency: {{batch: [1], sequence: [128], new_tokens: 32, must_beat_float: true}}
+"""
+
+
+def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
     """The text of the recipe. Raises RecipeError for an unknown task or one it cannot guess."""
-    task = task or _guess(model)
+    task = task or _guess(model, gguf_file)
     if task not in METRICS:
         raise RecipeError(
             f"{task!r} is not a task{closest(task, list(METRICS))}",
             where="--task",
             accepted=", ".join(METRICS),
         )
-    metric, columns = METRICS[task]
+    known: Task = next(t for t in METRICS if t == task)
+    metric = PREFERRED.get(task, next(iter(METRICS[known])))
+    needs = next(iter(METRICS[known][metric]), ())
     base = model.split(":")[-1].rstrip("/").split("/")[-1].lower()
     name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
-    return TEMPLATE.format(
-        name=f"{name}-int8", model=model, task=task, metric=metric, columns=columns
+    generates = task == "text-generation"
+    return (GENERATION if generates else TEMPLATE).format(
+        name=f"{name}-{'int4' if generates else 'int8'}",
+        model=model,
+        file=f"  gguf_file: {gguf_file}\n" if gguf_file else "",
+        task=task,
+        metric=metric,
+        columns="{" + ", ".join(f"{c}: {c}" for c in ("text", *needs)) + "}",
     )
 
 
-def _guess(model: str) -> str:
+def _guess(model: str, gguf_file: str | None) -> str:
     """From the checkpoint's files when they are on this machine."""
     from optimizer.load.source import local_folder
 
+    if gguf_file is not None:
+        return "text-generation"
     folder = local_folder(model)
     if folder is None:
         raise RecipeError(
@@ -84,13 +143,11 @@ def _guess(model: str) -> str:
             where="optimize init",
             fix=f"Say it: --task {' | '.join(METRICS)}.",
         )
-    config = (folder / "config.json").read_text()
     if (Path(folder) / "modules.json").is_file():
         return "sentence-embedding"
-    for ending, task in (
-        ("ForSequenceClassification", "text-classification"),
-        ("ForTokenClassification", "token-classification"),
-    ):
-        if ending in config:
-            return task
+    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    for architecture in named if isinstance(named, list) else ():
+        for ending, task in ENDINGS.items():
+            if str(architecture).endswith(ending):
+                return task
     return "feature-extraction"

@@ -1,0 +1,48 @@
+"""`optimize init` writes recipes that hold as they are, but for their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer import recipe_file
+from optimizer.errors import RecipeError
+from optimizer.recipe import METRICS
+from optimizer.starter import starter_recipe
+
+
+@pytest.mark.parametrize("task", METRICS)
+def test_the_recipe_of_every_task_is_valid(task: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(starter_recipe("owner/Some_Model", task))
+    made = recipe_file.read(file)
+    assert (made.model.task, made.model.source) == (task, "owner/Some_Model")
+    needed = METRICS[made.model.task][made.validate_.metric]
+    assert not needed or set(needed[0]) <= set(made.validate_.data.columns)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "task"),
+    [
+        ("tiny_bert", "feature-extraction"),
+        ("tiny_classifier", "text-classification"),
+        ("tiny_llama", "text-generation"),
+    ],
+)
+def test_the_task_is_read_from_the_architecture(
+    checkpoint: str, task: str, request: pytest.FixtureRequest
+) -> None:
+    assert f"  task: {task}\n" in starter_recipe(str(request.getfixturevalue(checkpoint)), None)
+
+
+def test_a_gguf_file_is_a_language_model(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(starter_recipe("python-package:some", None, "model.Q4_1.gguf"))
+    made = recipe_file.read(file).model
+    assert (made.gguf_file, made.task) == ("model.Q4_1.gguf", "text-generation")
+
+
+def test_a_task_that_is_none_is_refused_with_those_that_are() -> None:
+    with pytest.raises(RecipeError, match="text-generation"):
+        starter_recipe("owner/model", "text-generatoin")
