@@ -34,6 +34,7 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
     latency, target = m.section.validate_.latency, m.section.target
     threads = getattr(target, "threads", 0) or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
+    device = getattr(target, "runs_on", target.device)
     say(f"validate: timing {len(cells)} cells of 2 systems, {latency.iterations} rounds or more")
     files = {BASELINE: m.graph / "model.onnx", CANDIDATE: m.model / "model.onnx"}
 
@@ -55,8 +56,8 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
         )
 
     with (
-        OrtRunner(files[BASELINE], device=target.device, threads=threads) as floating,
-        OrtRunner(files[CANDIDATE], device=target.device, threads=threads) as candidate,
+        OrtRunner(files[BASELINE], device=device, threads=threads) as floating,
+        OrtRunner(files[CANDIDATE], device=device, threads=threads) as candidate,
     ):
         section = _timed(timed, {BASELINE: floating, CANDIDATE: candidate}, cells, latency)
     cell = (latency.batch[0], latency.sequence[0])
