@@ -51,6 +51,7 @@ MADE_WITH = (
     "torch",
     "transformers",
 )
+HARNESS = Path(str(harness.__file__)).parent
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 Target = OnnxRuntimeTarget | TensorRTTarget
@@ -281,10 +282,8 @@ def _add_licences(bundle: Path, source: Path) -> list[str]:
 
 def _add_harness(bundle: Path) -> None:
     """Copy the harness's sources as the package `harness`."""
-    assert harness.__file__ is not None
-    folder = Path(harness.__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        target = bundle / "harness" / path.relative_to(folder)
+    for path in sorted(HARNESS.rglob("*.py")):
+        target = bundle / "harness" / path.relative_to(HARNESS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
 
@@ -324,10 +323,8 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
 
 
-def harness_digests(section: Packaging) -> dict[str, str]:  # noqa: ARG001
+def harness_digests(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:  # noqa: ARG001
     """The harness's sources are bytes of the bundle, so they are part of the key."""
-    assert harness.__file__ is not None
-    folder = Path(harness.__file__).parent
     return {
         f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
         for p in sorted(folder.rglob("*.py"))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,6 +19,8 @@ from optimizer.compress.selection import select
 from optimizer.compress.simulate import QuantLinear, simulated
 from optimizer.compress.tuning import tune
 from optimizer.errors import CheckpointError, DataError, RecipeError
+from optimizer.harness.contract import load_tokenizer, read
+from optimizer.load import datasets
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import family
 from optimizer.load.model import skeleton, torch_model
@@ -83,6 +86,24 @@ def error(source: Path, state: states.CompressedState) -> float:
     return float((logits(source, state) - exact).norm() / exact.norm())
 
 
+def first_block_error(source: Path, state: states.CompressedState) -> float:
+    """Of what the first block answers on the calibration windows: what learning makes less."""
+    model, wanted = torch_model(open_checkpoint(source), TASK), section(source).calibrate
+    assert wanted is not None
+    made = read(source / "contract.json")
+    tokenizer = load_tokenizer(source / "checkpoint", made)
+    texts = datasets.samples(wanted.data, None, wanted.seed)
+    cut = datasets.windows(texts, tokenizer, made, wanted.sequence_length)[: wanted.samples]
+    ids = torch.tensor(np.stack(cut))
+
+    def answer(of: torch.nn.Module) -> torch.Tensor:
+        with torch.no_grad():
+            return of(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[1]
+
+    exact = answer(model)
+    return float((answer(simulated(model, state)) - exact).norm() / exact.norm())
+
+
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "gpt2", "opt"])
 def test_on_every_kind_gptq_after_awq_is_better_than_rounding(kind: str, tmp_path: Path) -> None:
     source = loaded(write_tiny_decoder(tmp_path / kind, kind), tmp_path / "load")
@@ -121,6 +142,7 @@ def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Pat
         if not torch.equal(start.weights[n].codes, learned.weights[n].codes)
     ]
     assert changed
+    assert first_block_error(llama, learned) < first_block_error(llama, start)
     rows = json.loads((tmp_path / "b" / "modules.json").read_text())
     assert any("learned" in row["note"] for row in rows)
 

@@ -142,11 +142,17 @@ def test_the_harness_in_the_bundle_is_the_one_that_was_measured(made: Path) -> N
     assert {p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*.py")} == files
 
 
-def test_a_changed_harness_is_another_key(made: Path, tmp_path: Path) -> None:
-    asked = small_bundle.recipe(tmp_path)
-    before = stage.harness_digests(asked.packaging)
-    assert "harness/tasks/batch.py" in before
-    assert stage.STAGE.files is stage.harness_digests
+def test_a_changed_harness_is_another_key(tmp_path: Path) -> None:
+    section = small_bundle.recipe(tmp_path).packaging
+    copy = tmp_path / "harness"
+    shutil.copytree(stage.HARNESS, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = stage.harness_digests(section, copy)
+    assert stage.STAGE.files is not None
+    assert stage.STAGE.files(section) == before
+    with (copy / "tasks" / "batch.py").open("a") as f:
+        f.write("\n")
+    after = stage.harness_digests(section, copy)
+    assert [name for name in before if before[name] != after[name]] == ["harness/tasks/batch.py"]
 
 
 def test_requirements_pin_the_versions_used(made: Path) -> None:
