@@ -30,7 +30,7 @@ REAL = ("minilm", "classifier")
 SMOLLM2 = "smollm2"
 ROTATED = {"llama": {}, "qwen3": {}, SMOLLM2: {}, "opt": {"residual": False}}
 """Rotations need a decoder with RMSNorm; the values alone can be rotated of one with LayerNorm
-whose projections are apart (compress/rotation.py)."""
+whose projections are apart (compress/apply/rotation.py)."""
 
 ATEN = ("default", "avx2", "avx512")
 """ATEN_CPU_CAPABILITY: torch's own kernels. default: of any x86-64."""

@@ -73,8 +73,8 @@ _BY_SENSITIVITY = (
 
 
 class Allocate(Section):
-    """optimizer/compress/allocation.py; holds the whole model in memory once. Modules that a rule
-    in `layers` names are left out of it."""
+    """optimizer/compress/apply/mixed_precision.py; holds the whole model in memory once. Modules
+    that a rule in `layers` names are left out of it."""
 
     choices: tuple[Weights, ...] = Field(
         _BY_SENSITIVITY,
@@ -108,7 +108,7 @@ class Allocate(Section):
 
 
 class Gptq(Section):
-    """optimizer/compress/gptq.py"""
+    """optimizer/compress/methods/gptq.py"""
 
     act_order: bool = Field(
         True, description="round the inputs with the largest second moment first (static groups)"
@@ -147,13 +147,13 @@ class Gptq(Section):
 
 
 class Awq(Section):
-    """optimizer/compress/awq.py"""
+    """optimizer/compress/methods/awq.py"""
 
     clip: bool = Field(True, description="search for the range of each group after scaling")
 
 
 class Rotate(Section):
-    """optimizer/compress/rotate.py"""
+    """optimizer/compress/methods/rotation.py"""
 
     residual: bool = Field(True, description="rotate the residual stream; unties a tied head")
     values: bool = Field(True, description="rotate each head's values, undone in the projection")
@@ -161,14 +161,14 @@ class Rotate(Section):
 
 
 class Autoround(Section):
-    """optimizer/compress/autoround.py"""
+    """optimizer/compress/methods/autoround.py"""
 
     steps: int = Field(200, ge=1, description="sign-gradient steps per block, a batch each")
     seed: int = 0
 
 
 class Distill(Section):
-    """optimizer/compress/distill.py; holds the whole model in memory"""
+    """optimizer/compress/methods/scale_tuning.py; holds the whole model in memory"""
 
     epochs: int = Field(2, ge=1, description="times through the calibration windows")
     together: int = Field(2, ge=1, description="windows per step")

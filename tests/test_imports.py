@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,26 @@ def test_the_harness_imports_nothing_else_of_ours_and_no_training_library() -> N
         if f.is_relative_to(ROOT / "harness")
     }
     assert {u: names for u, names in users.items() if names} == {}
+
+
+def test_methods_are_maths_on_tensors() -> None:
+    """They import torch and the ground floor only."""
+    methods = ROOT / "compress" / "methods"
+    allowed = {"optimizer.qtensor", "optimizer.state", "optimizer.compress.methods"}
+    outside = {}
+    for file in sorted(methods.glob("*.py")):
+        names = {
+            f"{node.module}.{a.name}" if node.module == "optimizer" else str(node.module)
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for a in node.names
+        }
+        ours = {n for n in names if n.split(".")[0] == "optimizer"}
+        wrong = {n for n in ours if not any(n == a or n.startswith(f"{a}.") for a in allowed)}
+        wrong |= imported(file) - {"optimizer", "torch", *sys.stdlib_module_names}
+        if wrong:
+            outside[file.name] = sorted(wrong)
+    assert outside == {}
 
 
 def test_no_module_reads_the_environment_but_the_command_line() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from optimizer import safetensors_stream, state
-from optimizer.compress.rtn import rtn
+from optimizer.compress.methods.rtn import rtn
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
 from optimizer.state import CompressedState, Note, Range, pack_nibbles, read, unpack_nibbles, write

@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from math import prod
 
-from optimizer.compress.rounding import HELD
+from optimizer.compress.apply.rounding import HELD
 from optimizer.recipe import Compression
 from optimizer.store import Estimate, Shapes
 

@@ -16,14 +16,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress import rounding, walk
-from optimizer.compress.bias_correction import Shift, corrected
-from optimizer.compress.learning import learn
-from optimizer.compress.rtn import relative_error
-from optimizer.compress.scaling import scale
+from optimizer.compress.apply import rounding
+from optimizer.compress.apply.autoround import learn
+from optimizer.compress.apply.awq import scale
+from optimizer.compress.apply.bias_correction import Shift, corrected
+from optimizer.compress.apply.smoothquant import Smoothing, bad_input, range_chooser, smooth
+from optimizer.compress.methods.activation_ranges import Histogram
+from optimizer.compress.methods.rtn import relative_error
 from optimizer.compress.simulate import QuantLinear, set_parameter
-from optimizer.compress.smoothing import Smoothing, bad_input, range_chooser, smooth
-from optimizer.compress.statistics import Histogram
+from optimizer.compress.walk import blocks as walk
 from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.qtensor import QTensor, Scheme

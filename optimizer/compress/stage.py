@@ -25,17 +25,21 @@ import torch
 from torch import Tensor, nn
 
 from optimizer import safetensors_stream, state
-from optimizer.compress import bias_correction, calibration, freed_memory, outside, walk
 from optimizer.compress import segment as segments
-from optimizer.compress.allocation import allocated
-from optimizer.compress.buffer import Budget, Buffer
-from optimizer.compress.capture import Batch, Entry, capture
+from optimizer.compress.apply import bias_correction
+from optimizer.compress.apply import lm_head as outside
+from optimizer.compress.apply.mixed_precision import allocated
+from optimizer.compress.apply.rotation import RotatedTensors, rotated
+from optimizer.compress.apply.rounding import ALONE
+from optimizer.compress.apply.scale_tuning import tune
+from optimizer.compress.data import calibration
 from optimizer.compress.estimate import estimate
-from optimizer.compress.rotation import RotatedTensors, rotated
-from optimizer.compress.rounding import ALONE
 from optimizer.compress.segment import Row
 from optimizer.compress.selection import Selection, select
-from optimizer.compress.tuning import tune
+from optimizer.compress.walk import blocks as walk
+from optimizer.compress.walk import freed_memory
+from optimizer.compress.walk.activation_buffer import Budget, Buffer
+from optimizer.compress.walk.capture import Batch, Entry, capture
 from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import Tensors, open_checkpoint
 from optimizer.load.families import Family, family

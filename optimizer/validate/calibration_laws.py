@@ -6,8 +6,8 @@ a part of them through the folded float model as well.
                  what a module reads by some part of that. "Further" is by the ends; of a method
                  that searches the least of some loss, by that loss, which may be flat
  2. corrections  what a bias was corrected by lies no further from what quantization takes from the
-                 mean output in the finished model, clipping left out (compress/bias_correction.py),
-                 than what it takes in the float model does
+                 mean output in the finished model, clipping left out
+                 (compress/apply/bias_correction.py), than what it takes in the float model does
 
 Both limits are measured in the run: the upper tolerance bound, over all modules, of how far the
 same statistic of float inputs lies from that of quantized ones.
@@ -21,8 +21,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.methods.activation_ranges import (
+    Histogram,
+    chooser,
+    neighbours,
+    searched,
+    worse,
+)
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.compress.statistics import Histogram, chooser, neighbours, searched, worse
 from optimizer.harness.tasks.batch import Batch
 from optimizer.recipe import Activations
 from optimizer.state import CompressedState, Range

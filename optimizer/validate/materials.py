@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer import state as compressed_state
-from optimizer.compress import bias_correction
+from optimizer.compress.apply import bias_correction
 from optimizer.compress.simulate import simulated
 from optimizer.export.names import Names, from_dict
 from optimizer.harness import contract as contracts

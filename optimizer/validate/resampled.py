@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optimizer.compress import rounding
-from optimizer.compress.hessian import counted, leading
+from optimizer.compress.apply import rounding
+from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.qtensor import QTensor
 from optimizer.validate import roundoff, trace
@@ -111,7 +111,7 @@ def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> list[QTensor
 
 
 def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    """(H, P) of compress/hessian.py, once per resample, over the calibration texts."""
+    """(H, P) of compress/methods/hessian.py, once per resample, over the calibration texts."""
     quantize, head = m.section.quantize, module == m.family.head
     inputs, limit = weight.shape[1], quantize.gptq.token_limit
     against_float = quantize.asymmetric and not head

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from optimizer.compress.hessian import counted
+from optimizer.compress.methods.hessian import counted
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.qtensor import QTensor, absmax_scale, quantize
 from optimizer.state import CompressedState

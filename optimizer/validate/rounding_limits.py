@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from optimizer.compress import autoround, distill
-from optimizer.compress.rtn import SHRINKS
+from optimizer.compress.methods import autoround
+from optimizer.compress.methods import scale_tuning as distill
+from optimizer.compress.methods.rtn import SHRINKS
 from optimizer.recipe import Calibrate
 from optimizer.recipe_quantize import Quantize
 from optimizer.validate.roundoff import UNIT

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from optimizer.compress.rtn import candidates
+from optimizer.compress.methods.rtn import candidates
 from optimizer.load.families import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
 from optimizer.state import CompressedState

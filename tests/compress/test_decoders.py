@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from optimizer import state as states
-from optimizer.compress import outside, simulate, stage
-from optimizer.compress import rounding as rounding_module
+from optimizer.compress import simulate, stage
+from optimizer.compress.apply import lm_head as outside
+from optimizer.compress.apply import rounding as rounding_module
+from optimizer.compress.apply.scale_tuning import tune
 from optimizer.compress.selection import select
 from optimizer.compress.simulate import QuantLinear, simulated
-from optimizer.compress.tuning import tune
 from optimizer.errors import CheckpointError, DataError, RecipeError
 from optimizer.harness.contract import load_tokenizer, read
 from optimizer.load import datasets

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from optimizer import state
-from optimizer.compress import walk
 from optimizer.compress.simulate import simulated
+from optimizer.compress.walk import blocks as walk
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.recipe import Activations

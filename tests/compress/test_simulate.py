@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizer.compress import simulate
-from optimizer.compress.rtn import rtn
+from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
 from optimizer.qtensor import Scheme
 from tests.conftest import heavy_tailed

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from optimizer import state
-from optimizer.compress.rtn import rtn
+from optimizer.compress.methods.rtn import rtn
 from optimizer.qtensor import QTensor, Scheme
 from optimizer.state import CompressedState, Note, Range
 from tests.conftest import heavy_tailed

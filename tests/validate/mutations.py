@@ -14,7 +14,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from optimizer import state as compressed_state
-from optimizer.compress import bias_correction
+from optimizer.compress.apply import bias_correction
 from optimizer.qtensor import QTensor, quantize
 from optimizer.state import CompressedState, Range
 from tests.validate.runs import Run

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from optimizer.compress.gptq import gptq
+from optimizer.compress.methods.gptq import gptq
 from optimizer.harness.generate import loop
 from optimizer.harness.runtimes.ort_decoder import OrtDecoder
 from optimizer.harness.tasks import text_generation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.rtn import rtn
+from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
 from optimizer.qtensor import Scheme
 from optimizer.state import Range

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.compress.rtn import candidates, rtn
+from optimizer.compress.methods.rtn import candidates, rtn
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.recipe_quantize import Quantize
 from optimizer.validate import state_laws

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.compress import bias_correction
+from optimizer.compress.apply import bias_correction
 from optimizer.qtensor import QTensor, to_scale_grid
 from optimizer.validate import hops, ledger
 from optimizer.validate.materials import Materials

@@ -1,0 +1,1 @@
+"""What each method needs of the walk, and what it gives back."""

@@ -1,0 +1,115 @@
+"""The token batches that a compression looks at: the recipe's texts, and the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.data.own_text import continued
+from optimizer.compress.walk.capture import Batch
+from optimizer.errors import DataError, RecipeError
+from optimizer.load.model import materialize, release
+from optimizer.progress import say
+from optimizer.recipe import Compression
+
+
+def batches(section: Compression, source: Path) -> list[Batch]:
+    """Token batches: of a decoder full windows; else texts of like length together, so that
+    little is padding."""
+    from optimizer.harness import contract as contracts
+    from optimizer.load import datasets
+
+    calibrate = section.calibrate
+    if calibrate is None:
+        return []
+    contract = contracts.read(source / "contract.json")
+    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
+    generates = section.task == "text-generation"
+    rows = datasets.samples(
+        calibrate.data, None if generates else calibrate.samples, calibrate.seed
+    )
+    if not rows:
+        raise DataError("no calibration sample", where="calibrate.data")
+    if generates:
+        length, size = calibrate.sequence_length, calibrate.batch_size
+        windows = datasets.windows(rows, tokenizer, contract, length)[: calibrate.samples]
+        if len(windows) < calibrate.samples:
+            raise DataError(
+                f"the text fills {len(windows)} of {calibrate.samples} windows of {length} tokens",
+                where="calibrate.samples",
+                fix=f"Give more text, or set samples: {len(windows)}.",
+            )
+        return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
+    rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
+    made = datasets.batches(
+        rows, contract, tokenizer, calibrate.batch_size, calibrate.sequence_length
+    )
+    return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in made]
+
+
+def _window_batch(windows: Iterable[Any]) -> Batch:
+    """Windows of one length as a batch; nothing is padding."""
+    ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def held_out(given: Sequence[Batch], count: int) -> tuple[list[Batch], list[Batch]]:
+    """Without the last `count` windows, and these one by one, so that nothing else sees them.
+    Raises RecipeError when nothing would be left."""
+    total = sum(len(b["input_ids"]) for b in given)
+    if total <= count:
+        raise RecipeError(
+            f"{total} windows of text, and {count} are to be held out",
+            where="quantize.distill.held_out",
+            fix="Calibrate on more text, or hold out less.",
+        )
+    rest: list[Batch] = []
+    left = total - count
+    for batch in given:
+        if left > 0:
+            rest.append({name: t[:left] for name, t in batch.items()})
+        left -= len(batch["input_ids"])
+    return rest, singly(given)[-count:]
+
+
+def singly(batches: Sequence[Batch]) -> list[Batch]:
+    """Each window as a batch of its own."""
+    return [
+        {name: t[i : i + 1] for name, t in batch.items()}
+        for batch in batches
+        for i in range(len(batch["input_ids"]))
+    ]
+
+
+def generated(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    given: Sequence[Batch],
+    count: int,
+    seed: int,
+    folder: Path,
+) -> Tensor:
+    """`count` windows (count, length) of the float model's own text, made once and kept for a run
+    that goes on."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "generated.safetensors"
+    if not file.exists():
+        say(f"compress: the model writes {count} windows to calibrate on")
+        prompts = torch.cat([b["input_ids"] for b in given])
+        materialize(model, "", tensors)
+        made = continued(model, prompts, count, seed)
+        release(model)
+        save_file({"ids": made}, file.with_suffix(".partial"))
+        file.with_suffix(".partial").rename(file)
+    windows: Tensor = load_file(file)["ids"]
+    return windows
+
+
+def batched(windows: Tensor, size: int) -> list[Batch]:
+    """windows (count, length) of token ids, none of which is padding, `size` at a time."""
+    return [_window_batch(part) for part in windows.split(size) if len(part)]

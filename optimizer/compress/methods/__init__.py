@@ -1,0 +1,1 @@
+"""What a method computes: pure functions of tensors."""

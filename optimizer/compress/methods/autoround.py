@@ -1,0 +1,193 @@
+"""Learned rounding (after Cheng et al. 2023, "Optimize weight rounding via signed gradient
+descent", arXiv 2309.05516): choose codes and scales together, for what a whole block puts out.
+
+Every code is the rounding of a latent in units of the scale,
+
+    value = (round(latent) - zero_point) * scale
+
+and each step moves every latent, every scale and every gain against the sign of its gradient,
+which passes through round unchanged. The loss is the squared error of the block's output against
+a target, usually the float model's output at that place while the inputs are the quantized
+model's, so that a block also repairs what the blocks before it spoilt. Steps shrink linearly to
+nothing; with the default rate a latent can move half a code in all.
+
+One block and its inputs are needed, nothing else. The state returned is the best of those measured
+on all inputs, the start among them: the loss never ends above its start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.methods.borrowed import borrowed, copied
+from optimizer.qtensor import QTensor, to_scale_grid
+
+# How far a latent starts from its code, as a share of the way to the exact value. 1 would put
+# values that their start rounded away from the nearest code where the first step flips them back.
+OFFSET = 0.5
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a block is trained on, an entry per batch: hidden and target (batch, sequence,
+    features), and real (batch, sequence) bool, the tokens that are not padding."""
+
+    hidden: Sequence[Tensor]
+    target: Sequence[Tensor]
+    real: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The first step of each kind; all shrink linearly to nothing.
+
+    codes: in codes; None means 1 / steps. scales: relative to the scale. gains: relative to the
+    mean magnitude of the gain.
+    """
+
+    codes: float | None = None
+    scales: float = 5e-4
+    gains: float = 5e-4
+
+
+@dataclass(frozen=True)
+class Learned:
+    """weights and gains by the names given; before and after: squared error over the target's
+    energy, on all samples."""
+
+    weights: dict[str, QTensor]
+    gains: dict[str, Tensor]
+    before: float
+    after: float
+
+
+def learn_rounding(
+    run: Callable[[int, Tensor], Tensor],
+    linears: Mapping[str, nn.Linear],
+    start: Mapping[str, QTensor],
+    gains: Mapping[str, nn.Parameter],
+    samples: Samples,
+    *,
+    steps: int,
+    rates: Rates = Rates(),
+    checks: int = 2,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Learned:
+    """run(i, hidden): the block's output for the hidden states of batch i, using `linears` and
+    `gains`, which hold float weights and hold them again afterwards.
+
+    steps: gradient steps, one batch each. checks: how often the loss is measured on all samples,
+    after the start. dtype: that of the products; bfloat16 where the processor has it. Raises
+    ValueError when `start` does not name exactly the linears, or a loss is not finite.
+    """
+    if set(start) != set(linears):
+        raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
+    rounding = {name: _Latent(linears[name], q, dtype) for name, q in start.items()}
+    at = {max(1, round(steps * k / checks)) for k in range(1, checks + 1)} if steps else set()
+    order = _order(len(samples.hidden), steps, seed)
+    with borrowed(linears, gains):
+        for latent in rounding.values():
+            latent.place()
+        before = _loss(run, samples, dtype)
+        best = _State(before, {n: r.quantized() for n, r in rounding.items()}, copied(gains))
+        for step, i in enumerate(order, 1):
+            _gradients(run, samples, i, dtype)
+            share = 1 - (step - 1) / steps
+            with torch.no_grad():
+                for latent in rounding.values():
+                    latent.step(share * (rates.codes or 1 / steps), share * rates.scales)
+                for gain in gains.values():
+                    _step_gain(gain, share * rates.gains)
+            if step in at and (now := _loss(run, samples, dtype)) < best.loss:
+                codes = {n: r.quantized() for n, r in rounding.items()}
+                best = _State(now, codes, copied(gains))
+    return Learned(best.weights, best.gains, before, best.loss)
+
+
+@dataclass(frozen=True)
+class _State:
+    loss: float
+    weights: dict[str, QTensor]
+    gains: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _Latent:
+    """The codes and scales of one linear while they are learned."""
+
+    def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
+        self.linear, self.scheme, self.dtype = linear, start.scheme, dtype
+        self.shape, self.scale, self.zero_point = start.codes.shape, start.scale, start.zero_point
+        zero = start.zero_point
+        self.zero = torch.zeros(1) if zero is None else zero.float()[..., None]
+        codes = start.codes.float().reshape(*self.scale.shape, -1)
+        exact = linear.weight.detach().float().reshape(codes.shape) / self.scale[..., None]
+        self.latent = codes + OFFSET * (exact + self.zero - codes).clamp(-0.5, 0.5)
+        self.codes = codes
+
+    def place(self) -> None:
+        """Give the linear the values coded now, as a leaf that takes a gradient."""
+        self.codes = self.latent.round().clamp_(self.scheme.low, self.scheme.high)
+        value = (self.codes - self.zero) * to_scale_grid(self.scale)[..., None]
+        self.linear.weight = nn.Parameter(value.reshape(self.shape).to(self.dtype))
+
+    def step(self, codes: float, scales: float) -> None:
+        """Move against the sign of the gradient of the linear's weight, and place the result."""
+        assert self.linear.weight.grad is not None
+        gradient = self.linear.weight.grad.float().reshape(self.codes.shape)
+        slope = (gradient * (self.codes - self.zero)).sum(-1)
+        self.latent.sub_(gradient.sign_(), alpha=codes)
+        self.latent.clamp_(self.scheme.low - 0.5, self.scheme.high + 0.5)
+        self.scale = self.scale * torch.exp(-scales * slope.sign())
+        self.place()
+
+    def quantized(self) -> QTensor:
+        codes = self.codes.reshape(self.shape).to(torch.int8)
+        return QTensor(codes, to_scale_grid(self.scale), self.zero_point, self.scheme)
+
+
+def _step_gain(gain: nn.Parameter, rate: float) -> None:
+    if gain.grad is not None:
+        gain.sub_(gain.grad.sign(), alpha=rate * float(gain.abs().mean()))
+        gain.grad = None
+
+
+def _order(batches: int, steps: int, seed: int) -> list[int]:
+    """The batch of each step: every batch once, in a new random order, before any comes again."""
+    generator = torch.Generator().manual_seed(seed)
+    rounds = [torch.randperm(batches, generator=generator) for _ in range(-(-steps // batches))]
+    return torch.cat(rounds).tolist()[:steps] if rounds else []
+
+
+def _deviation(
+    run: Callable[[int, Tensor], Tensor], samples: Samples, i: int, dtype: torch.dtype
+) -> Tensor:
+    """What the block is off by on batch i, real tokens only: (tokens, features) float32."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        made = run(i, samples.hidden[i])
+    return (made.float() - samples.target[i].float())[samples.real[i]]
+
+
+def _gradients(
+    run: Callable[[int, Tensor], Tensor], samples: Samples, i: int, dtype: torch.dtype
+) -> None:
+    """Backpropagate the squared error of batch i; its size does not matter, only signs do."""
+    with torch.enable_grad():
+        torch.autograd.backward([_deviation(run, samples, i, dtype).square().mean()])
+
+
+def _loss(run: Callable[[int, Tensor], Tensor], samples: Samples, dtype: torch.dtype) -> float:
+    """Squared error over the target's energy, on all samples."""
+    error = energy = 0.0
+    with torch.no_grad():
+        for i, target in enumerate(samples.target):
+            error += float(_deviation(run, samples, i, dtype).square().sum(dtype=torch.float64))
+            energy += float(target[samples.real[i]].square().sum(dtype=torch.float64))
+    if not math.isfinite(error) or not math.isfinite(energy):
+        raise ValueError("samples: the block's output or its target holds NaN or infinity")
+    return error / energy if energy else error

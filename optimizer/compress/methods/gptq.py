@@ -1,0 +1,146 @@
+"""GPTQ (Frantar et al. 2022, arXiv 2210.17323): round inputs one after another, each time moving
+the error made so far onto the inputs that are still to be rounded.
+
+With R upper triangular and H^-1 = R^T R, rounding input j of every output costs
+((w_j - q_j) / R_jj)^2 of output error, given that the later inputs then move by the best amounts,
+-(w_j - q_j) / R_jj * R_j,later. That cost is also what a scale is searched by, when its group's
+turn comes, on the values the group has by then.
+
+Large activations go first (act-order), while the most others can still answer for them: groups
+of neighbours by their mean, inputs within a group by their own. A scale so stays with neighbours
+in the stored order, and no permutation reaches the codes. The descent that follows (refine.py)
+visits groups and inputs in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.methods import hessian as hessians
+from optimizer.compress.methods.refine import refined
+from optimizer.compress.methods.rtn import searched
+from optimizer.qtensor import QTensor, Scheme, absmax_scale, stacked, to_scale_grid
+
+WIDEST = 2.0
+VALUES = 1 << 22  # of a weight at a time: outputs do not see each other, and are held often
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """The codes, and the damping that was needed, as a share of the mean of H's diagonal."""
+
+    q: QTensor
+    damping: float
+
+
+def gptq(
+    weight: Tensor,
+    hessian: Tensor,
+    scheme: Scheme,
+    *,
+    pull: Tensor | None = None,
+    act_order: bool = True,
+    damping: float = hessians.DAMPING,
+    block: int = 128,
+    sweeps: int = 2,
+    widest: float = WIDEST,
+    in_place: bool = False,
+) -> Rounded:
+    """weight (out, in); hessian (in, in) and pull (in, out) as hessian.py says.
+
+    block: inputs whose corrections are applied together; it changes the speed, not the result.
+    sweeps: of refine.py afterwards; 0 is GPTQ as published. widest: no scale is
+    more than so many times what just covers the group's own weights, or less than that part of it,
+    whatever earlier errors and the target would move into the group; what then lies beyond the
+    codes is made up for by later inputs and by the sweeps. in_place: hessian and pull are not
+    needed any more, and their memory is used. Raises ValueError for NaN or infinity in any
+    argument, a hessian that cannot be inverted, or a group that does not divide the inputs.
+    """
+    out, inputs = weight.shape
+    weight, hessian = weight.float(), hessian.float()
+    if not all(bool(torch.isfinite(w).all()) for w in weight.split(hessians.PART)):
+        raise ValueError("weight: holds NaN or infinity")
+    if not in_place:
+        hessian, pull = hessian.clone(), None if pull is None else pull.clone()
+    size = inputs // scheme.groups(inputs)
+    order = _order(hessian.diagonal(), size, act_order)
+    factor = hessians.factored(hessian, order, damping)
+    wanted = hessians.target(weight, factor, order, pull)
+    turns = order[::size] // size
+    at_once = out if scheme.granularity == "tensor" else max(1, VALUES // inputs)
+    root, first, limits = hessians.inverted(factor), [], []
+    for near, aim in zip(weight.split(at_once), wanted.split(at_once, 1), strict=True):
+        cover = absmax_scale(near, scheme)[0][:, turns]
+        limits.append((to_scale_grid(cover / widest), to_scale_grid(cover * widest)))
+        first.append(_feedback(aim, root, scheme, limits[-1], block))
+    matrix = hessians.whole(factor)
+    made = []
+    for aim, limit in zip(wanted.split(at_once, 1), limits, strict=True):
+        made.append(refined(first.pop(0), aim.T, matrix, limit, sweeps=sweeps, block=block))
+    return Rounded(_stored(stacked(made), order, turns), factor.damping)
+
+
+def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
+    """The inputs in the order of their turns; those of one group of `size` follow each other."""
+    index = torch.arange(len(diagonal)).reshape(-1, size)
+    if not act_order:
+        return index.reshape(-1)
+    groups = diagonal.reshape(-1, size)
+    within = groups.argsort(dim=1, descending=True, stable=True)
+    turns = groups.mean(1).argsort(descending=True, stable=True)
+    return index.gather(1, within)[turns].reshape(-1)
+
+
+def _feedback(
+    wanted: Tensor,
+    root: Tensor,
+    scheme: Scheme,
+    limits: tuple[Tensor, Tensor],
+    block: int,
+) -> QTensor:
+    """Round `wanted` (in, out), input after input, choosing each group's scale at its turn, between
+    limits (out, groups). root (in, in): R above the diagonal, anything below."""
+    inputs = len(wanted)
+    groups = scheme.groups(inputs)
+    size = inputs // groups
+    one = replace(scheme, granularity="channel", group_size=None) if groups > 1 else scheme
+    rest = wanted.clone(memory_format=torch.contiguous_format)
+    codes = torch.empty_like(rest, dtype=torch.int8)
+    grids: list[QTensor] = []
+    costs = root.diagonal() ** -2
+    for group, first in enumerate(range(0, inputs, size)):
+        end = first + size
+        grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
+        low, high = (limit[:, group : group + 1] for limit in limits)
+        grids.append(replace(grid, scale=grid.scale.clamp(low, high)))
+        for start in range(first, end, block):
+            stop = min(start + block, end)
+            corner = root[start:stop, start:stop]
+            codes[start:stop], errors = _block(rest[start:stop], corner, grids[-1])
+            rest[stop:].addmm_(root[start:stop, stop:].T, errors, alpha=-1)
+    scale = torch.cat([g.scale for g in grids], 1)
+    zeros = [g.zero_point for g in grids if g.zero_point is not None]
+    return QTensor(codes.T.contiguous(), scale, torch.cat(zeros, 1) if zeros else None, scheme)
+
+
+def _stored(q: QTensor, order: Tensor, turns: Tensor) -> QTensor:
+    """q, whose inputs and groups are in the order of their turns, as it is stored."""
+    back, groups = order.argsort(), turns.argsort()
+    zero = None if q.zero_point is None else q.zero_point[:, groups]
+    return QTensor(q.codes[:, back], q.scale[:, groups], zero, q.scheme)
+
+
+def _block(local: Tensor, corner: Tensor, grid: QTensor) -> tuple[Tensor, Tensor]:
+    """Codes of the inputs in local (inputs, out), which it changes, and errors over R_jj."""
+    out, scheme = local.shape[1], grid.scheme
+    scale = grid.scale[:, 0].expand(out).contiguous()
+    zero = torch.zeros(1) if grid.zero_point is None else grid.zero_point[:, 0].float()
+    codes, errors = torch.empty_like(local), torch.empty_like(local)
+    for i in range(len(local)):
+        codes[i] = (local[i] / scale).add_(zero).round_().clamp_(scheme.low, scheme.high)
+        errors[i] = (local[i] - (codes[i] - zero) * scale) / corner[i, i]
+        local[i + 1 :].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
+    return codes, errors

@@ -1,0 +1,224 @@
+"""Tune the scales of a quantized model, and its norm gains, so that it answers as the float model.
+
+The loss is KL(float || quantized) of the next token, in nats, mean over real tokens. Codes and
+zero points stay: a scale is s = start * exp(t), put on the scale grid before use, and t follows
+Adam (Kingma and Ba 2015), as do the gains; this is the second phase of EfficientQAT (Chen et al.
+2024, arXiv 2407.11062) with the float model as the teacher.
+
+Unlike the rest of the walk this needs the whole model in memory: one copy of its weights in
+`dtype`, one gradient of that size, the activations of one batch, and the float model's last hidden
+states, from which its answers are recomputed when they are needed.
+
+Some batches are held out. The state returned is the best of those measured on them, the start
+among them: the held-out loss never ends above its start. What chose the start must not have seen
+them either: codes fitted to a text are at their best there, and any change looks like a loss.
+(Measured on SmolLM2, 4 bits by GPTQ from 16k tokens: KL 0.035 on that text, 0.112 on another.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.methods.borrowed import borrowed, copied
+from optimizer.qtensor import QTensor, to_scale_grid
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """weights and gains by the names given; before and after: the held-out KL in nats per token."""
+
+    weights: dict[str, QTensor]
+    gains: dict[str, Tensor]
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Adam's first step: relative for scales, in units of the mean magnitude for gains. Both
+    shrink linearly to nothing."""
+
+    scales: float = 1e-3
+    gains: float = 1e-3
+
+
+def distill(
+    features: Callable[[Batch], Tensor],
+    head: Tensor,
+    linears: Mapping[str, nn.Linear],
+    start: Mapping[str, QTensor],
+    gains: Mapping[str, nn.Parameter],
+    batches: Sequence[Batch],
+    held_out: Sequence[Batch],
+    *,
+    epochs: int,
+    together: int = 2,
+    rates: Rates = Rates(),
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Distilled:
+    """features(batch): what the model's head reads for its input_ids and attention_mask, (batch,
+    sequence, features), computed with `linears` and `gains`. Both hold float weights, are the
+    teacher as they are, and hold the same again afterwards. head (vocabulary, features): logits
+    are features @ head.T.
+
+    together: batches per step. dtype: that of the products; bfloat16 where the processor has it.
+    Raises ValueError when `start` does not name exactly the linears, nothing is held out, or a
+    loss is not finite.
+    """
+    if set(start) != set(linears):
+        raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
+    if not held_out:
+        raise ValueError("held_out: empty; at least one batch is needed to choose by")
+    head = head.detach().to(dtype)
+    see = _Seen(features, head, dtype)
+    teacher, judge = see.answers(batches), see.answers(held_out)
+    scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
+    steps = epochs * -(-len(batches) // together)
+    generator = torch.Generator().manual_seed(seed)
+    with borrowed(linears, gains):
+        for s in scales.values():
+            s.place()
+        before = best = see.loss(held_out, judge)
+        kept = _kept(scales, gains)
+        adam = [_Adam(s.log, rates.scales) for s in scales.values()]
+        adam += [_Adam(g, rates.gains * float(g.detach().abs().mean())) for g in gains.values()]
+        step = 0
+        for _ in range(epochs):
+            for pick in torch.randperm(len(batches), generator=generator).split(together):
+                for i in pick.tolist():
+                    see.gradients(batches[i], teacher[i], 1 / len(pick))
+                for s in scales.values():
+                    s.take_gradient()
+                for moments in adam:
+                    moments.step(1 - step / steps)
+                for s in scales.values():
+                    s.place()
+                step += 1
+            if (now := see.loss(held_out, judge)) < best:
+                best, kept = now, _kept(scales, gains)
+    return Distilled(*kept, before, best)
+
+
+class _Scales:
+    """The scales of one linear while they are tuned; log is the parameter Adam sees."""
+
+    def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
+        self.linear, self.start, self.dtype = linear, start, dtype
+        self.log = nn.Parameter(torch.zeros_like(start.scale))
+
+    def place(self) -> None:
+        """Give the linear the values coded now, as a leaf that takes a gradient."""
+        self.linear.weight = nn.Parameter(self.quantized().dequantize().to(self.dtype))
+
+    def take_gradient(self) -> None:
+        """d loss / d t of a scale is the sum of value times gradient over what it serves."""
+        weight = self.linear.weight
+        assert weight.grad is not None
+        slope = (weight.detach().float() * weight.grad.float()).reshape(*self.log.shape, -1)
+        self.log.grad = slope.sum(-1)
+
+    def quantized(self) -> QTensor:
+        s = self.start
+        scale = to_scale_grid(s.scale * self.log.detach().exp())
+        return QTensor(s.codes, scale, s.zero_point, s.scheme)
+
+
+class _Seen:
+    """The model as a function from a batch to its hidden states at real tokens."""
+
+    def __init__(
+        self, features: Callable[[Batch], Tensor], head: Tensor, dtype: torch.dtype
+    ) -> None:
+        self._features, self._head, self._dtype = features, head, dtype
+
+    def rows(self, batch: Batch) -> Tensor:
+        """(real tokens, features) float32."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            return self._features(batch)[batch["attention_mask"].bool()].float()
+
+    def answers(self, batches: Sequence[Batch]) -> list[Tensor]:
+        with torch.no_grad():
+            return [self.rows(batch) for batch in batches]
+
+    def gradients(self, batch: Batch, teacher: Tensor, share: float) -> None:
+        """Backpropagate share of the batch's mean KL."""
+        with torch.enable_grad():
+            rows = self.rows(batch)
+            torch.autograd.backward([_KL.apply(rows, teacher, self._head) * (share / len(rows))])
+
+    def loss(self, batches: Sequence[Batch], teacher: Sequence[Tensor]) -> float:
+        """Mean KL over all real tokens."""
+        with torch.no_grad():
+            total = sum(
+                float(_KL.apply(self.rows(batch), rows, self._head))
+                for batch, rows in zip(batches, teacher, strict=True)
+            )
+        mean = total / sum(len(rows) for rows in teacher)
+        if not math.isfinite(mean):
+            raise ValueError("held_out: the answers hold NaN or infinity")
+        return mean
+
+
+class _KL(torch.autograd.Function):
+    """sum KL(softmax(teacher head^T) || softmax(rows head^T)), a slice of tokens at a time, so
+    that logits never exist for more. Its gradient by a logit is the difference of probabilities."""
+
+    SLICE = 512
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
+        total, slopes = torch.zeros(()), []
+        pieces = zip(rows.split(_KL.SLICE), teacher.split(_KL.SLICE), strict=True)
+        for mine, wanted in pieces:
+            q = (mine.to(head.dtype) @ head.T).float().log_softmax(-1)
+            p = (wanted.to(head.dtype) @ head.T).float().log_softmax(-1)
+            chance = p.exp()
+            total = total + torch.dot(chance.flatten(), p.sub_(q).flatten())
+            if ctx.needs_input_grad[0]:
+                slopes.append((q.exp_().sub_(chance).to(head.dtype) @ head).float())
+        if slopes:
+            ctx.save_for_backward(torch.cat(slopes))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * above[0], None, None
+
+
+class _Adam:
+    """Adam for one parameter. (torch.optim's costs seconds to import its compiler.)"""
+
+    FIRST, SECOND, TINY = 0.9, 0.95, 1e-15
+
+    def __init__(self, parameter: nn.Parameter, rate: float) -> None:
+        self._parameter, self._rate, self._steps = parameter, rate, 0
+        self._mean, self._square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+    def step(self, share: float) -> None:
+        """Move by share of the rate, and forget the gradient. Without one nothing happens."""
+        gradient = self._parameter.grad
+        if gradient is None:
+            return
+        self._parameter.grad = None
+        self._steps += 1
+        with torch.no_grad():
+            self._mean.lerp_(gradient, 1 - self.FIRST)
+            self._square.lerp_(gradient.square(), 1 - self.SECOND)
+            size = (self._square / (1 - self.SECOND**self._steps)).sqrt_().add_(self.TINY)
+            mean = self._mean / (1 - self.FIRST**self._steps)
+            self._parameter.addcdiv_(mean, size, value=-share * self._rate)
+
+
+def _kept(
+    scales: Mapping[str, _Scales], gains: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, QTensor], dict[str, Tensor]]:
+    return {n: s.quantized() for n, s in scales.items()}, copied(gains)

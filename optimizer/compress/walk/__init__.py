@@ -1,0 +1,1 @@
+"""A model block by block, on calibration data, under a byte budget."""

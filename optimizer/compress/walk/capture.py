@@ -1,0 +1,147 @@
+"""The input of a model's first block on calibration data, and what else each block is called with.
+
+The model runs once with every block replaced by a recorder. Only what lies before the blocks, and
+the first block, are in memory for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.walk.activation_buffer import Buffer
+from optimizer.compress.walk.blocks import Stream, Use
+from optimizer.errors import CheckpointError
+from optimizer.load.model import materialize, release
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How hidden states come about before the first block.
+
+    inner: the submodule that is run, "" for the model (a decoder's head is left out: its logits
+    would outweigh everything). lookup: the token embedding, read row by row from the checkpoint
+    instead of being held, "" to hold it. head: what is not needed.
+    """
+
+    inner: str = ""
+    lookup: str = ""
+    head: str = ""
+
+
+def capture(
+    model: nn.Module,
+    blocks: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    entry: Entry = Entry(),
+    hidden: Buffer | None = None,
+    exact: Buffer | None = None,
+) -> Stream:
+    """The stream at the input of the first block. model: a skeleton, left as one. hidden, exact:
+    empty buffers to put it in; without one a list, and no second stream."""
+    stream = Stream([] if hidden is None else hidden, [], [], exact)
+    if not batches:
+        return stream
+    elsewhere = (*blocks, *(n for n in (entry.lookup, entry.head) if n))
+    outside = [
+        name
+        for name in model.state_dict(keep_vars=True)
+        if name in tensors and not any(name.startswith(b + ".") for b in elsewhere)
+    ]
+    for name in (*outside, blocks[0]):
+        materialize(model, name, tensors)
+    with _looked_up(model, entry.lookup, tensors):
+        for batch in batches:
+            states, uses = _record(model, blocks, batch, entry.inner)
+            stream.hidden.append(states)
+            if stream.exact is not None:
+                stream.exact.append(states)
+            stream.uses.append(uses)
+            stream.real.append(batch["attention_mask"].bool())
+    for name in (*outside, blocks[0]):
+        release(model, name)
+    return stream
+
+
+@contextmanager
+def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
+    """The embedding `lookup` reads the rows it is asked for from `tensors`."""
+    if not lookup:
+        yield
+        return
+    module: Any = model.get_submodule(lookup)
+    module.forward = lambda ids: tensors.rows(f"{lookup}.weight", ids.reshape(-1)).reshape(
+        *ids.shape, -1
+    )
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def _record(
+    model: nn.Module, blocks: Sequence[str], batch: Batch, inner: str
+) -> tuple[Tensor, list[Use]]:
+    """Run the model with blocks that record their arguments and return their input.
+
+    The first use runs its block for real, once, to see the form of what a block returns.
+    """
+    uses: list[Use] = []
+    first: list[Tensor] = []
+    form: list[Any] = []
+    compact: dict[
+        int, tuple[Any, Any]
+    ] = {}  # the first of each pair keeps its id from being reused
+
+    def once(value: Any) -> Any:
+        return compact.setdefault(id(value), (value, _compact(value)))[1]
+
+    def recorder(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if not args and "hidden_states" not in kwargs:
+                raise CheckpointError(f"{name} is called with {sorted(kwargs)}, not hidden states")
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if not first:
+                first.append(hidden)
+                form.append(forward(*args, **kwargs))
+            kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
+            uses.append(Use(name, tuple(map(once, args[1:])), kept, not args))
+            return (hidden, *form[0][1:]) if isinstance(form[0], tuple) else hidden
+
+        return record
+
+    for name in blocks:
+        block: Any = model.get_submodule(name)
+        block.forward = recorder(name, block.forward)
+    try:
+        with torch.no_grad():
+            if inner:
+                model.get_submodule(inner)(**batch, use_cache=False)
+            else:
+                model(**batch)
+    finally:
+        for name in blocks:
+            del model.get_submodule(name).forward
+    return first[0], uses
+
+
+def _compact(value: Any) -> Any:
+    """A tensor whose slices along an axis are all equal (an expanded mask) as a view of one slice.
+
+    An attention mask (batch, 1, sequence, sequence) would otherwise outweigh the activations.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    kept = value
+    for axis in range(value.ndim):
+        if kept.shape[axis] > 1 and bool((kept == kept.narrow(axis, 0, 1)).all()):
+            kept = kept.narrow(axis, 0, 1)
+    return kept.clone().expand(value.shape) if kept is not value else value

@@ -1,0 +1,44 @@
+"""The bias takes back what rounding shifts, and not what clipping cuts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress import segment
+from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.walk import blocks as walk
+from optimizer.state import Range
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).requires_grad_(False)
+        self.linear.weight.copy_(torch.eye(4))
+        self.linear.bias.zero_()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.linear(hidden)  # type: ignore[no-any-return]
+
+
+def corrected_bias(hidden: Tensor, covered: Range) -> Tensor:
+    model = nn.Module()
+    model.block = Block()
+    q = QuantLinear(torch.eye(4), torch.zeros(4), "tensor", covered)
+    real = torch.ones(hidden.shape[:2], dtype=torch.bool)
+    stream = walk.Stream([hidden], [real], [[walk.Use("block", (), {})]])
+    biases, corrections, _ = segment._correct(model, {"block.linear": q}, stream, range(1))
+    assert torch.equal(corrections["block.linear.bias"], biases["block.linear.bias"])
+    return biases["block.linear.bias"]
+
+
+def test_values_on_one_side_of_a_code_are_put_back() -> None:
+    covered = Range.symmetric(127.0)  # a step of 1
+    assert torch.allclose(corrected_bias(torch.full((1, 8, 4), 0.3), covered), torch.tensor(0.3))
+
+
+def test_a_clipped_outlier_does_not_shift_the_other_tokens() -> None:
+    hidden = torch.zeros(1, 8, 4)
+    hidden[0, 0] = 1e6
+    assert not corrected_bias(hidden, Range.symmetric(127.0)).any()

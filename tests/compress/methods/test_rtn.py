@@ -1,0 +1,66 @@
+"""Round to nearest, per scheme."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optimizer.compress.methods.rtn import relative_error, rtn
+from optimizer.qtensor import Scheme, absmax_scale, quantize
+from tests.conftest import heavy_tailed
+
+SCHEMES = [
+    Scheme(8),
+    Scheme(8, granularity="tensor"),
+    Scheme(8, granularity="group", group_size=16),
+    Scheme(8, symmetric=False),
+    Scheme(4, granularity="group", group_size=32),
+    Scheme(4, symmetric=False, granularity="group", group_size=32),
+    Scheme(3, granularity="group", group_size=32),
+    Scheme(4, granularity="tensor"),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_searching_the_scale_never_raises_the_error(scheme: Scheme) -> None:
+    weight = heavy_tailed((24, 64), seed=1)
+    plain = quantize(weight, *absmax_scale(weight, scheme), scheme)
+    error = relative_error(weight, rtn(weight, scheme).dequantize())
+    assert error <= relative_error(weight, plain.dequantize())
+
+
+def test_searching_clearly_helps_four_bits() -> None:
+    weight, scheme = heavy_tailed((64, 256), seed=2), Scheme(4)
+    plain = relative_error(
+        weight, quantize(weight, *absmax_scale(weight, scheme), scheme).dequantize()
+    )
+    assert relative_error(weight, rtn(weight, scheme).dequantize()) < 0.9 * plain
+
+
+def test_more_bits_and_finer_scales_are_never_worse() -> None:
+    weight = heavy_tailed((32, 128), seed=3)
+
+    def error(*args: object) -> float:
+        return relative_error(weight, rtn(weight, Scheme(*args)).dequantize())  # type: ignore[arg-type]
+
+    assert error(8) < error(4) < error(3)
+    assert (
+        error(4, True, "group", 16)
+        < error(4, True, "group", 64)
+        < error(4)
+        < error(4, True, "tensor")
+    )
+
+
+def test_an_already_quantized_weight_comes_back_exactly() -> None:
+    once = rtn(heavy_tailed((16, 64), seed=4), Scheme(8)).dequantize()
+    assert torch.equal(rtn(once, Scheme(8)).dequantize(), once)
+
+
+def test_a_weight_of_zeros_stays_zero() -> None:
+    assert not rtn(torch.zeros(4, 32), Scheme(4, False, "group", 16)).dequantize().any()
+
+
+def test_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        rtn(torch.tensor([[1.0, float("nan")]]), Scheme(8))
