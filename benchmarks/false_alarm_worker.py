@@ -43,7 +43,7 @@ from false_alarm_cells import TEXTS, Cell, recipe
 
 if TYPE_CHECKING:
     from optimizer.recipe import Export
-    from optimizer.validate.hops import Entry
+    from optimizer.validate.ledger.hops import Entry
 
 NOT_BUILT = "false_alarms.py judges the lowered model: engines are built by `optimize`"
 
@@ -59,7 +59,7 @@ IMPORTED = (
     "optimizer.load.datasets",
     "optimizer.load.stage",
     "optimizer.lower.stage",
-    "optimizer.validate.ledger",
+    "optimizer.validate.ledger.ledger",
     "sklearn",
     "torch._functorch.aot_autograd",
     "torch.onnx._internal.exporter._core",
@@ -119,7 +119,7 @@ def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
     import torch
 
     from optimizer.load.datasets import samples
-    from optimizer.validate import ledger
+    from optimizer.validate.ledger import ledger
     from optimizer.validate.materials import Materials
 
     torch.set_num_threads(cell.validate_threads)

@@ -1,6 +1,6 @@
 """What gpu_suite.py times must first be right: the answers of every system beside those of ONNX
 Runtime on the CPU, running the same graph operator by operator, no further off than
-correct runs lie apart (optimizer/validate/spread.py). What is beyond that is not timed.
+correct runs lie apart (optimizer/validate/ledger/spread.py). What is beyond that is not timed.
 
 An encoder answers three times, so that a captured graph is replayed, and once more with its inputs
 on the device; a decoder is given a prompt and STEPS tokens, its cache staying where it keeps it.
@@ -33,7 +33,7 @@ class Judge:
 
     def problem(self, found: Iterable[tuple[Any, Any]], where: str) -> str:
         """Why (found, expected) pairs are too far from each other, or ""."""
-        from optimizer.validate.distance import distance
+        from optimizer.validate.ledger.distance import distance
 
         measured = distance((np.asarray(f), np.asarray(e)) for f, e in found).worst
         if measured <= self.limit:
@@ -113,8 +113,8 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     from optimizer.harness.contract import read
     from optimizer.load.checkpoint import open_checkpoint
     from optimizer.load.model import torch_model
-    from optimizer.validate import monte_carlo, random_rounding, spread, trace
-    from optimizer.validate.roundoff import UNIT
+    from optimizer.validate.ledger import monte_carlo, random_rounding, spread, trace
+    from optimizer.validate.ledger.roundoff import UNIT
 
     contract, state = read(loaded / "contract.json"), states.read(state_folder)
     source = torch_model(open_checkpoint(loaded), contract.task)

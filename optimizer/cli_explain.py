@@ -28,7 +28,7 @@ def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
       optimize explain artifacts/minilm-int8/1
       optimize explain artifacts/minilm-int8/1/report.json encoder.layer.3.output.dense
     """
-    from optimizer.validate import explain, explain_text
+    from optimizer.validate.ledger import explain, explain_text
 
     document = explain.explain(report, module)
     show(json.dumps(document, indent=1) if obj["json"] else explain_text.text(document))

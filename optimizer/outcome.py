@@ -154,7 +154,7 @@ def _document(
 def _report(step: Step) -> dict[str, Any]:
     """A validate step's report. The message of a ledger that failed ends with the command that
     shows more: here, and not in the file, because a store may be moved."""
-    from optimizer.validate import explain
+    from optimizer.validate.ledger import explain
 
     file = step.path / "report.json"
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -146,7 +146,7 @@ class Latency(Section):
 
 
 class EvaluationSet(Section):
-    """Further rows to judge on: see validate/evaluation.py."""
+    """Further rows to judge on: see validate/quality/evaluation.py."""
 
     data: DataSpec
     report_only: bool = Field(

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.package.comparison import Cell, Document, gates_in_order, parts, quantized, rows
 from optimizer.package.verdict import counts
-from optimizer.validate.explain import COMMAND
+from optimizer.validate.ledger.explain import COMMAND
 
 WIDTH = 100
 COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 this fits WIDTH

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from optimizer.harness.contract import Contract, Generation
-from optimizer.validate.distance import Array
+from optimizer.validate.ledger.distance import Array
 
 Cache = dict[str, Array]
 

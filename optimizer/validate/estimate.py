@@ -17,8 +17,8 @@ import math
 from optimizer.load.datasets import samples
 from optimizer.recipe import Validation
 from optimizer.store import Estimate, Shapes
-from optimizer.validate.decoder_batches import FEWEST, MEMORY, MOST
-from optimizer.validate.ledger_texts import ledger_texts
+from optimizer.validate.ledger.decoder_batches import FEWEST, MEMORY, MOST
+from optimizer.validate.ledger.ledger_texts import ledger_texts
 
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.validate.breach import breach
-from optimizer.validate.significance import Decision
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.quality.significance import Decision
 
 ORDER = ("fail", "inconclusive", "pass")
 UNMEASURED = "not measured"  # declared, and not to be judged on this machine: never a pass

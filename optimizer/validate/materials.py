@@ -28,18 +28,12 @@ from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe import Validation
 from optimizer.state import CompressedState
-from optimizer.validate import (
-    decoder,
-    decoder_batches,
-    monte_carlo,
-    pieces,
-    rounding_limits,
-    trace,
-)
-from optimizer.validate.correct_runs import CorrectRuns
-from optimizer.validate.distance import Distance, distance, merged
-from optimizer.validate.rounding_limits import Rounding
-from optimizer.validate.trace import Trace
+from optimizer.validate import decoder
+from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace
+from optimizer.validate.ledger.correct_runs import CorrectRuns
+from optimizer.validate.ledger.distance import Distance, distance, merged
+from optimizer.validate.ledger.rounding_limits import Rounding
+from optimizer.validate.ledger.trace import Trace
 
 KERNEL_BLOCK = 32
 """Inputs per int8 block where ONNX Runtime's MatMulNBits chooses it: of weights that have one scale

@@ -14,10 +14,10 @@ from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.runtimes.trt_products import PRODUCTS
-from optimizer.validate import pieces
-from optimizer.validate.distance import Array
+from optimizer.validate.ledger import pieces
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.materials import Materials
-from optimizer.validate.trace import Trace
 
 
 def not_here(m: Materials) -> str:

@@ -19,9 +19,9 @@ from optimizer.progress import say
 from optimizer.recipe import Validation
 from optimizer.store import digest_file
 from optimizer.validate import sense_checks
-from optimizer.validate.answers import Reference
 from optimizer.validate.gates import Gate
 from optimizer.validate.materials import Materials
+from optimizer.validate.quality.answers import Reference
 
 
 def inputs(

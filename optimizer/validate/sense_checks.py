@@ -15,11 +15,11 @@ import numpy as np
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
-from optimizer.validate import chance, quality
-from optimizer.validate.chance import Agreement, Chance, Labels
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import Answers, Probe
-from optimizer.validate.significance import Floats
+from optimizer.validate.quality import chance, quality
+from optimizer.validate.quality.chance import Agreement, Chance, Labels
+from optimizer.validate.quality.quality import Answers, Probe
+from optimizer.validate.quality.significance import Floats
 
 ROUNDING = float(np.finfo(np.float32).eps)
 Told = tuple[list[Labels], list[Labels], int]

@@ -37,26 +37,24 @@ from optimizer.load.datasets import Sample, check_disjoint, digest, samples
 from optimizer.progress import say
 from optimizer.recipe import DataSpec, Validation
 from optimizer.store import Stage
-from optimizer.validate import (
+from optimizer.validate import gates as gating
+from optimizer.validate import on_gpu, sense
+from optimizer.validate.estimate import estimate
+from optimizer.validate.gates import Gate
+from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.materials import Materials
+from optimizer.validate.quality import (
     answers,
     evaluation,
     generation_quality,
-    generation_speed,
-    ledger,
-    on_gpu,
     quality,
-    sense,
     significance,
-    speed,
 )
-from optimizer.validate import gates as gating
-from optimizer.validate.estimate import estimate
-from optimizer.validate.evaluation import FIRST, Judged, Rows
-from optimizer.validate.gates import Gate
-from optimizer.validate.hops import Entry
-from optimizer.validate.ledger_texts import ledger_texts
-from optimizer.validate.materials import Materials
-from optimizer.validate.quality import Answers
+from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
+from optimizer.validate.quality.quality import Answers
+from optimizer.validate.speed import generation_speed, speed
 
 
 def run(

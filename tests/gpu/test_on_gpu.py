@@ -15,8 +15,8 @@ from optimizer.harness.fit_columns import REQUIRED
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes import trt
 from optimizer.harness.runtimes.ort import OrtRunner
-from optimizer.validate.distance import distance
-from optimizer.validate.roundoff import UNIT
+from optimizer.validate.ledger.distance import distance
+from optimizer.validate.ledger.roundoff import UNIT
 from tests.harness import small_model
 from tests.harness.test_ort import arrays
 from tests.package import small_bundle

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.validate import ledger
+from optimizer.validate.ledger import ledger
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences
 from tests.validate import decoder_runs as decoders

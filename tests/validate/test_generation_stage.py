@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.harness import bench
 from optimizer.recipe import Latency
-from optimizer.validate import generation_speed
+from optimizer.validate.speed import generation_speed
 from optimizer.validate.stage import STAGE
 from tests.validate.runs import FOLDERS, Run
 from tests.validate.test_stage import changed

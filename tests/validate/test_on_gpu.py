@@ -11,10 +11,10 @@ import pytest
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.recipe import TensorRTTarget
-from optimizer.validate.distance import Distance
-from optimizer.validate.hops import UNCUT, Entry
+from optimizer.validate.ledger.distance import Distance
+from optimizer.validate.ledger.hops import UNCUT, Entry
+from optimizer.validate.ledger.spread import against
 from optimizer.validate.on_gpu import not_here, outputs, untimed
-from optimizer.validate.spread import against
 from optimizer.validate.stage import _ledger_gate
 from tests.validate.runs import Run
 

@@ -7,9 +7,10 @@ import pytest
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
-from optimizer.validate import chance, sense_checks
+from optimizer.validate import sense_checks
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import Answers
+from optimizer.validate.quality import chance
+from optimizer.validate.quality.quality import Answers
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 RNG = np.random.default_rng(0)

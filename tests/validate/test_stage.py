@@ -15,8 +15,9 @@ from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
 from optimizer.recipe import DataSpec, EvaluationSet
 from optimizer.store import digest_file
-from optimizer.validate import explain, speed
-from optimizer.validate.ledger_texts import ledger_texts
+from optimizer.validate.ledger import explain
+from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.speed import speed
 from optimizer.validate.stage import STAGE, check_inputs
 from tests.conftest import sentences, write_rows
 from tests.validate import mutations as m

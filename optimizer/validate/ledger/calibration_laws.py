@@ -1,0 +1,307 @@
+"""Laws of what was measured on the calibration texts: they go through the finished model once more,
+a part of them through the folded float model as well.
+
+ 1. ranges       a static range lies no further from the one that the same method chooses on the
+                 inputs of the finished model than ranges of the float model do: quantization moves
+                 what a module reads by some part of that. "Further" is by the ends; of a method
+                 that searches the least of some loss, by that loss, which may be flat
+ 2. corrections  what a bias was corrected by lies no further from what quantization takes from the
+                 mean output in the finished model, clipping left out
+                 (compress/apply/bias_correction.py), than what it takes in the float model does
+
+Both limits are measured in the run: the upper tolerance bound, over all modules, of how far the
+same statistic of float inputs lies from that of quantized ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.methods.activation_ranges import (
+    Histogram,
+    chooser,
+    neighbours,
+    searched,
+    worse,
+)
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.harness.tasks.batch import Batch
+from optimizer.recipe import Activations
+from optimizer.state import CompressedState, Range
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.spread import normal_bound
+
+COMPARED = 4  # of so many calibration batches one goes through the float model as well
+FINISHED, COMMON, FLOAT = range(3)
+"""Inputs of the finished model, those on the batches of both models, and of the float one."""
+
+SAME = 2.0**-20
+"""Means of float32 values nearer than sixteen roundoffs are of the same values."""
+
+
+class Law(Protocol):
+    """Collects what modules read, then says what is wrong."""
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Those whose inputs it wants to see."""
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        """rows: (tokens, width), real tokens only, of each of `kinds`."""
+
+    def problems(self) -> list[str]:
+        """With the checkpoint's names, the worst first."""
+
+
+def problems(
+    laws: Sequence[Law], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
+) -> list[str]:
+    """finished: the simulated model; floats: the folded float one; batches: of the calibration
+    texts."""
+    laws = [law for law in laws if law.modules]
+    if not laws:
+        return []
+
+    def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
+        wanted = dict.fromkeys(module for law in laws for module in law.modules)
+
+        def see(module: str, rows: Tensor) -> None:
+            for law in laws:
+                if module in law.modules:
+                    law.see(kinds, module, rows)
+
+        trace.observe(model, batch, wanted, see)
+
+    for i, batch in enumerate(batches):
+        if i % COMPARED:
+            observe(finished, batch, FINISHED)
+        else:
+            observe(finished, batch, FINISHED, COMMON)
+            observe(floats, batch, FLOAT)
+    return [problem for law in laws for problem in law.problems()]
+
+
+class _Readers:
+    """Which modules read one tensor alike, by range and factor: the first collects for all."""
+
+    def __init__(self, state: CompressedState, modules: Sequence[str]) -> None:
+        sites = {m: f"{m}:input" for m in modules}
+        self.ranges = {m: state.ranges.get(s) for m, s in sites.items()}
+        self.factors = {m: state.factors.get(s) for m, s in sites.items()}
+        self.first: dict[str, str] = {}
+        self._rows: Tensor | None = None
+        self._firsts: list[str] = []
+
+    def collects(self, module: str, rows: Tensor) -> bool:
+        """rows: one object for all modules that read it in turn (trace.observe)."""
+        if rows is not self._rows:
+            self._rows, self._firsts = rows, []
+        for first in self._firsts:
+            if self.ranges[first] == self.ranges[module] and _equal(
+                self.factors[first], self.factors[module]
+            ):
+                self.first[module] = first
+                return False
+        self._firsts.append(module)
+        self.first[module] = module
+        return True
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+class Ranges:
+    """Law 1."""
+
+    def __init__(self, state: CompressedState, method: Activations | None) -> None:
+        static = method is not None and state.activations == "tensor"
+        self.modules = tuple(s.removesuffix(":input") for s in state.ranges if static)
+        self._state = state
+        if method is not None:
+            self._method = method.range
+            self._choose = chooser(method.range, method.percentile, method.symmetric)
+        self._readers = _Readers(state, self.modules)
+        self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        if not self._readers.collects(module, rows):
+            return
+        factor = self._readers.factors[module]
+        for kind in kinds:
+            self._seen[kind][module].update(rows if factor is None else rows * factor)
+
+    def problems(self) -> list[str]:
+        for seen in self._seen:
+            seen.update({m: seen[first] for m, first in self._readers.first.items()})
+        empty = [m for m in self.modules if not self._seen[FINISHED][m].total]
+        if empty:
+            return [f"{m}:input: no input of that module was seen" for m in empty]
+        moved = []
+        for module, histogram in self._seen[COMMON].items():
+            usual = self._choose(self._seen[FLOAT][module])
+            if far := self._far(histogram, usual):  # else nothing is learned of how far
+                moved.append(far)
+        bound = normal_bound(moved, len(self.modules))
+        wrong = []
+        for module in self.modules:
+            kept, histogram = self._state.ranges[f"{module}:input"], self._seen[FINISHED][module]
+            far = self._far(histogram, kept)
+            # Where nothing moved, two ranges of one distribution still differ by this.
+            limit = bound + self._resolution(histogram)
+            if not far <= limit:
+                wanted, shown = self._choose(histogram), breach(far, limit)
+                message = (
+                    f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
+                    f"{self._unit} from what the calibration texts give, [{wanted.low:.4g}, "
+                    f"{wanted.high:.4g}]; quantization moves ranges of this model by up to "
+                    f"{shown[1]}"
+                )
+                wrong.append((far / limit, message))
+        return [message for _, message in sorted(wrong, reverse=True)]
+
+    @property
+    def _unit(self) -> str:
+        if self._method == "mse":
+            return "(root of the share by which the squared error is larger)"
+        return "(root of the nats lost)" if self._method == "entropy" else "of its width"
+
+    def _far(self, histogram: Histogram, kept: Range) -> float:
+        """How far a range is from the one that the method chooses there."""
+        wanted = self._choose(histogram)
+        if searched(self._method):
+            return worse(self._method, histogram, kept, wanted)
+        return _apart(kept, wanted)
+
+    def _resolution(self, histogram: Histogram) -> float:
+        """How far two ranges of one distribution may be."""
+        wanted = self._choose(histogram)
+        if not searched(self._method):
+            return _resolution(histogram, wanted)
+        beside = neighbours(self._method, histogram, wanted)
+        return max(worse(self._method, histogram, other, wanted) for other in beside)
+
+
+def _resolution(histogram: Histogram, chosen: Range) -> float:
+    """What a bin of the histogram and a step of the integers cannot tell apart, as a share of the
+    range's width."""
+    return histogram.width / _width(chosen) + 1 / 255
+
+
+def _width(covered: Range) -> float:
+    return max(covered.high - covered.low, 1e-30)
+
+
+def _apart(a: Range, b: Range) -> float:
+    """How far the further pair of ends lies apart, as a share of the wider of both. Judged as they
+    are coded: a symmetric range by its scale, whatever it calls its ends."""
+    ends = [tuple(end * r.scale for end in _ends(r)) for r in (a, b)]
+    far = max(abs(x - y) for x, y in zip(*ends, strict=True))
+    return float(far / max(_width(a), _width(b)))
+
+
+class Corrections:
+    """Law 2. corrections: {bias: what was added to it}; source: the checkpoint's parameters."""
+
+    def __init__(
+        self,
+        state: CompressedState,
+        source: Mapping[str, Tensor],
+        corrections: Mapping[str, Tensor],
+    ) -> None:
+        self._state, self._source, self._corrections = state, source, corrections
+        self.modules = tuple(name.removesuffix(".bias") for name in corrections)
+        self._readers = _Readers(state, self.modules)
+        self._seen = [{m: _Mean() for m in self.modules} for _ in range(3)]
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        if not self._readers.collects(module, rows):
+            return
+        factor, covered = self._readers.factors[module], self._readers.ranges[module]
+        x = rows if factor is None else rows * factor
+        coded = x
+        if self._state.activations == "token":
+            coded = code_per_token(x)
+        elif covered is not None:
+            low, high = (end * covered.scale for end in _ends(covered))
+            x, coded = x.clamp(low, high), code_static(x, covered)
+        for kind in kinds:
+            self._seen[kind][module].update(x, coded)
+
+    def problems(self) -> list[str]:
+        for seen in self._seen:
+            seen.update({m: seen[first] for m, first in self._readers.first.items()})
+        moved = [
+            _relative(self._lost(FLOAT, module), self._lost(COMMON, module))
+            for module in self.modules
+            if self._reads_others(module)
+        ]
+        limit = normal_bound(moved, len(self.modules))
+        wrong = []
+        for module in self.modules:
+            kept = self._corrections[f"{module}.bias"].double()
+            far = _relative(kept, self._lost(FINISHED, module))
+            if not far <= limit:
+                shown = breach(far, limit)
+                message = (
+                    f"{module}.bias: its correction lies {shown[0]} of its size from what "
+                    f"quantization takes from the mean output on the calibration texts; between "
+                    f"float and quantized inputs that differs by up to {shown[1]}"
+                )
+                wrong.append((far, message))
+        return [message for _, message in sorted(wrong, reverse=True)]
+
+    def _reads_others(self, module: str) -> bool:
+        """Whether quantization before it changed what the module reads, by more than rounding."""
+        floats, own = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
+        return _relative(floats, own) > SAME
+
+    def _lost(self, kind: int, module: str) -> Tensor:
+        """(outputs,) float64: the mean float output less the mean quantized one, same input. Both
+        are linear in what is multiplied, so that the mean inputs are enough."""
+        weight, seen = f"{module}.weight", self._seen[kind][module]
+        exact = self._state.replaced.get(weight, self._source[weight]).double()
+        factor = self._readers.factors[module]
+        if factor is not None:
+            exact = exact / factor.double()
+        quantized = self._state.weights[weight].dequantize().double()
+        return exact @ seen.exact - quantized @ seen.coded
+
+
+class _Mean:
+    """The mean of what a module reads, and of what its integers say."""
+
+    def __init__(self) -> None:
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self._count = 0
+
+    def update(self, exact: Tensor, coded: Tensor) -> None:
+        sums = exact.sum(0, dtype=torch.float64), coded.sum(0, dtype=torch.float64)
+        before = self._sums
+        self._sums = sums if before is None else (before[0] + sums[0], before[1] + sums[1])
+        self._count += len(exact)
+
+    @property
+    def exact(self) -> Tensor:
+        assert self._sums is not None
+        return self._sums[0] / max(self._count, 1)
+
+    @property
+    def coded(self) -> Tensor:
+        assert self._sums is not None
+        return self._sums[1] / max(self._count, 1)
+
+
+def _ends(covered: Range) -> tuple[int, int]:
+    return -covered.zero_point, 255 - covered.zero_point
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    """|a - b| over the larger norm; 0 where both are nothing."""
+    size = max(float(a.norm()), float(b.norm()))
+    return float((a - b).norm()) / size if size else 0.0

@@ -1,0 +1,111 @@
+"""Constants of a graph that are too small for outputs to show, above all in float16: each function
+Materials, facts or graph -> what is wrong, with the checkpoint's names.
+
+1. epsilons   of each norm of the torch model, in whichever form the graph has the norm
+2. functions  GELU by erf or by tanh, as the torch module computes it
+3. buffers    an initializer with the name of a torch buffer holds its values
+4. angles     tables of cosines and sines are those of the rotary embedding's frequencies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from optimizer.lower import cut
+from optimizer.lower.opened import Source
+from optimizer.validate.ledger.random_rounding import ULPS
+from optimizer.validate.ledger.roundoff import UNIT
+from optimizer.validate.materials import Materials
+
+TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort_attention.py
+
+
+def constants(m: Materials, graph: Source, facts: cut.Facts) -> list[str]:
+    """Laws 1 to 4."""
+    problems = epsilons(m, facts.epsilons) + functions(m, facts.gelus)
+    return problems + buffers(m, graph) + angles(m, graph)
+
+
+def epsilons(m: Materials, found: Mapping[str, Sequence[float]]) -> list[str]:
+    """Law 1, of the norms whose weight the graph holds. found: {module: of each of its norms}."""
+    problems = []
+    for name, module in m.float_model.named_modules():
+        wanted = _epsilon(module)
+        if wanted is None or f"{name}.weight" not in m.names.parameters:
+            continue
+        if name not in found:
+            problems.append(
+                f"{name}: no epsilon is found in the graph, torch's is {wanted:.3g}; expected a "
+                "norm in one operator, or the square root of a mean plus a constant"
+            )
+        problems += [
+            f"{name}: epsilon is {epsilon:.3g}, torch's is {wanted:.3g}"
+            for epsilon in found.get(name, ())
+            if not np.isclose(epsilon, wanted, rtol=2 * UNIT["fp32"], atol=0)
+        ]
+    return problems
+
+
+def _epsilon(module: nn.Module) -> float | None:
+    """Of a norm; RMS norms of transformers are classes of each architecture's own, known by the
+    name they give it."""
+    held = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return held if isinstance(held, float) and hasattr(module, "weight") else None
+
+
+def functions(m: Materials, found: Mapping[str, str]) -> list[str]:
+    """Law 2. found: {module: "none" (erf) or "tanh"}."""
+    modules = dict(m.float_model.named_modules())
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    problems = []
+    for name, form in found.items():
+        module = modules.get(name)
+        if not name or module is None or any(True for _ in module.children()):
+            continue
+        with torch.no_grad():
+            values = module(x)
+        far = {f: float((nn.functional.gelu(x, approximate=f) - values).abs().max()) for f in FORMS}
+        wanted = min(far, key=lambda f: far[f])
+        if form != wanted:
+            problems.append(f"{name}: GELU is {FORMS[form]} in the graph, {FORMS[wanted]} in torch")
+    return problems
+
+
+FORMS = {"none": "by erf", "tanh": "by tanh"}
+
+
+def buffers(m: Materials, graph: Source) -> list[str]:
+    """Law 3. Those that the exporter computed away have no initializer, and are not looked for."""
+    ours = dict(m.folded_model.named_buffers())
+    problems = []
+    for name, found in cut.initializers_among(graph, ours).items():
+        value = ours[name].detach().numpy().astype(found.dtype)
+        if found.size != value.size or not np.array_equal(found.ravel(), value.ravel()):
+            problems.append(f"{name}: the graph holds other values")
+    return problems
+
+
+def angles(m: Materials, graph: Source) -> list[str]:
+    """Law 4. The angle is rounded once, its cosine to ULPS units in the last place."""
+    problems = []
+    for name, table in cut.initializers_among(graph, TABLES).items():
+        far = []
+        for buffer, frequencies in m.float_model.named_buffers():
+            owner = m.float_model.get_submodule(buffer.rpartition(".")[0])
+            if not buffer.endswith("inv_freq") or len(frequencies) != table.shape[1]:
+                continue
+            scale = float(getattr(owner, "attention_scaling", 1.0))
+            angle = np.arange(len(table))[:, None] * frequencies.detach().double().numpy()
+            bound = UNIT["fp32"] * (angle + 2 * ULPS + 1)
+            error = np.abs(table.astype(np.float64) / scale - TABLES[name](angle))
+            far.append((float((error / bound).max()), buffer))
+        if far and not min(far)[0] <= 1:
+            problems.append(
+                f"{min(far)[1]}: {name} is {min(far)[0]:.3g} times as far from its angles as "
+                "rounding goes"
+            )
+    return problems

@@ -1,0 +1,221 @@
+"""Correct runs of this model on a few of the ledger's inputs, made once, and the limits they give.
+
+Every limit on a distance end to end, or between two linear modules, is one of these: see
+monte_carlo.py for how the runs are made and spread.py for how a limit follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import nn
+
+from optimizer.validate.ledger import monte_carlo, spread
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.random_rounding import Arithmetic
+from optimizer.validate.ledger.roundoff import UNIT
+from optimizer.validate.ledger.spread import RUNS, Run, Spread
+from optimizer.validate.ledger.trace import Trace
+
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
+
+NEAR_TOKENS = 32  # among which rounding may choose another token than the likeliest
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A trace of the sample, and the batch whose run holds it, from its token `past` on."""
+
+    trace: Trace
+    batch: int
+    past: int
+
+
+class CorrectRuns:
+    """materials: whose torch models are run. The kinds of model: "folded" in float, "state"."""
+
+    def __init__(self, materials: Materials) -> None:
+        self._m = materials
+        self._made: dict[tuple[str, Arithmetic | str], list[list[dict[str, Array]]]] = {}
+        self._between: dict[tuple[str, str], dict[str, float]] = {}
+
+    @property
+    def examples(self) -> int:
+        """How many of each output are held against a limit."""
+        return 2 * sum(len(b["attention_mask"]) for b in self._m.batches)
+
+    def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
+        """blocks: as fused kernels of weight-only modules, which quantize their inputs.
+
+        Parameters that methods folded were computed in float32 beforehand, by a rotation from as
+        many terms as they have inputs.
+        """
+        m = self._m
+        rotated = "rotate" in m.section.quantize.transforms
+        growth = {
+            name: float(np.sqrt(m.state.replaced[name].shape[-1])) if rotated else 2.0
+            for name in m.state.replaced
+            if kind == "folded"
+        }
+        kernels = m.kernel_blocks if blocks else {}
+        shifts = m.offset_biases if kind == "state" and precision != "fp32" else {}
+        return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth, shifts=shifts)
+
+    def source(self) -> Spread:
+        """Of the float model's outputs, as loaded or folded."""
+        return self._spread("folded", self.arithmetic("fp32", "folded"), self._m.outputs)
+
+    def whole(self, kind: str, precision: str) -> Spread:
+        """Of all outputs of a graph that runs float operators in `precision`."""
+        return self._spread(kind, self.arithmetic(precision, kind), self._m.compared)
+
+    def blocks(self) -> Spread:
+        """Between the state with float inputs and as fused kernels run it, which quantize them."""
+        return self._spread(
+            "state",
+            self.arithmetic("fp32"),
+            self._m.compared,
+            self.arithmetic("fp32", blocks=True),
+        )
+
+    def kernels(self) -> Spread:
+        """Of outputs as fused kernels compute them, which quantize inputs by themselves."""
+        return self._spread("state", self.arithmetic("fp32", blocks=True), self._m.compared)
+
+    def tokens(self, *, blocks: bool) -> Spread:
+        """Of a decoder's logits, token by token."""
+        runs = self._token_runs(blocks)
+        samples = [s for s in self._samples("state") if not s.past]
+        traces = [s.trace for s in samples]
+        rows, by_token = [], []
+        for run in runs:
+            split: list[Mapping[str, Array]] = []
+            for result, one in zip(run, traces, strict=True):
+                keep = one.mask.astype(bool)
+                split.append({"logits": result["logits"][keep][:, None]})
+            rows.append(split)
+        for one in traces:
+            logits = one.result["logits"][one.mask.astype(bool)][:, None]
+            by_token.append(Trace(np.ones(logits.shape[:2], np.int64), {}, {"logits": logits}))
+        looks = 8 * sum(int(b["attention_mask"].sum()) for b in self._m.batches)
+        return spread.spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
+
+    def gap(self, looks: int, *, blocks: bool) -> float:
+        """How far below the likeliest token one may lie that a correct run prefers, in deviations
+        of the logits: the most that two runs move two of the likeliest tokens apart."""
+        runs = self._token_runs(blocks)
+        traces = [s.trace for s in self._samples("state") if not s.past]
+        widest = []
+        for i, first in enumerate(runs):
+            for second in runs[i + 1 :]:
+                for a, b, one in zip(first, second, traces, strict=True):
+                    keep = one.mask.astype(bool)
+                    widest += _widest(a["logits"][keep], b["logits"][keep])
+        independent = len(widest) // max(RUNS - 1, 1)
+        return spread.upper_bound(widest, independent, looks, UNIT["fp32"])
+
+    def between(self, kind: str, precision: str) -> dict[str, float]:
+        """{"<module>:input:<use>" or output: limit} of what lies between linear modules, these
+        answering exactly what the traces say."""
+        if (kind, precision) not in self._between:
+            self._between[kind, precision] = self._between_limits(kind, precision)
+        return self._between[kind, precision]
+
+    def _between_limits(self, kind: str, precision: str) -> dict[str, float]:
+        samples = [s for s in self._samples(kind) if not s.past]
+        traces = [s.trace for s in samples]
+        arithmetic = self.arithmetic(precision)
+        runs = monte_carlo.between(
+            self._model(kind), traces, self._m.compared, arithmetic, RUNS, seed=1
+        )
+        names = list(runs[0][0])
+        labelled = [_with_inputs(t, names) for t in traces]
+        return dict(
+            spread.spread(runs, None, labelled, names, arithmetic.unit, self.examples).limits
+        )
+
+    def _token_runs(self, blocks: bool) -> list[list[dict[str, Array]]]:
+        arithmetic = self.arithmetic(self._m.precision, blocks=blocks)
+        return self._runs("state", replace(arithmetic, flips="token"))
+
+    def _model(self, kind: str) -> nn.Module:
+        return self._m.folded_model if kind == "folded" else self._m.simulated_model
+
+    def sampled(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
+        """What a graph is asked piece by piece: the sample of the traces, and its continuations."""
+        return self._m.asked([traces[i] for i in self._m.sampled], model)
+
+    def _samples(self, kind: str) -> list[_Sample]:
+        m = self._m
+        traces = m.folded_traces if kind == "folded" else m.simulated_traces
+        chosen = [traces[i] for i in self._m.sampled]
+        path = m.graph / "model.onnx" if kind == "folded" else m.model / "model.onnx"
+        chosen, cuts = m.continuations(chosen, path)
+        whole = [_Sample(t, i, 0) for i, t in enumerate(chosen)]
+        return whole + [_Sample(chosen[i].continued(past), i, past) for i, past in cuts]
+
+    def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[dict[str, Array]]]:
+        key = (kind, _named(arithmetic))
+        if key not in self._made:
+            m = self._m
+            batches = [m.batches[i] for i in m.sampled]
+            self._made[key] = monte_carlo.runs(
+                self._model(kind), batches, m.compared, m.modules, arithmetic, RUNS, _seed(key)
+            )
+        return self._made[key]
+
+    def _spread(
+        self,
+        kind: str,
+        arithmetic: Arithmetic,
+        names: Sequence[str],
+        other: Arithmetic | None = None,
+    ) -> Spread:
+        samples = self._samples(kind)
+        first = [_views(run, samples) for run in self._runs(kind, arithmetic)]
+        second = None
+        if other is not None:
+            second = [_views(run, samples) for run in self._runs(kind, other)]
+        traces = [s.trace for s in samples]
+        return spread.spread(first, second, traces, list(names), arithmetic.unit, self.examples)
+
+
+def _named(arithmetic: Arithmetic) -> str:
+    return repr(replace(arithmetic, replaced={}, shifts={})) + (
+        " folding" if arithmetic.replaced else ""
+    )
+
+
+def _seed(key: tuple[str, Arithmetic | str]) -> int:
+    return sum(map(ord, str(key))) % 1000
+
+
+def _views(run: Run, samples: Sequence[_Sample]) -> list[Mapping[str, Array]]:
+    """What a sample's trace is compared with: outputs from its token `past` on; a cache whole."""
+    return [
+        {
+            name: array[:, s.past :] if s.past and array.ndim == 3 else array
+            for name, array in run[s.batch].items()
+        }
+        for s in samples
+    ]
+
+
+def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:
+    """The trace with its modules' inputs among its results."""
+    inputs = {f"{m}:input:{use}": array for (m, use), array in one.inputs.items()}
+    known = {**one.result, **inputs}
+    return replace(one, result={n: known[n] for n in names})
+
+
+def _widest(a: Array, b: Array) -> list[float]:
+    """Per token (tokens, vocabulary): the most that the likeliest tokens move against each other,
+    in deviations."""
+    near = np.argpartition(a, -min(NEAR_TOKENS, a.shape[1]), axis=1)[:, -NEAR_TOKENS:]
+    moved = np.take_along_axis(a.astype(np.float64) - b.astype(np.float64), near, 1)
+    return list((moved.max(1) - moved.min(1)) / a.astype(np.float64).std(1))

@@ -1,0 +1,57 @@
+"""A decoder's inputs to the ledger: short pieces of held-out text, padded on the left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness.contract import Contract
+from optimizer.harness.tasks.batch import Batch
+from optimizer.validate import decoder
+from optimizer.validate.ledger.distance import Array
+
+WIDTHS = (64, 9, 33, 2, 48, 17, 5, 24)  # tokens of one text after the other
+FEWEST, MOST = 64, 512  # tokens of all batches together
+MEMORY = 256 << 20  # of the activations of one model that are held at once
+PADDED_BY = 7
+
+
+def make(
+    texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float
+) -> list[Batch]:
+    """One row alone; three of several lengths; the rest by eights; the three padded further.
+
+    bytes_per_token: what a model's trace keeps of each. Each Batch has the contract's inputs and an
+    empty cache.
+    """
+    rows = _rows(texts, contract, tokenizer, min(MOST, max(FEWEST, MEMORY / bytes_per_token)))
+    longest = max(rows, key=len)
+    three = [*sorted(rows, key=len)[:2], longest]
+    groups = [[longest], three, *(rows[i : i + 8] for i in range(0, len(rows), 8))]
+    made = [_batch(group, contract) for group in groups]
+    made.append(_batch(three, contract, len(longest) + PADDED_BY))
+    return made
+
+
+def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
+    """Token ids of the beginnings of texts, `tokens` together or a little more."""
+    assert contract.generation is not None
+    longest = min(contract.tokenizer.max_length, contract.generation.context) - PADDED_BY
+    rows: list[Array] = []
+    for text in texts:
+        width = min(WIDTHS[len(rows) % len(WIDTHS)], longest)
+        ids = tokenizer.encode(text).ids[:width]
+        if len(ids) >= min(2, width):
+            rows.append(np.array(ids, np.int64))
+        if sum(map(len, rows)) >= tokens:
+            break
+    return rows
+
+
+def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
+    assert contract.generation is not None
+    ids, mask = decoder.left_padded(rows, contract.tokenizer.pad_id, width)
+    given = decoder.inputs(contract, ids, mask)
+    return Batch({**given, **decoder.empty_cache(contract.generation, len(rows))}, (), ())

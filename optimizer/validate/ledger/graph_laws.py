@@ -1,0 +1,92 @@
+"""What a graph must hold to the bit: names, parameters, integers, scales and biases, each
+function Materials, graph -> what is wrong, with the checkpoint's names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optimizer.lower import cut
+from optimizer.lower.opened import Opened, Source, opened
+from optimizer.validate.ledger import constant_laws, linears
+from optimizer.validate.materials import Materials
+
+
+def interface(m: Materials, graph: Source) -> list[str]:
+    """Input and output names, and the constants of constant_laws.py."""
+    facts = cut.facts(graph)
+    wanted = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
+    problems = []
+    if set(facts.inputs) != wanted:
+        problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
+    if set(m.compared) - set(facts.outputs):
+        problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.compared}")
+    return problems + constant_laws.constants(m, graph, facts)
+
+
+def parameters(m: Materials, graph: Source) -> list[str]:
+    """Parameters whose initializer is not the value torch runs with, stored either way round."""
+    stored = cut.initializers(graph, m.names.parameters.values())
+    ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
+    wrong = []
+    for name, initializer in m.names.parameters.items():
+        if name not in ours:
+            continue
+        value, found = ours[name].detach().numpy(), stored[initializer]
+        value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
+        entry = m.names.modules.get(name.removesuffix(".weight"))
+        turned = entry is not None and entry.parameter == name and entry.layout == "KN"
+        same = found.dtype == value.dtype and (
+            np.array_equal(found, value.T)
+            if turned
+            else np.array_equal(found, value) or np.array_equal(found, value.T)
+        )
+        if not same:
+            wrong.append(f"{name}: the graph holds other values")
+    return wrong
+
+
+def weights(m: Materials, graph: Source) -> list[str]:
+    """Quantized parameters whose value in the graph is not the state's, bit for bit."""
+    once = graph if isinstance(graph, Opened) else opened(graph)
+    return [
+        f"{name}: the graph holds other integers than the state"
+        for name, q in m.state.weights.items()  # one by one: in float they are four times as large
+        if not np.array_equal(cut.dequantized(once, [name])[name], q.dequantize())
+    ]
+
+
+def activations(m: Materials, graph: Source) -> list[str]:
+    """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
+    if m.state.activations != "tensor":
+        return []
+    found = cut.codings(graph, {p.removesuffix(".weight") for p in m.state.weights})
+    problems = []
+    for site, wanted in m.state.ranges.items():
+        name = site.removesuffix(":input")
+        got = found.get(name)
+        if got is None:
+            problems.append(f"{name}: the graph does not code its input")
+            continue
+        if m.signed:
+            right = got.zero_point == 0 and got.offset == wanted.offset
+        else:
+            right = got.zero_point == wanted.zero_point and got.offset == 0
+        if got.scale != wanted.scale or not right:
+            problems.append(
+                f"{name}: its input is coded with {got}; the state's range has scale "
+                f"{wanted.scale:.6g}, zero point {wanted.zero_point}, offset {wanted.offset:.6g}"
+            )
+    return problems
+
+
+def biases(m: Materials, graph: Source) -> list[str]:
+    """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
+    problems = []
+    for name, got in cut.biases(graph, m.modules).items():
+        wanted = linears.stored_bias(m, name)
+        if (got is None) != (wanted is None):
+            problems.append(f"{name}: the graph has {'no' if got is None else 'a'} bias")
+        elif got is not None and wanted is not None:
+            same = got.dtype == wanted.dtype and np.array_equal(got.reshape(-1), wanted)
+            problems += [] if same else [f"{name}: the graph holds another bias than the state"]
+    return problems

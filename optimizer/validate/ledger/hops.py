@@ -1,0 +1,386 @@
+"""The hops of the ledger, one function each: Materials -> Entry.
+
+What a hop compares is in ledger.py's docstring; where its limits come from, in spread.py (outputs),
+quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.load.model import auto_class, torch_model
+from optimizer.lower import cut
+from optimizer.lower.opened import opened
+from optimizer.validate import on_gpu
+from optimizer.validate.ledger import (
+    bisect,
+    calibration_laws,
+    contract_laws,
+    graph_laws,
+    linears,
+    pieces,
+    resampled,
+    rounding_laws,
+    rounding_limits,
+    state_laws,
+    trace,
+)
+from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
+from optimizer.validate.ledger.distance import Distance, distance
+from optimizer.validate.ledger.pieces import Piece
+from optimizer.validate.ledger.rounding_limits import LEARNED
+from optimizer.validate.ledger.spread import Spread, against
+from optimizer.validate.ledger.trace import Trace
+from optimizer.validate.materials import Materials
+from optimizer.validate.quiet import quiet
+
+MEASURED = "correct runs of this model, each float operation rounded at random, lie as far apart"
+UNCUT = (
+    "judged end to end only: pieces of an engine cannot be run alone, and correct runs lie far "
+    "enough apart to hide one module's fault"
+)
+"""What the entry and the gate of such a hop say."""
+HIDDEN = (
+    "MatMulNBits quantizes its inputs inside the kernel, where no integer can be read: its "
+    "products are bounded with that, and the graph as written is proven at `lower`"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One hop. tolerance and measured.worst: the example that comes nearest to its limit, or lies
+    furthest beyond. ok None: not run here. problems: what is wrong, worst first, with the
+    checkpoint's names; empty when ok. unproven: what a hop that is ok could not judge, "". pieces:
+    each part of a graph that was judged by itself. spread: how far correct runs lie apart, and the
+    limits that follow (Spread.as_dict)."""
+
+    hop: str
+    start: str
+    tolerance: float | None
+    measured: Distance | None
+    ok: bool | None
+    why: str
+    problems: tuple[str, ...] = ()
+    unproven: str = ""
+    pieces: tuple[Piece, ...] = ()
+    spread: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "hop": self.hop,
+            "from": self.start,
+            "tolerance": self.tolerance,
+            "measured": self.measured.as_dict() if self.measured else None,
+            "ok": self.ok,
+            "why": self.why,
+            "problems": list(self.problems),
+            "unproven": self.unproven,
+            "pieces": [p.as_dict() for p in self.pieces],
+            "spread": self.spread,
+        }
+
+
+def within(
+    hop: str,
+    start: str,
+    spread: Spread,
+    results: Sequence[Mapping[str, Any]],
+    expected: Sequence[Trace],
+    problems: Sequence[str],
+    parts: Sequence[Piece] = (),
+    why: str = "",
+) -> Entry:
+    """The entry of a hop whose outputs may differ as correct runs do, by no more; and no problem of
+    another kind."""
+    names = list(spread.limits)
+    measured, worst, beyond = against(spread.limits, results, expected, names)
+    name = max(names, key=lambda n: worst[n] / spread.limits[n])
+    whole = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+    whole += [
+        f"{n}: an example is {shown[0]} from {start}, {shown[1]} {CORRECT_RUNS}"
+        for n, far, limit in beyond
+        for shown in [breach(far, limit)]
+    ]
+    return Entry(
+        hop,
+        start,
+        spread.limits[name],
+        replace(measured, worst=worst[name]),
+        not problems and not whole,
+        why or MEASURED,
+        (*problems, *whole),
+        pieces=tuple(parts),
+        spread=spread.as_dict(worst),
+    )
+
+
+def load(m: Materials) -> Entry:
+    """Our loader against transformers' own, and every parameter against the safetensors library."""
+    from safetensors import safe_open
+
+    with quiet():
+        theirs = auto_class(m.task).from_pretrained(
+            m.source / "checkpoint", attn_implementation="eager", dtype="float32"
+        )
+    results = [trace.run(theirs.eval(), b, m.outputs) for b in m.batches]
+    problems = []
+    ours = dict(m.float_model.named_parameters())
+
+    def stored(name: str, file: Any) -> Tensor:
+        tensor: Tensor = file.get_tensor(name)
+        return m.checkpoint.tensors.as_stored(name, tensor)
+
+    for file in sorted((m.source / "checkpoint").glob("*.safetensors")):
+        with safe_open(file, "pt") as f:
+            problems += [
+                f"{name} differs from the file"
+                for name in f.keys()  # noqa: SIM118 - a safetensors handle is no mapping
+                if name in ours and not bool((ours[name] == stored(name, f).float()).all())
+            ]
+    measured = m.between(results, m.float_traces)
+    why = "the same operators on the same values give the same bits"
+    if measured.worst == 0:
+        return Entry("load", "transformers", 0.0, measured, not problems, why, tuple(problems))
+    # On some processors the bits depend on where in memory the values lie.
+    spread = m.correct.source()
+    return within("load", "transformers", spread, results, m.float_traces, problems)
+
+
+def fold(m: Materials) -> Entry:
+    """What was folded into parameters must not change the float function; corrected biases and
+    learned gains do, and are held to laws of their own."""
+    quantize = m.section.quantize
+    rotated = "rotate" in quantize.transforms
+    problems = state_laws.replaced(m.state, m.parameters)
+    learned = {}
+    if LEARNED & set(quantize.rounders):
+        limit = rounding_limits.of(quantize, m.section.calibrate, 8).gains
+        problems += state_laws.gains(m.state, m.parameters, m.family, rotated, limit)
+        learned = {
+            name: state_laws.folded_gain(m.state, m.parameters, name, m.family, rotated)
+            for name in state_laws.learned_gains(m.state, m.parameters)
+        }
+    problems += _corrected(m)
+    others = {
+        name: m.state.replaced[name] - m.corrections.get(name, 0) for name in m.state.replaced
+    } | learned
+    if not others:
+        same = Distance(0.0, 0.0, 1.0, 0.0)
+        why = "nothing was folded"
+        return Entry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
+    folded = torch_model(m.checkpoint, m.task, overrides=others)
+    results = [trace.run(folded, b, m.outputs) for b in m.batches]
+    return within("fold", "source torch", m.correct.source(), results, m.float_traces, problems)
+
+
+def _corrected(m: Materials) -> list[str]:
+    """Quantized modules' biases are corrected where the recipe says so, and nowhere else."""
+    quantized = {f"{n.removesuffix('.weight')}.bias" for n in m.state.weights}
+    asked = quantized & set(m.parameters) if m.section.quantize.bias_correction else set()
+    kept = set(m.corrections)
+    return [f"{n}: was not corrected, as the recipe says" for n in sorted(asked - kept)] + [
+        f"{n}: was corrected, as the recipe does not say" for n in sorted(kept - asked)
+    ]
+
+
+def compress(m: Materials) -> Entry:
+    """The state de-quantized in torch against the source: the recipe's budget, and the laws."""
+    activations = m.section.quantize.activations
+    problems, unjudged = _rounding(m)
+    granularity = None if activations is None else activations.granularity
+    if m.state.activations != granularity:
+        problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
+    laws: list[calibration_laws.Law] = [
+        calibration_laws.Ranges(m.state, activations),
+        calibration_laws.Corrections(m.state, m.parameters, m.corrections),
+    ]
+    problems += calibration_laws.problems(laws, m.simulated_model, m.folded_model, m.calibration())
+    measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
+    budget = m.section.validate_.quantization_budget
+    if not measured.relative_l2 <= budget:
+        moved, allowed = breach(measured.relative_l2, budget)
+        problems.append(
+            f"{BUDGET} {moved} (relative L2); "
+            f"validate.quantization_budget is {allowed}; compressing module by module, it is "
+            f"passed at {bisect.in_torch(m, budget)}"
+        )
+    why = "validate.quantization_budget of the recipe"
+    unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""
+    return Entry(
+        "compress",
+        "source torch",
+        budget,
+        measured,
+        not problems,
+        why,
+        tuple(problems),
+        unproven,
+    )
+
+
+def _rounding(m: Materials) -> tuple[list[str], list[str]]:
+    """What is wrong with the integers of each weight, by the method that chose them, and what
+    cannot be judged."""
+    quantize = m.section.quantize
+    if quantize.kept:
+        return [
+            f"{name} was kept with other values than the checkpoint has"
+            for name, q in m.state.weights.items()
+            if not bool((q.dequantize() == m.parameters[name]).all())
+        ], []
+    problems, suspects = state_laws.weights(m.state, m.rounded_weight, m.parameters, m.rounding)
+    if m.compares_outputs:
+        compressed = m.simulated_traces
+        float_aim = quantize.asymmetric or bool(LEARNED & set(quantize.rounders))
+        exact = m.folded_traces if float_aim else compressed
+        suspects += rounding_laws.outputs(m, compressed, exact)
+    refused, unjudged = resampled.judged(m, suspects)
+    return problems + refused, unjudged
+
+
+def export(m: Materials) -> Entry:
+    """The float graph against torch, whole and piece by piece, and every parameter by value."""
+    path = m.graph / "model.onnx"
+    graph = opened(path)
+    problems = graph_laws.interface(m, graph)
+    problems += graph_laws.parameters(m, graph)
+    asked = m.asked(m.folded_traces, path)
+    with _work() as work:
+        at = cut.edges(graph, m.modules)
+        sample = m.correct.sampled(m.folded_traces, path)
+        parts = pieces.products(graph, at, sample, linears.of_float_graph(m), work, fuse=False)
+        limits = m.correct.between("folded", m.precision)
+        parts += pieces.between(graph, at, sample, limits, work, fuse=False)
+    results = pieces.whole(path, asked, m.compared, fuse=True)
+    spread = m.correct.whole("folded", m.precision)
+    return within("export", "float torch", spread, results, asked, problems, parts)
+
+
+@contextmanager
+def _work() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="optimize-ledger-") as folder:
+        yield Path(folder)
+
+
+def lower(m: Materials) -> Entry:
+    """The lowered graph, each operator as written, against the state de-quantized in torch."""
+    path = m.model / "model.onnx"
+    graph = opened(path)
+    problems = graph_laws.interface(m, graph)
+    wanted = {p.removesuffix(".weight") for p in m.state.weights}
+    lowered = set(m.lowering["modules"])
+    problems += [f"{name}: left in float without saying so" for name in sorted(wanted - lowered)]
+    problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - wanted)]
+    problems += graph_laws.weights(m, graph)
+    problems += graph_laws.activations(m, graph)
+    problems += graph_laws.biases(m, graph)
+    carried = cut.changed(m.graph / "model.onnx", graph, m.names.parameters.values())
+    problems += [f"{name}: the float graph holds other values" for name in carried]
+    problems += [
+        f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, wanted)
+    ]
+    asked = m.asked(m.simulated_traces, path)
+    with _work() as work:
+        at = cut.edges(graph, m.modules)
+        sample = m.correct.sampled(m.simulated_traces, path)
+        linear = linears.of_lowered_graph(m, fused=False)
+        parts = pieces.quantizers(graph, at, sample, linear, work, fuse=False)
+        parts += pieces.products(graph, at, sample, linear, work, fuse=False)
+        limits = m.correct.between("state", m.precision)
+        parts += pieces.between(graph, at, sample, limits, work, fuse=False)
+    spread = m.correct.whole("state", m.precision)
+    return within("lower", "state in torch", spread, m.lowered_outputs, asked, problems, parts)
+
+
+def engine(m: Materials) -> Entry:
+    """What was built against the lowered graph, and what the builder said of it."""
+    document, target = m.inspected, m.section.target
+    wider = (document.get("inspected") or {}).get("wider", [])
+    problems = [] if target.allow_wider else [f"{n}: runs wider than asked" for n in wider]
+    eligible = (document.get("inspected") or {}).get("eligible")
+    if eligible is not None and eligible != len(m.state.weights):
+        problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
+    reason = on_gpu.not_here(m)
+    if reason:
+        ok = False if problems else None
+        return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
+    asked = m.asked(m.simulated_traces, m.model / "model.onnx")
+    lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
+    if target.device != "cpu":
+        spread = m.correct.whole("state", m.precision)
+        results = on_gpu.outputs(m, asked)
+        whole = within("engine", "lowered graph", spread, results, lowered, problems)
+        return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
+    path = m.model / "model.onnx"
+    graph = opened(path)
+    with _work() as work:
+        at = cut.edges(graph, m.modules)
+        sample = m.correct.sampled(m.simulated_traces, path)
+        linear = linears.of_lowered_graph(m, fused=True)
+        parts = pieces.quantizers(graph, at, sample, linear, work, fuse=True)
+        parts += pieces.products(graph, at, sample, linear, work, fuse=True)
+    if not m.kernel_blocks:
+        results = pieces.whole(path, asked, m.compared, fuse=True)
+        spread = m.correct.whole("state", m.precision)
+        return within("engine", "lowered graph", spread, results, lowered, problems, parts)
+    quantized = m.asked(m.kernel_traces, path)
+    results = pieces.whole(path, quantized, m.compared, fuse=True)
+    start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
+    entry = within("engine", start, spread, results, quantized, problems, parts)
+    if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
+        results, spread = pieces.whole(path, asked, m.compared, fuse=True), m.correct.blocks()
+        entry = within("engine", "lowered graph", spread, results, lowered, problems, parts)
+    return replace(entry, why=f"{entry.why}; {HIDDEN}")
+
+
+def harness(m: Materials) -> Entry:
+    """From texts to answers as a bundle does it, against transformers' tokenizer and torch."""
+    folder = m.bundle or m.source
+    served = contracts.read(folder / "contract.json")
+    tokens_folder = folder if m.bundle else folder / "checkpoint"
+    tokenizer = contracts.load_tokenizer(tokens_folder, served)
+    checkpoint = m.source / "checkpoint"
+    problems = contract_laws.contract(m.contract, served, checkpoint)
+    problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
+    problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
+    found, wanted = [], []
+    with OrtRunner(m.model / "model.onnx", threads=1) as runner:
+        for batch in m.batches:
+            given = tasks.encode(
+                served, tokenizer, batch.texts, length=int(batch["input_ids"].shape[1])
+            )
+            outputs = runner.infer(given)
+            values = tasks.decode(served, outputs, given)
+            again = tasks.decode(served, runner.infer(given), given)
+            if not np.array_equal(values, again):
+                problems.append("the same texts answered twice give other bits")
+            found += list(values)
+            wanted += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
+    measured = distance((f, w) for f, (w, _) in zip(found, wanted, strict=True))
+    ratio = max(
+        (_ratio(f, w, bound) for f, (w, bound) in zip(found, wanted, strict=True)), default=0
+    )
+    if not ratio <= 1:
+        problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
+    why = "pooling and normalization in float32, bounded element by element"
+    return Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
+
+
+def _ratio(value: Any, wanted: Any, bound: Any) -> float:
+    """The furthest of an answer's elements, over its bound; what must be equal has none."""
+    if value.shape != wanted.shape or not np.isfinite(value).all():
+        return float("inf")
+    error = np.abs(value.astype(np.float64) - wanted)
+    ratio = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
+    return float(ratio.max(initial=0.0))

@@ -1,0 +1,108 @@
+"""The ledger: the same inputs through every form the model takes, each hop under limits
+that are derived, or measured in the same run from how far correct runs lie apart (spread.py).
+
+    load       the torch model                     against transformers' own loader
+    fold       float torch with what was replaced  against the source model
+    compress   the state de-quantized in torch     against the source model; laws of the state
+    export     the float ONNX graph                against float torch with what was replaced
+    lower      the lowered graph, run as written   against the state de-quantized in torch
+    cache      a decoder continued from its cache  against itself given the text in one piece
+    engine     the built engine, kernels fused     against the lowered graph; what was inspected
+    harness    texts to answers                    against transformers' tokenizer and torch
+
+Averages hide faults, so every hop also looks at the worst example; ONNX hops run piece by
+piece (pieces.py); and laws that do not depend on data are checked (state_laws.py,
+contract_laws.py). A hop that cannot run here is an entry with ok null and the reason.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+from optimizer.errors import LedgerError, OptimizeError
+from optimizer.harness.errors import HarnessError
+from optimizer.progress import bar
+from optimizer.validate.ledger import cache_laws, generation_laws, hops
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.materials import Materials
+
+Hop = Callable[[Materials], Entry]
+HOPS: tuple[Hop, ...] = (
+    hops.load,
+    hops.fold,
+    hops.compress,
+    hops.export,
+    hops.lower,
+    hops.engine,
+    hops.harness,
+)
+DECODER_HOPS: tuple[Hop, ...] = (
+    hops.load,
+    hops.fold,
+    hops.compress,
+    hops.export,
+    hops.lower,
+    cache_laws.cache,
+    hops.engine,
+    generation_laws.harness,
+)
+
+
+LAST_USED = {
+    "export": ("float_traces", "folded_traces"),
+    "harness": (
+        "simulated_traces",
+        "kernel_traces",
+        "lowered_outputs",
+        "correct",
+        "simulated_model",
+        "folded_model",
+        "folded_parameters",
+    ),
+}
+"""{hop: what of Materials nothing after it looks at}, of what is large."""
+
+
+def run(materials: Materials) -> list[Entry]:
+    """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
+    a hop that cannot be carried out is a hop that failed."""
+    chosen = DECODER_HOPS if materials.task == "text-generation" else HOPS
+    entries = []
+    gc.collect()
+    gc.freeze()  # what the program is made of need not be searched again after every hop
+    try:
+        for hop in bar(chosen, "ledger"):
+            entries.append(run_hop(hop, materials))
+            materials.drop(LAST_USED.get(hop.__name__, ()))
+            gc.collect()  # graphs and models point at themselves, and are as large as the weights
+    finally:
+        gc.unfreeze()
+    return entries
+
+
+def run_hop(hop: Hop, materials: Materials) -> Entry:
+    """One hop's entry."""
+    try:
+        return hop(materials)
+    except (OptimizeError, HarnessError) as e:
+        return Entry(hop.__name__, "", None, None, False, "it could not be run", (str(e),))
+
+
+def check(entries: Sequence[Entry]) -> None:
+    """Raise LedgerError naming the first hop out of its tolerance."""
+    for entry in entries:
+        if entry.ok is False:
+            raise LedgerError(
+                entry.problems[0] if entry.problems else "out of tolerance",
+                where=f"ledger: {entry.hop}",
+                accepted=_accepted(entry),
+            )
+
+
+def _accepted(entry: Entry) -> str:
+    if entry.tolerance is None or entry.measured is None:
+        return ""
+    _, limit = breach(entry.measured.worst, entry.tolerance)
+    return f"relative L2 up to {limit} from {entry.start}"

@@ -1,0 +1,115 @@
+"""What each linear module of a graph must compute, by the compressed state and by the arithmetic of
+the dialect it was lowered to: the references of pieces.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from optimizer.state import Range
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.pieces import Linear
+from optimizer.validate.ledger.quantizer import Quantizer
+from optimizer.validate.ledger.roundoff import UNIT, Product
+
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
+
+STORED = {"fp32": np.float32, "fp16": np.float16}
+
+
+def of_float_graph(m: Materials) -> Callable[[str], Linear]:
+    """The float graph: parameters as the graph stores them, inputs in float."""
+
+    def linear(module: str) -> Linear:
+        def product() -> Product:
+            weight = _stored(m.folded_parameters[f"{module}.weight"], m.precision)
+            bias = m.folded_bias(module)
+            stored = None if bias is None else _stored(bias, m.precision)
+            return Product(weight, stored, m.precision)
+
+        return Linear(None, product)
+
+    return linear
+
+
+def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
+    """The lowered graph, its operators as written or in the kernels they are fused to."""
+
+    def linear(module: str) -> Linear:
+        name = f"{module}.weight"
+        if name not in m.state.weights:
+            return of_float_graph(m)(module)
+        return _quantized(m, module, fused)
+
+    return linear
+
+
+def _quantized(m: Materials, module: str, fused: bool) -> Linear:
+    site, mode = f"{module}:input", m.state.activations_of(module)
+    factor = m.state.factors.get(site)
+    coarse = m.precision != "fp32"
+
+    def values() -> tuple[Array, Array | None]:
+        q = m.state.weights[f"{module}.weight"]
+        return q.dequantize().numpy(), stored_bias(m, module)
+
+    def weight_only() -> Product:
+        weight, bias = values()
+        block = m.kernel_blocks[module] if fused and not coarse else 0
+        folded = weight if factor is None else weight * factor.numpy().astype(np.float64)
+        rounded = (1 + (factor is not None)) * coarse
+        return Product(
+            folded, bias, m.precision, operands=rounded, scaled=factor is not None, block=block
+        )
+
+    if mode is None:
+        return Linear(None, weight_only)
+    if mode == "token":
+        return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
+    quantizer = static(m.state.ranges[site], factor, m.signed, m.precision)
+    float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
+    integer = fused and not coarse and module not in float_kernels
+    operands = 2 if coarse else 0
+    return Linear(
+        quantizer, lambda: Product(*values(), m.precision, integer=integer, operands=operands)
+    )
+
+
+def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:
+    """The quantizer of one range. signed: of the dialect without zero points, which subtracts the
+    range's offset, in float32 whatever the graph's precision."""
+    factors = None if factor is None else factor.numpy()
+    if not signed:
+        return Quantizer(covered.scale, covered.zero_point, 0, 255, UNIT["fp32"], factor=factors)
+    moved = factors is not None or covered.offset != 0
+    unit = UNIT["fp32"] if moved else UNIT[precision]
+    return Quantizer(covered.scale, 0, -128, 127, unit, covered.offset, factors)
+
+
+def per_token(factor: Tensor | None) -> Quantizer:
+    """Each row by its own largest value."""
+    factors = None if factor is None else factor.numpy()
+    return Quantizer(None, 128, 0, 255, UNIT["fp32"], factor=factors)
+
+
+def stored_bias(m: Materials, module: str) -> Array | None:
+    """The bias that the lowered graph must hold, in its type; None where there is none. What stands
+    for an offset is added to the float graph's bias and rounded once more."""
+    bias = m.folded_bias(module)
+    stored = None if bias is None else _stored(bias, m.precision)
+    site = f"{module}:input"
+    moved = m.signed and f"{module}.weight" in m.state.weights
+    if not moved or m.state.activations_of(module) != "tensor" or not m.state.ranges[site].offset:
+        return stored
+    weight = m.state.weights[f"{module}.weight"].dequantize().double().sum(1).numpy()
+    shift = m.state.ranges[site].offset * weight
+    total = shift if stored is None else stored.astype(np.float64) + shift
+    return np.asarray(total.astype(STORED[m.precision]))
+
+
+def _stored(value: Tensor, precision: str) -> Array:
+    return np.asarray(value.detach().float().numpy().astype(STORED[precision]))

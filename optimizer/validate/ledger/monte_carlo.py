@@ -1,0 +1,274 @@
+"""How far two correct runs of one model may lie apart: measured by Monte Carlo arithmetic (Parker
+1997, "Monte Carlo arithmetic: exploiting randomness in floating-point arithmetic").
+
+The torch model runs several times. Each time the result of every float operation is moved at
+random by up to one unit roundoff of the arithmetic in question. Summing n terms one after another,
+in any order, adds u^2 / 3 of each partial sum's square to the variance: n^2 / 2 of the terms'
+variance, and n / 3 of the sum's own square where they have a mean. So the terms of every sum are
+moved by up to sqrt(n / 2) roundoffs, and the sum by up to sqrt(n / 3).
+Whatever rounding can do to an output, through whatever layers, is in those runs.
+
+A value that rounding moves across a tie gets the next integer, and the layers behind it multiply
+that. A run of a few texts meets few ties, so each run also moves one value of every quantized
+input of every example by one step (of every token, where single tokens will be judged): the effect
+of a flip is measured, not left to luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.simulate import QuantLinear, set_module
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
+from optimizer.validate.ledger.roundoff import UNIT
+
+
+def runs(
+    model: nn.Module,
+    batches: Sequence[Mapping[str, Array]],
+    outputs: Collection[str],
+    modules: Collection[str],
+    arithmetic: Arithmetic,
+    count: int,
+    seed: int = 0,
+) -> list[list[dict[str, Array]]]:
+    """[run][batch]: the named outputs of a correct run in `arithmetic`, `count` times.
+
+    modules: the linear ones, which a graph multiplies by. The model is left as it was.
+    """
+    results: list[list[dict[str, Array]]] = []
+    mode = RandomRounding(arithmetic, seed)
+    for _ in range(count):
+        with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
+            results.append([])
+            for batch in batches:
+                at.mask = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+                with mode:
+                    results[-1].append(trace.run(model, batch, outputs))
+    return results
+
+
+def between(
+    model: nn.Module,
+    traces: Sequence[trace.Trace],
+    outputs: Collection[str],
+    arithmetic: Arithmetic,
+    count: int,
+    seed: int = 0,
+) -> list[list[dict[str, Array]]]:
+    """[run][trace]: what enters each linear module ("<module>:input") and the outputs, when every
+    linear module answers what the trace says, rounded to the arithmetic's type."""
+    results: list[list[dict[str, Array]]] = []
+    modules = {name for name, _ in traces[0].outputs}
+    mode = RandomRounding(arithmetic, seed)
+    for _ in range(count):
+        with _parameters(model, mode, arithmetic), _answered(model, modules, mode) as answers:
+            results.append([])
+            for one in traces:
+                answers.trace, answers.calls, answers.inputs = one, {}, {}
+                with mode:
+                    result = trace.run(model, one.given, outputs)
+                results[-1].append({**result, **answers.inputs})
+    return results
+
+
+@dataclass
+class _Place:
+    mask: Tensor = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.bool))
+
+
+@contextmanager
+def _linears(
+    model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
+) -> Iterator[_Place]:
+    """Linear modules in that arithmetic: what they compute inside is bounded as a whole."""
+    place = _Place()
+
+    def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
+        block = arithmetic.blocks.get(name, 0)
+        # Without an offset to subtract in float32, x / step is one more stored value.
+        values = 1 + (arithmetic.coarse and name not in arithmetic.shifts)
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            mode.pause()
+            x = args[0]
+            for _ in range(values):
+                x = mode.moved(x, arithmetic.unit)
+            step = _step(module, x, block)
+            if step is not None:
+                x = _flipped(x, step, place.mask, mode, arithmetic.flips == "token")
+            return (_in_blocks(module, x, block), *args[1:]) if block else (x, *args[1:])
+
+        return hook
+
+    def after(name: str, weight: Tensor) -> Callable[..., Tensor]:
+        shift = arithmetic.shifts.get(name)
+        stored = None if shift is None else arithmetic.unit * shift * mode.noise(shift)
+        width = weight.shape[1]
+        # sum of x_i^2 w_i^2 where neither knows the other
+        weights = weight.float().norm(dim=1) / math.sqrt(width)
+        # Sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one.
+        by = arithmetic.sums * math.sqrt(width / 2)
+        by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
+
+        def hook(_: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
+            terms = args[0].norm(dim=-1, keepdim=True) * weights
+            if shift is not None and stored is not None:
+                result = mode.moved(result - shift, arithmetic.unit) + shift + stored
+            result = torch.addcmul(result, terms, mode.noise(result), value=by)
+            result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
+            mode.resume()
+            return result
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name in modules:
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before(name)).remove)
+            assert isinstance(module.weight, Tensor)
+            hooks.callback(module.register_forward_hook(after(name, module.weight)).remove)
+        yield place
+
+
+@contextmanager
+def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
+    """The model as kernels run it that quantize the inputs of weight-only modules by themselves,
+    without any rounding else. blocks: see Arithmetic."""
+
+    def before(block: int) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda module, args: (_in_blocks(module, args[0], block), *args[1:])
+
+    with ExitStack() as hooks:
+        for name, block in blocks.items():
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before(block)).remove)
+        yield
+
+
+def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
+    """One step of the integers that x becomes, as a change of x (..., 1) or (..., in); None where
+    it stays float."""
+    if not isinstance(module, QuantLinear):
+        return None
+    if module.covered is not None:
+        step = torch.full_like(x[..., :1], module.covered.scale)
+    elif module.activations == "token":
+        scaled = x if module.factor is None else x * module.factor
+        step = scaled.abs().amax(-1, keepdim=True) / 127
+    elif block:
+        step = x.abs().amax(-1, keepdim=True) / 127
+    else:
+        return None
+    return step if module.factor is None else step / module.factor
+
+
+def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
+    """x with one value of one real token of each example moved by a step, or of every token."""
+    if x.shape[:-1] != mask.shape:
+        mask = torch.ones(x.shape[:-1] if x.ndim > 2 else (1, len(x)), dtype=torch.bool)
+    rows = x.reshape(*mask.shape, -1).clone()
+    steps = step.expand_as(x).reshape(rows.shape)
+    channels = torch.randint(rows.shape[-1], mask.shape, generator=mode.generator)[..., None]
+    signs = torch.randint(2, channels.shape, generator=mode.generator) * 2 - 1
+    if not every:
+        lottery = torch.rand(mask.shape, generator=mode.generator).masked_fill(~mask, -1)
+        signs = signs * (lottery == lottery.amax(1, keepdim=True))[..., None]
+    rows.scatter_add_(-1, channels, signs * steps.gather(-1, channels))
+    return rows.reshape(x.shape)
+
+
+def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
+    """x, times its module's factor, as int8 in blocks along the last axis, and back."""
+    factor, width = getattr(module, "factor", None), x.shape[-1]
+    if factor is not None:
+        x = x * factor
+    padded = nn.functional.pad(x, (0, -width % block))
+    blocks = padded.reshape(*x.shape[:-1], -1, block)
+    step = blocks.abs().amax(-1, keepdim=True) / 127
+    step = torch.where(step > 0, step, torch.ones_like(step))
+    x = ((blocks / step).round() * step).reshape(padded.shape)[..., :width]
+    return x if factor is None else x / factor
+
+
+@contextmanager
+def _parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> Iterator[None]:
+    """Vectors rounded to the storage type, and what was computed beforehand to its own error;
+    matrices are covered by the products that use them."""
+    old: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        growth = arithmetic.replaced.get(name, 0.0)
+        coarse = arithmetic.coarse and parameter.ndim == 1
+        if not growth and not coarse:
+            continue
+        old[name] = parameter.data
+        value = mode.moved(parameter.data, arithmetic.unit if coarse else 0.0)
+        rms = parameter.data.norm() / math.sqrt(max(parameter.numel(), 1))
+        parameter.data = value + growth * UNIT["fp32"] * rms * mode.noise(value)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            model.get_parameter(name).data = value
+
+
+@dataclass
+class _Answers:
+    trace: trace.Trace | None = None
+    calls: dict[str, int] = field(default_factory=dict)
+    inputs: dict[str, Array] = field(default_factory=dict)
+
+
+class _Answering(nn.Module):
+    """Stands for a linear module: notes its input and answers what the trace says."""
+
+    def __init__(
+        self, linear: nn.Module, name: str, answers: _Answers, mode: RandomRounding
+    ) -> None:
+        super().__init__()
+        self.linear, self._name, self._answers, self._mode = linear, name, answers, mode
+
+    @property
+    def weight(self) -> Any:
+        """Which some models ask a linear for."""
+        return self.linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._mode.pause()
+        name, answers = self._name, self._answers
+        one = answers.trace
+        assert one is not None
+        use = answers.calls[name] = answers.calls.get(name, -1) + 1
+        answers.inputs[f"{name}:input:{use}"] = (
+            x.detach().numpy().reshape(one.inputs[name, use].shape)
+        )
+        wanted = torch.from_numpy(np.ascontiguousarray(one.outputs[name, use]))
+        value = self._mode.moved(wanted.reshape(*x.shape[:-1], -1), self._mode.arithmetic.unit)
+        self._mode.resume()
+        return value
+
+
+@contextmanager
+def _answered(
+    model: nn.Module, modules: Collection[str], mode: RandomRounding
+) -> Iterator[_Answers]:
+    """The model with _Answering in the place of each of `modules`."""
+    answers = _Answers()
+    linears = {name: model.get_submodule(name) for name in modules}
+    try:
+        for name, linear in linears.items():
+            set_module(model, name, _Answering(linear, name, answers, mode))
+        yield answers
+    finally:
+        for name, linear in linears.items():
+            set_module(model, name, linear)

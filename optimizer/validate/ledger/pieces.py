@@ -1,0 +1,373 @@
+"""Run a graph's pieces on the tensors that torch computed at the cuts, and judge each by itself.
+
+    quantizer    float input -> integers, integer by integer (quantizer.py)
+    arithmetic   the same integers -> output, element by element (roundoff.py)
+    product      of a module whose input stays float: input -> output, element by element
+    between      what lies between two linear modules, their outputs being torch's -> the next one's
+                 input, against the distance of correct runs (spread.py)
+
+A flipped integer cannot reach the arithmetic piece, and no error reaches the next module: a fault
+shows at full size in the one piece that has it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness.errors import HarnessError
+from optimizer.harness.runtimes.ort import OrtRunner, check_names
+from optimizer.lower import cut
+from optimizer.lower.cut import Edge
+from optimizer.lower.opened import Source
+from optimizer.validate.ledger import quantizer, roundoff
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.distance import Array, lengths
+from optimizer.validate.ledger.quantizer import Judgement, Quantizer, Reference
+from optimizer.validate.ledger.roundoff import Product
+from optimizer.validate.ledger.trace import Trace
+
+WORST = 3  # elements that a piece names
+Key = tuple[str, int]  # a module, and which of its uses
+
+
+@dataclass(frozen=True)
+class Element:
+    """One output that lies far from its reference, or one integer that is wrong."""
+
+    token: int
+    channel: int
+    reference: float
+    value: float
+    bound: float
+
+    @property
+    def off(self) -> str:
+        """How far off it is, and how far it may be."""
+        found, allowed = breach(abs(self.value - self.reference), self.bound)
+        return f"{found} off, {allowed} allowed"
+
+    def as_dict(self) -> dict[str, float]:
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """ratio: measured over limit, fine up to 1. limit: what the limit is, in words."""
+
+    module: str
+    piece: str
+    ratio: float
+    limit: str
+    worst: tuple[Element, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fine(self) -> bool:
+        return self.ratio <= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "module": self.module,
+            "piece": self.piece,
+            "ratio": self.ratio,
+            "limit": self.limit,
+            "worst": [e.as_dict() for e in self.worst],
+            "counts": dict(self.counts),
+        }
+
+    @property
+    def problem(self) -> str:
+        """A sentence for a piece that is not fine."""
+        at, times = self.worst[0] if self.worst else None, breach(self.ratio, 1.0)[0]
+        if self.piece == "quantizer":
+            found = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
+            if not self.counts["wrong"]:
+                found = (
+                    f"{self.counts['flips']} of {self.counts['near_ties']} values near a tie got "
+                    f"the other integer, {self.counts['flips_allowed']} at most by rounding"
+                )
+            return f"{self.module}: {found}" + (
+                f", the first {at.value:.0f} for {at.reference:.4f}" if at else ""
+            )
+        if self.piece == "between":
+            return f"{self.module}: what comes before it is {times} times {self.limit}"
+        return f"{self.module}: its output is {times} times as far off as rounding goes" + (
+            f" (channel {at.channel}: {at.value:.9g} for {at.reference:.9g}, {at.off})"
+            if at
+            else ""
+        )
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What a linear module must compute: how its input is quantized, and its product, whose weight
+    is read when asked for."""
+
+    quantizer: Quantizer | None
+    read: Callable[[], Product]
+
+    @property
+    def product(self) -> Product:
+        return self.read()
+
+
+class Graph(OrtRunner):
+    """A graph or a piece of one, whose cache may be empty. What ONNX Runtime refuses while it runs
+    is a HarnessError: a damaged graph fails its hop, not the whole proof."""
+
+    def _check(self, arrays: Mapping[str, Array]) -> None:
+        check_names(set(arrays), set(self.inputs), self.model.name)
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        with _refusals(self.model):
+            return super().infer(arrays)
+
+    def run_bound(self, binding: Any) -> None:
+        with _refusals(self.model):
+            super().run_bound(binding)
+
+
+@contextmanager
+def _refusals(model: Path) -> Iterator[None]:
+    try:
+        yield
+    except HarnessError:
+        raise
+    except Exception as e:  # the binding raises a dozen unrelated classes
+        first = (str(e).splitlines() or [type(e).__name__])[0]
+        raise HarnessError(f"it cannot be run ({first[:200]})", where=str(model)) from None
+
+
+def numbered(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
+    """Each edge with its (module, use), as a Trace names it."""
+    seen: dict[str, int] = {}
+    keys = []
+    for edge in at:
+        use = seen[edge.module] = seen.get(edge.module, -1) + 1
+        keys.append((edge, (edge.module, use)))
+    return keys
+
+
+def quantizers(
+    model: Source,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    linear: Callable[[str], Linear],
+    work: Path,
+    fuse: bool,
+) -> list[Piece]:
+    """A Piece for every tensor that is quantized, named after the first module that reads it."""
+    uses = list({e.integers: (e, key) for e, key in reversed(numbered(at)) if e.integers}.values())
+    if not uses:
+        return []
+    piece = work / "quantizers.onnx"
+    cut.write_quantizers(model, [e for e, _ in uses], piece)
+    judged: dict[str, list[Judgement]] = {}
+    worst: dict[str, Element] = {}
+    with Graph(piece, threads=1, fuse=fuse) as runner:
+        for given, real in _inputs(uses, traces, linear):
+            arrays = typed(
+                runner, {e.input: _shaped(given[e.input], e.input_rank) for e, _ in uses}
+            )
+            out = runner.infer(arrays)
+            for edge, (module, _) in uses:
+                q = linear(module).quantizer
+                assert q is not None
+                x = arrays[edge.input]
+                rows = x.reshape(-1, x.shape[-1])
+                wanted = quantizer.reference(rows, q)
+                integers = out[edge.integers].reshape(rows.shape)
+                found = quantizer.judge(integers, wanted, q, count_flips=real)
+                judged.setdefault(edge.integers, []).append(found)
+                if found.at and edge.integers not in worst:
+                    worst[edge.integers] = _integer(found.at[0], integers, wanted)
+    return [
+        _quantizer_piece(key[0], judged[e.integers], worst.get(e.integers))
+        for e, key in reversed(uses)
+    ]
+
+
+def _integer(at: tuple[int, int], integers: Array, wanted: Reference) -> Element:
+    real, delta = float(wanted.real[at]), float(wanted.delta[at])
+    return Element(at[0], at[1], real, float(integers[at]), delta)
+
+
+def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None) -> Piece:
+    whole = quantizer.merged(judged)
+    limit = "every integer the reference's, but one step beside rounding ties"
+    at = () if worst is None else (worst,)
+    return Piece(module, "quantizer", whole.ratio, limit, at, whole.counts)
+
+
+def _inputs(
+    uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace], linear: Callable[[str], Linear]
+) -> Iterator[tuple[dict[str, Array], bool]]:
+    """({input: array}, real) of every trace, and of the probes of each quantizer, which are not."""
+    for trace in (t for t in traces if not t.past):  # a continued text has the same tokens
+        yield {e.input: trace.inputs[key] for e, key in uses}, True
+    probes: dict[str, list[Array]] = {}
+    for edge, key in uses:
+        q, width = linear(key[0]).quantizer, traces[0].inputs[key].shape[-1]
+        assert q is not None
+        probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
+    joined = {name: np.concatenate(rows) for name, rows in probes.items()}
+    most = max(map(len, joined.values()))  # a graph has one length for all its tensors
+    yield {n: np.resize(rows, (1, most, rows.shape[1])) for n, rows in joined.items()}, False
+
+
+def products(
+    model: Source,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    linear: Callable[[str], Linear],
+    work: Path,
+    fuse: bool,
+) -> list[Piece]:
+    """A Piece for every linear module: of its arithmetic, or of its product where its input stays
+    float."""
+    keys = {id(edge): key for edge, key in numbered(at)}
+    piece = work / "products.onnx"
+    worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
+    for part in cut.apart(at):
+        cut.write_products(model, part, piece)
+        with Graph(piece, threads=1, fuse=fuse) as runner:
+            for trace in (t for t in traces if not t.past):
+                uses = [(edge, keys[id(edge)]) for edge in part]
+                for module, far in _multiply(runner, uses, trace, linear):
+                    worst[module] += far
+    return [_product_piece(module, far, linear(module)) for module, far in worst.items()]
+
+
+def _multiply(
+    runner: OrtRunner,
+    uses: Sequence[tuple[Edge, Key]],
+    trace: Trace,
+    linear: Callable[[str], Linear],
+) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
+    """(module, its furthest elements) of each use."""
+    given: dict[str, Array] = {}
+    multiplied: dict[Key, roundoff.Floats] = {}
+    for edge, key in uses:
+        arrays, multiplied[key] = _multiplied(edge, trace.inputs[key], linear(key[0]), runner)
+        given |= arrays
+    out = runner.infer(given)
+    for edge, key in uses:
+        x = multiplied[key]
+        got = out[edge.output].reshape(len(x), -1)
+        yield key[0], _furthest(x, got, linear(key[0]).product)
+
+
+def _multiplied(
+    edge: Edge, array: Array, linear: Linear, runner: OrtRunner
+) -> tuple[dict[str, Array], roundoff.Floats]:
+    """What the piece is given for this use, and the values that are multiplied (tokens, in)."""
+    width = array.shape[-1]
+    if linear.quantizer is None or not edge.integers:
+        x = _shaped(array, edge.input_rank).astype(runner.inputs[edge.input] or np.float32)
+        return {edge.input: x}, x.reshape(-1, width).astype(np.float64)
+    q = linear.quantizer
+    integers, exact = quantizer.integers(array.reshape(-1, width), q)
+    codes = integers.astype(np.uint8 if q.low == 0 else np.int8)
+    given = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
+    step = exact.astype(np.float32)
+    if edge.step:
+        given[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
+    return given, np.asarray((integers - q.zero_point) * step.astype(np.float64))
+
+
+def _furthest(x: roundoff.Floats, got: Array, product: Product) -> list[tuple[float, Element]]:
+    """The WORST elements of an output, with |error| / bound."""
+    far: list[tuple[float, Element]] = []
+    for part, exact, bound in roundoff.parts(x, product):
+        value = got[:, part].astype(np.float64)
+        ratio = np.abs(value - exact) / bound
+        ratio = np.where(np.isfinite(value), ratio, np.inf)
+        flat = ratio.ravel()
+        for index in np.argpartition(flat, -min(WORST, flat.size))[-WORST:]:
+            t, c = divmod(int(index), ratio.shape[1])
+            element = Element(
+                t, part.start + c, float(exact[t, c]), float(value[t, c]), float(bound[t, c])
+            )
+            far.append((float(flat[index]), element))
+    return sorted(far, key=lambda f: -f[0])[:WORST]
+
+
+def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear) -> Piece:
+    far = sorted(far, key=lambda f: -f[0])[:WORST]
+    name = "product" if linear.quantizer is None else "arithmetic"
+    elements = tuple(e for _, e in far)
+    return Piece(module, name, far[0][0] if far else 0.0, linear.product.limit, elements)
+
+
+def between(
+    model: Source,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    limits: Mapping[str, float],
+    work: Path,
+    fuse: bool,
+) -> list[Piece]:
+    """A Piece for what lies before each linear module and each output; a decoder's outputs are its
+    cache as well. limits: by "<module>:input:<use>" or output."""
+    piece = work / "rest.onnx"
+    cut.write_rest(model, at, piece)
+    pairs: dict[str, list[tuple[Array, Array]]] = {}
+    with Graph(piece, threads=1, fuse=fuse) as runner:
+        for trace in traces:
+            cuts = {e.output: _shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
+            out = runner.infer(typed(runner, {**trace.given, **cuts}))
+            targets = {
+                f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
+            }
+            targets |= {name: (name, wanted) for name, wanted in trace.result.items()}
+            for label, (name, wanted) in targets.items():
+                if name not in out:  # a module that reads another's output, or a model's input
+                    continue
+                pairs.setdefault(label, []).extend(trace.pairs(out[name], wanted))
+    return [
+        Piece(
+            label.removesuffix(":0"),
+            "between",
+            max(lengths(p), default=0.0) / limits[label],
+            f"{limits[label]:.3g}, what correct runs differ by",
+        )
+        for label, p in pairs.items()
+    ]
+
+
+def _shaped(array: Array, rank: int) -> Array:
+    """(batch, sequence, width) as the graph has it there: perhaps flattened to rank 2."""
+    if array.ndim == rank:
+        return array
+    return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
+
+
+def _for_integers(array: Array, edge: Edge) -> Array:
+    """As _shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
+    it so (ort_rank.py)."""
+    shaped = _shaped(array, edge.input_rank)
+    return shaped[None] if shaped.ndim < edge.integers_rank else shaped
+
+
+def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Floats in the type each input of the piece has; inputs the piece lost are left out."""
+    wanted = runner.inputs
+    return {
+        name: arrays[name].astype(kind) if kind is not None else arrays[name]
+        for name, kind in wanted.items()
+    }
+
+
+def whole(
+    model: Path, traces: Sequence[Trace], names: Collection[str], fuse: bool
+) -> list[dict[str, Array]]:
+    """The graph's outputs for each trace's inputs."""
+    with Graph(model, threads=1, fuse=fuse) as runner:
+        results = [runner.infer(typed(runner, dict(t.given))) for t in traces]
+    return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]

@@ -1,0 +1,161 @@
+"""The null model of a rounding method: the same method on resampled calibration texts.
+
+A statistic that no definition bounds is judged by what a correct run makes of it: the suspicious
+rows of a weight, and others of the same weight as controls, are rounded again RESAMPLES times, each
+time with every calibration text counted a random number of times (Poisson(1): the bootstrap of a
+sum). A row is refused where its statistic lies further from those of its own re-roundings than the
+re-roundings of all rows do from each other, by the tolerance bound of spread.py for as many looks
+as rows were screened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optimizer.compress.apply import rounding
+from optimizer.compress.methods.hessian import counted, leading
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.qtensor import QTensor
+from optimizer.validate.ledger import roundoff, trace
+from optimizer.validate.ledger.spread import MISSED, tolerance_factor
+
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
+
+RESAMPLES = 6
+CONTROLS = 24
+SMALLEST = 1e-4  # of a statistic: what float32 sums over a row differ by
+
+Statistic = Callable[[QTensor, Tensor, Tensor], Tensor]
+"""(quantized rows, their float weight, their row numbers) -> (rows,), or (1,) of all of them."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A row of a parameter (None: the whole of it) whose `statistic` was screened among `looks`."""
+
+    parameter: str
+    row: int | None
+    statistic: Statistic
+    message: str
+    looks: int
+
+
+def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
+    """(what is refused, what cannot be judged), a sentence each."""
+    refused, unjudged = [], []
+    for parameter in dict.fromkeys(s.parameter for s in suspects):
+        own = [s for s in suspects if s.parameter == parameter]
+        if m.rounding(parameter).learned:
+            unjudged += [f"{s.message} (learned: no null model)" for s in own]
+            continue
+        refused += _refused(m, parameter, own)
+    return refused, unjudged
+
+
+def _refused(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> list[str]:
+    stored = m.state.weights[parameter]
+    weight = m.rounded_weight(parameter)
+    generator = torch.Generator().manual_seed(0)
+    controls = torch.randperm(len(weight), generator=generator)[:CONTROLS].tolist()
+    rows = torch.tensor(sorted({*controls, *(s.row for s in suspects if s.row is not None)}))
+    if stored.scheme.granularity == "tensor":
+        rows = torch.arange(len(weight))
+    again = _rounded_again(m, parameter, weight[rows])
+    mine = _some_rows(stored, rows)
+    problems = []
+    for s in suspects:
+        null = np.stack([s.statistic(q, weight[rows], rows).double().numpy() for q in again])
+        value = s.statistic(mine, weight[rows], rows).double().numpy()
+        at = 0 if s.row is None else rows.tolist().index(s.row)
+        limit = _limit(null, at, s.looks)
+        far = abs(float(value[at]) - float(null[:, at].mean()))
+        if not far <= limit:
+            problems.append(
+                f"{s.message}; rounded again on resampled texts it is {null[:, at].mean():.3g} +- "
+                f"{limit:.2g}, not {float(value[at]):.3g}"
+            )
+    return problems
+
+
+def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
+    """null (resamples, rows): how far from its mean a correct row may lie."""
+    count, rows = null.shape
+    variance = null.var(0, ddof=1)
+    spread = np.sqrt(max(float(variance.mean()), float(variance[at])) * (1 + 1 / count))
+    factor = tolerance_factor(max(rows * (count - 1), 3), 1 - MISSED / max(looks, 1))
+    return float(max(factor * spread, SMALLEST))
+
+
+def _some_rows(q: QTensor, rows: Tensor) -> QTensor:
+    if q.scheme.granularity == "tensor":
+        return q
+    zero = None if q.zero_point is None else q.zero_point[rows]
+    return QTensor(q.codes[rows], q.scale[rows], zero, q.scheme)
+
+
+def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> list[QTensor]:
+    """The rows of `weight` by the recipe's method, RESAMPLES times."""
+    module = parameter.removesuffix(".weight")
+    scheme, quantize = m.state.weights[parameter].scheme, m.section.quantize
+    sums = _sums(m, module, weight)
+    return [
+        rounding.coded(module, weight, hessian, pull, scheme, quantize)[0] for hessian, pull in sums
+    ]
+
+
+def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    """(H, P) of compress/methods/hessian.py, once per resample, over the calibration texts."""
+    quantize, head = m.section.quantize, module == m.family.head
+    inputs, limit = weight.shape[1], quantize.gptq.token_limit
+    against_float = quantize.asymmetric and not head
+    factor = m.state.factors.get(f"{module}:input")
+    hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
+    pulls = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
+    generator = torch.Generator().manual_seed(1)
+    for batch in m.calibration():
+        real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+        seen = _inputs(m.simulated_model, batch, module)
+        exact = _inputs(m.folded_model, batch, module) if against_float else []
+        for use, rows in enumerate(seen):
+            scaled = rows if factor is None else rows * factor
+            coded = _quantized_input(m, module, scaled)
+            share = torch.ones(len(rows), 1) if head else counted(coded, limit)
+            first = leading(real, quantize.gptq.first_token)
+            if len(first) == len(rows) and not head:
+                share = share * first
+            coded = coded * share
+            texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
+            missed = None
+            if against_float:
+                wanted = exact[use] if factor is None else exact[use] * factor
+                missed = (wanted * share - coded) @ weight.T
+            for h, p in zip(hessians, pulls, strict=True):
+                times = torch.poisson(torch.ones(len(real)), generator=generator)
+                own = times[texts][:, None] if len(texts) == len(rows) else 1.0
+                h.addmm_((coded * own).T, coded)
+                if missed is not None:
+                    p.addmm_((coded * own).T, missed)
+    return [(h, p if against_float else None) for h, p in zip(hessians, pulls, strict=True)]
+
+
+def _inputs(model: torch.nn.Module, batch: trace.Batch, module: str) -> list[Tensor]:
+    """(tokens, in) of each use of the module."""
+    rows: list[Tensor] = []
+    trace.observe(model, batch, (module,), lambda _name, x: rows.append(x.clone()))
+    return rows
+
+
+def _quantized_input(m: Materials, module: str, x: Tensor) -> Tensor:
+    mode = m.state.activations_of(module)
+    if mode is None:
+        return x
+    return (
+        code_per_token(x) if mode == "token" else code_static(x, m.state.ranges[f"{module}:input"])
+    )

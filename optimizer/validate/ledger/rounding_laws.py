@@ -1,0 +1,138 @@
+"""What is looked at in integers that a method chose by what comes out, so that they are not the
+nearest.
+
+On held-out inputs, x of the float model and x' of the compressed one, both as they enter a module,
+and with W what was rounded and Q the values of the integers,
+
+    aim    |x W^T - x' Q^T|     what the method makes small: earlier errors are made up for
+    alone  |x' W^T - x' Q^T|    the module by itself, which pays for that
+
+are compared with what W rounded to nearest gives, `alone` with |x W^T - x' W^T| beside it, what
+there was to make up for: of all outputs of a module together, and of every output by itself. No
+theorem bounds them; a module or output beyond the screen (rounding_limits.SCREEN) is rounded again
+on resampled texts, and judged by that (resampled.py). A method that does not look at the float
+model's inputs is compared by `aim` with x = x'. Tokens count as they do for gptq
+(hessian.counted): the massive activations of a few decide over none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.methods.hessian import counted
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.qtensor import QTensor, absmax_scale, quantize
+from optimizer.state import CompressedState
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.resampled import Statistic, Suspect
+from optimizer.validate.ledger.rounding_limits import SCREEN
+from optimizer.validate.ledger.trace import Trace
+
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
+
+
+def outputs(m: Materials, compressed: Sequence[Trace], exact: Sequence[Trace]) -> list[Suspect]:
+    """compressed and exact: traces of the compressed and of the float (folded) model; the same
+    twice for a method that does not compare them. The head makes up for nothing, whoever asks.
+    Weights of no traced module are left to other laws."""
+    suspects = []
+    for name, q in m.state.weights.items():
+        module = name.removesuffix(".weight")
+        x = _inputs(compressed, module)
+        real = x if module == m.family.head else _inputs(exact, module)
+        if x is None or real is None or m.rounding(name).nearest:
+            continue
+        weight = m.rounded_weight(name)
+        factor = m.state.factors.get(f"{module}:input")
+        if factor is not None:
+            x, real = x * factor, real * factor
+        quantized = _coded(m.state, module, x)
+        share = counted(quantized, m.section.quantize.gptq.token_limit)
+        data = _Data(quantized * share, x * share, real * share)
+        suspects += _suspects(name, q, weight, data)
+    return suspects
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Inputs of a module (tokens, in): as its integers say, in the compressed and the float
+    model."""
+
+    quantized: Tensor
+    compressed: Tensor
+    exact: Tensor
+
+    def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
+        """Squared, per output: values (out, in) against the weight."""
+        wanted = (self.compressed if alone else self.exact) @ weight.T
+        return (wanted - self.quantized @ values.T).square().sum(0)
+
+    def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
+        """Squared, per output: what plain rounding gives, and what there was to make up for."""
+        usual = self.errors(weight, plain, alone=False).sqrt()
+        if alone:
+            usual = usual + ((self.exact - self.compressed) @ weight.T).norm(dim=0)
+        return usual.square()
+
+
+def _suspects(name: str, q: QTensor, weight: Tensor, data: _Data) -> list[Suspect]:
+    plain = quantize(weight, *absmax_scale(weight, q.scheme), q.scheme).dequantize()
+    suspects = []
+    for alone in (False, True):
+        error = data.errors(weight, q.dequantize(), alone)
+        usual = data.allowed(weight, plain, alone)
+        more = " and earlier errors" if alone else ""
+        whole = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
+        if whole > SCREEN.output_module:
+            message = (
+                f"{name}: its outputs are {whole:.2f} times as far off as by plain rounding{more}"
+            )
+            suspects.append(Suspect(name, None, _relative(data, plain, alone, True), message, 1))
+        each = (error / usual.clamp(min=float(usual.median()) / 4 + 1e-30)).sqrt()
+        row = int(each.argmax())
+        if float(each[row]) > SCREEN.output:
+            message = (
+                f"{name}: output {row} is {float(each[row]):.2f} times as far off as by plain "
+                f"rounding{more}"
+            )
+            statistic = _relative(data, plain, alone, False)
+            suspects.append(Suspect(name, row, statistic, message, len(each)))
+    return suspects
+
+
+def _relative(data: _Data, plain: Tensor, alone: bool, whole: bool) -> Statistic:
+    """The logarithm of a row's error by what plain rounding gives, or of all rows' together."""
+
+    def statistic(q: QTensor, weight: Tensor, rows: Tensor) -> Tensor:
+        error = data.errors(weight, q.dequantize(), alone)
+        usual = data.allowed(weight, plain[rows], alone).clamp(min=1e-30)
+        if whole:
+            return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]
+        return (error / usual).clamp(min=1e-30).log()
+
+    return statistic
+
+
+def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:
+    """x, already multiplied by the site's factor, as its codes say it is."""
+    mode = state.activations_of(module)
+    if mode == "token":
+        return code_per_token(x)
+    return x if mode is None else code_static(x, state.ranges[f"{module}:input"])
+
+
+def _inputs(traces: Iterable[Trace], module: str) -> Tensor | None:
+    """(tokens, in) of the real tokens that entered `module`."""
+    rows: list[Array] = [
+        array[trace.mask.astype(bool)]
+        for trace in traces
+        for (name, _), array in trace.inputs.items()
+        if name == module
+    ]
+    return torch.cat([torch.from_numpy(a) for a in rows]) if rows else None

@@ -1,0 +1,210 @@
+"""Laws that a compressed state obeys whatever the data. The output's distance to float must allow
+what the recipe's budget allows, so a fault smaller than the budget would hide behind it; these
+do not depend on the budget.
+
+ 1. weights   no weight inside the integers' range lies further than half a step from its integer,
+              where the method rounds to nearest, and every scale is one that it chooses from; no
+              scale is wider than its group needs, or narrower, beyond what the method may choose
+              (rounding_limits.py). Where it does not round to nearest, a group, row or module that
+              holds oddly much or little of its float weight, <W, Q> / <W, W>, and one whose low
+              bits look lost, is suspected (resampled.py)
+ 2. others    every parameter that is replaced is one a method may replace
+ 3. gains     a learned norm weight lies as near to where folding alone puts it as its steps
+              allow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.methods.rtn import candidates
+from optimizer.load.families import Family
+from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
+from optimizer.state import CompressedState
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.resampled import Statistic, Suspect
+from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, SCREEN, Rounding
+
+
+def weights(
+    state: CompressedState,
+    rounded: Callable[[str], Tensor],
+    parameters: Collection[str],
+    rounding: Callable[[str], Rounding],
+) -> tuple[list[str], list[Suspect]]:
+    """Law 1: what is broken, and what is suspected, per parameter.
+
+    rounded: the float weight of a parameter that was rounded; parameters: those of the checkpoint;
+    rounding: what the method of a parameter may do.
+    """
+    broken: list[str] = []
+    suspects: list[Suspect] = []
+    for name, q in state.weights.items():
+        if name not in parameters:
+            broken.append(f"{name}: the checkpoint has no such parameter")
+            continue
+        value = rounded(name)
+        if q.codes.shape != value.shape:
+            broken.append(f"{name}: integers {tuple(q.codes.shape)} for {tuple(value.shape)}")
+            continue
+        fault = _weight(q, value, rounding(name))
+        if fault:
+            broken.append(f"{name}: {fault}")
+        elif not rounding(name).nearest:
+            suspects += _suspects(name, q, value)
+    return broken, suspects
+
+
+def _grouped(q: QTensor, value: Tensor) -> Tensor:
+    """value (out, in) as (rows, groups, inputs)."""
+    rows = (1, 1, -1) if q.scheme.granularity == "tensor" else (len(value), q.scale.shape[1], -1)
+    return value.reshape(rows)
+
+
+def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
+    zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
+    lowest, highest = (q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale
+    grouped = _grouped(q, value)
+    if rounding.nearest:
+        inside = grouped.clamp(lowest[..., None], highest[..., None])
+        error = (_grouped(q, q.dequantize()) - inside).abs().amax(-1) / q.scale
+        if float(error.max()) > HALF_STEP:
+            row, group = divmod(int(error.argmax()), error.shape[1])
+            return f"row {row} group {group} is {float(error.max()):.4f} steps away, not 0.5"
+    if rounding.listed:
+        other = ~(candidates(value, q.scheme) == q.scale).any(0)
+        if bool(other.any()):
+            row, group = divmod(int(other.int().argmax()), other.shape[1])
+            return f"row {row} group {group} has a scale that round to nearest does not choose from"
+    if q.zero_point is None:
+        needed = grouped.abs().amax(-1) / q.scheme.high
+    else:
+        reach = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
+        needed = reach / (q.scheme.high - q.scheme.low)
+    wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
+    least, most = rounding.scale
+    for worst in (wide.argmin(), wide.argmax()):
+        ratio = float(wide.flatten()[worst])
+        if not least / GRID <= ratio <= most * GRID:
+            row, group = divmod(int(worst), wide.shape[1])
+            return f"row {row} group {group} has a scale {ratio:.4f} times what it needs"
+    return ""
+
+
+def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
+    """The group, the row and the module that hold most and least of their weight, where that is
+    beyond the screen, and a module whose low bits look lost."""
+    quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
+    # What is below the smallest scale is 0, as it should be.
+    tiny = grouped.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
+    part = (grouped * quantized).sum(-1).masked_fill(tiny, 0.0).double()
+    whole = grouped.square().sum(-1).masked_fill(tiny, 0.0).double()
+    suspects = []
+    for level, limits, over, of in (
+        ("group", SCREEN.held, part, whole),
+        ("row", SCREEN.held, part.sum(1), whole.sum(1)),
+        ("module", SCREEN.held_module, part.sum(), whole.sum()),
+    ):
+        held = torch.where(of > 0, over / of.clamp(min=1e-300), torch.ones_like(of)).flatten()
+        for worst in {int(held.argmin()), int(held.argmax())}:
+            if limits[0] <= float(held[worst]) <= limits[1]:
+                continue
+            row, group = divmod(worst, part.shape[1] if level == "group" else 1)
+            at = {"group": f"row {row} group {group}", "row": f"row {row}", "module": "it"}[level]
+            message = f"{name}: {at} holds {float(held[worst]):.2f} of its float weight"
+            statistic = _holding(group if level == "group" else None, level == "module")
+            number = None if level == "module" else row
+            suspects.append(Suspect(name, number, statistic, message, part.numel()))
+    odd, usual = float((q.codes & 1).float().mean()), _nearest_odd(q, grouped)
+    if odd < SCREEN.odd * usual:
+        message = f"{name}: {odd:.1%} of its integers are odd, {usual:.0%} of the nearest"
+        suspects.append(Suspect(name, None, _odd, message, 1))
+    return suspects
+
+
+def _holding(group: int | None, whole: bool) -> Statistic:
+    """<W, Q> / <W, W> of each row, of one group of it, or of all rows together."""
+
+    def statistic(q: QTensor, value: Tensor, _rows: Tensor) -> Tensor:
+        quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
+        part, size = (grouped * quantized).sum(-1), grouped.square().sum(-1)
+        if whole:
+            return (part.sum() / size.sum().clamp(min=1e-30))[None]
+        at = slice(None) if group is None else slice(group, group + 1)
+        return part[:, at].sum(1) / size[:, at].sum(1).clamp(min=1e-30)
+
+    return statistic
+
+
+def _odd(q: QTensor, _value: Tensor, _rows: Tensor) -> Tensor:
+    return (q.codes & 1).float().mean()[None]
+
+
+def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
+    zero = 0 if q.zero_point is None else q.zero_point[..., None].int()
+    nearest = (grouped / q.scale[..., None]).round().int() + zero
+    return float((nearest & 1).float().mean())
+
+
+def folded_gain(
+    state: CompressedState, source: Mapping[str, Tensor], name: str, known: Family, rotated: bool
+) -> Tensor:
+    """The gain of a norm that folding alone gives: ones where rotation folded it away; else what
+    undoes the scale that the columns of the module which reads it were given."""
+    gain = source[name]
+    read = (*(p.producer for p in known.smooth), known.final_norm)
+    if rotated and any(name.endswith(f".{norm}.weight") for norm in read if norm):
+        return torch.ones_like(gain)
+    for pair in known.smooth:
+        suffix = f".{pair.producer}.weight"
+        weight = f"{name.removesuffix(suffix)}.{pair.consumers[0]}.weight"
+        if name.endswith(suffix) and weight in state.replaced:
+            now, before = state.replaced[weight].double(), source[weight].double()
+            columns = (now * before).sum(0) / before.square().sum(0).clamp(min=1e-30)
+            return (gain.double() / columns).float()
+    return gain
+
+
+def gains(
+    state: CompressedState,
+    source: Mapping[str, Tensor],
+    known: Family,
+    rotated: bool,
+    limit: float,
+) -> list[str]:
+    """Law 3. limit: how far they may lie from where folding put them, in units of their mean."""
+    broken = []
+    for name in learned_gains(state, source):
+        wanted = folded_gain(state, source, name, known, rotated)
+        moved = (state.replaced[name] - wanted).abs().max() / wanted.abs().mean().clamp(min=1e-30)
+        if not float(moved) <= limit:
+            shown = breach(float(moved), limit)
+            broken.append(
+                f"{name}: a norm weight was learned {shown[0]} of their mean away from where "
+                f"folding put it, its steps add up to {shown[1]}"
+            )
+    return broken
+
+
+def learned_gains(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+    """The replaced parameters that a rounder may have learned: vectors that are no bias."""
+    return [
+        n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
+    ]
+
+
+def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+    """Law 2: same shape, finite, and one the checkpoint has."""
+    broken = []
+    for name in state.replaced:
+        value = state.replaced[name]
+        if name not in source:
+            broken.append(f"{name}: the checkpoint has no such parameter")
+        elif value.shape != source[name].shape:
+            broken.append(f"{name}: {tuple(value.shape)} for {tuple(source[name].shape)}")
+        elif not bool(torch.isfinite(value).all()):
+            broken.append(f"{name}: holds NaN or infinity")
+    return broken

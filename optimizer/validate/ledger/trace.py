@@ -1,0 +1,161 @@
+"""The torch side of the ledger: run a model and keep what enters and leaves its linear modules.
+
+A decoder's result also holds its cache, under the names that a graph gives it: present.{i}.key and
+.value, (batch, kv_heads, tokens, head_dim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from optimizer.validate.decoder import cache_of
+from optimizer.validate.ledger import distance
+from optimizer.validate.ledger.distance import Array
+
+Batch = Mapping[str, Array]
+PAST, PRESENT = "past_key_values.", "present."
+
+
+@dataclass
+class Trace:
+    """inputs, outputs: {(module, use): (batch, sequence, width)}; use counts the calls of a shared
+    module. result: the model's outputs by name. mask (batch, sequence). past: tokens that are not
+    in all these but in the cache that `given` holds. by_column: see lower.cut.Facts; the cached
+    keys of padded rows are then not torch's."""
+
+    mask: Array
+    given: Mapping[str, Array]
+    result: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[tuple[str, int], Array] = field(default_factory=dict)
+    outputs: dict[tuple[str, int], Array] = field(default_factory=dict)
+    past: int = 0
+    by_column: bool = False
+
+    def examples(self, array: Array) -> list[Array]:
+        """One array of real tokens per row of `array`, which this trace's graph gave."""
+        if array.ndim == 4:  # a cache
+            mask = self.given["attention_mask"]
+            rows = distance.examples(array.swapaxes(1, 2), mask)
+            return [r for r, m in zip(rows, mask, strict=True) if m.all() or not self.by_column]
+        return distance.examples(array, self.mask)
+
+    def pairs(self, found: Array, wanted: Array) -> list[tuple[Array, Array]]:
+        """(found, wanted) of every row; what cannot be of one shape as a single pair, far apart."""
+        if found.size != wanted.size:
+            return [(found, wanted)]
+        rows = self.examples(found.reshape(wanted.shape)), self.examples(wanted)
+        return list(zip(*rows, strict=True))
+
+    def continued(self, past: int) -> Trace:
+        """The same tokens, the first `past` of each row as a cache and the others given."""
+
+        def rest(arrays: Mapping[Any, Array]) -> dict[Any, Array]:
+            return {name: a[:, past:] for name, a in arrays.items()}
+
+        given = {n: a for n, a in self.given.items() if not n.startswith(PAST)}
+        cache = {n: a for n, a in self.result.items() if n.startswith(PRESENT)}
+        others = {n: a for n, a in self.result.items() if n not in cache}
+        return Trace(
+            mask=self.mask[:, past:],
+            given={
+                **rest(given),
+                "attention_mask": self.mask,
+                **{_past(n): a[:, :, :past] for n, a in cache.items()},
+            },
+            result={**rest(others), **cache},
+            inputs=rest(self.inputs),
+            outputs=rest(self.outputs),
+            past=past,
+        )
+
+
+def _past(present: str) -> str:
+    return PAST + present.removeprefix(PRESENT)
+
+
+def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
+    """The model's named outputs, as arrays; those of an empty cache in `batch` are left out."""
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(a))
+        for name, a in batch.items()
+        if not name.startswith(PAST)
+    }
+    with torch.no_grad():
+        result = model(**tensors, return_dict=True)
+    made = {name: result[name].numpy() for name in outputs if not name.startswith(PRESENT)}
+    if len(made) < len(outputs):
+        cache = {_past(n): n for n in outputs if n.startswith(PRESENT)}
+        made |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}
+    return made
+
+
+def traced(
+    model: nn.Module,
+    batch: Mapping[str, Array],
+    outputs: Collection[str],
+    modules: Collection[str],
+) -> Trace:
+    """Run and keep the edges of `modules`."""
+    trace = Trace(np.asarray(batch["attention_mask"]), dict(batch))
+    with _hooks(model, modules, trace):
+        trace.result = run(model, batch, outputs)
+    return trace
+
+
+def observe(
+    model: nn.Module,
+    batch: Mapping[str, Array],
+    modules: Collection[str],
+    see: Callable[[str, Tensor], None],
+) -> None:
+    """Run and show `see` the real tokens' inputs (tokens, width) of each of `modules`, one object
+    for all that read one tensor in turn; nothing is kept."""
+    real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+    handles = []
+    last: list[Tensor] = []  # the tensor read last, and its rows
+
+    for name in modules:
+
+        def look(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
+            if not last or last[0] is not args[0]:
+                last[:] = [args[0], args[0].reshape(*real.shape, -1)[real]]
+            see(name, last[1])
+
+        handles.append(model.get_submodule(name).register_forward_pre_hook(look))
+    try:
+        run(model, batch, ())
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator[None]:
+    handles = []
+    calls: dict[str, int] = {}
+    for name in modules:
+
+        def keep(_m: nn.Module, args: tuple[Any, ...], out: Tensor, name: str = name) -> None:
+            use = calls[name] = calls.get(name, -1) + 1
+            trace.inputs[name, use] = _by_token(args[0], trace.mask.shape)
+            trace.outputs[name, use] = _by_token(out, trace.mask.shape)
+
+        handles.append(model.get_submodule(name).register_forward_hook(keep))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _by_token(found: Tensor, shape: Sequence[int]) -> Array:
+    """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
+    flat = found.ndim == 2 and len(found) == shape[0] * shape[1]
+    return (found.reshape(*shape, -1) if flat else found).detach().numpy()

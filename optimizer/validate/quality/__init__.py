@@ -1,0 +1,1 @@
+"""The same examples answered by baseline and candidate: is it as good?"""

@@ -1,0 +1,106 @@
+"""A system's answers to the rows of a data set, in their order, through the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness import tasks
+from optimizer.harness.tasks import token_classification
+from optimizer.harness.tasks.batch import Batch
+from optimizer.load.datasets import Sample
+from optimizer.progress import bar
+from optimizer.validate.ledger import trace
+from optimizer.validate.materials import Materials
+from optimizer.validate.quality.quality import Answers
+
+Train = tuple[Sequence[Sample], Answers]
+Reference = tuple[Answers, Train | None]
+
+
+def reference(
+    m: Materials, rows: Sequence[Sample], train: Sequence[Sample] | None
+) -> Reference | None:
+    """The source model's answers to rows, and train with those to it for a probe; None of text
+    that is continued, which is judged window by window."""
+    if m.task == "text-generation":
+        return None
+    baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
+    if m.section.validate_.metric != "probe_accuracy" or train is None:
+        return baseline, None
+    return baseline, (train, answer(m, TorchRunner(m), train, "validate: probe"))
+
+
+class TorchRunner:
+    """The source model with a runner's face."""
+
+    def __init__(self, m: Materials) -> None:
+        self._m = m
+
+    def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return trace.run(self._m.float_model, arrays, self._m.outputs)
+
+
+def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+    """A system's answers to rows, in their order, through the harness.
+
+    Texts of like length share a batch, so that little is padding; which do changes an answer by
+    float rounding only.
+    """
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].text) + len(rows[i].text_pair or ""))
+    found = _answer(m, runner, [rows[i] for i in order], label)
+    place = {row: i for i, row in enumerate(order)}
+
+    def back(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+        return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
+
+    return Answers(back(found.text) or (), back(found.pair), back(found.words))
+
+
+def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+    size = m.section.validate_.batch_size
+    together = m.task == "text-classification"
+    text: list[Any] = []
+    pair: list[Any] = []
+    words: list[Any] = []
+    pairs = [r.text_pair for r in rows]
+    for start in bar(range(0, len(rows), size), label):
+        part = rows[start : start + size]
+        second = [r.text_pair for r in part] if together and any(pairs) else None
+        batch, values = _values(m, runner, [r.text for r in part], second)
+        text += _vectors(values, batch)
+        if m.task == "token-classification" and all(r.words is not None for r in rows):
+            words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
+        if not together and all(p is not None for p in pairs):
+            other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
+            pair += _vectors(values, other)
+    return Answers(tuple(text), tuple(pair) or None, tuple(words) or None)
+
+
+def _values(
+    m: Materials, runner: Any, texts: Sequence[str], pairs: Sequence[str | None] | None
+) -> tuple[Batch, Any]:
+    batch = tasks.encode(m.contract, m.tokenizer, texts, pairs)
+    return batch, tasks.decode(m.contract, runner.infer(batch), batch)
+
+
+def _vectors(values: Any, batch: Batch) -> list[Any]:
+    """One flat vector per text; of values per token, the real tokens'."""
+    if values.ndim == 2:
+        return list(values)
+    mask = batch["attention_mask"].astype(bool)
+    return [row[keep].ravel() for row, keep in zip(values, mask, strict=True)]
+
+
+def _tags(m: Materials, row: Sample, batch: Batch, values: Any, i: int) -> Any:
+    """The label id of each word of a sample: its first token's; -1 when it was cut off."""
+    found = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
+    names = list(m.contract.labels or ())
+    by_start = {w["start"]: names.index(w["label"]) for w in found}
+    ids, start = [], 0
+    for word in row.words or ():
+        ids.append(by_start.get(start, -1))
+        start += len(word) + 1
+    return np.array(ids)

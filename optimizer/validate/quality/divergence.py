@@ -1,0 +1,50 @@
+"""How long a candidate writes the same text as its float baseline, each choosing the likeliest
+token and going on from its own.
+
+Once one token differs the two write different texts, so only the length of the common start is
+counted, of `new` tokens at most. It judges nothing: near ties end it early in a perfect candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from optimizer.validate.decoder import Decoder, greedy
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.quality import significance
+
+PROMPTS, PROMPT, NEW = 16, 32, 32
+
+
+def measure(
+    windows: Sequence[Array], baseline: Decoder, candidate: Decoder, confidence: float
+) -> dict[str, Any]:
+    """The report's quality.divergence: {prompts, prompt_tokens, new_tokens, mean, interval,
+    identical: share of prompts that were answered alike to the end, lengths}.
+
+    windows: held-out token ids; prompts are the starts of PROMPTS of them, evenly spaced.
+    """
+    at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
+    length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
+    prompts = np.stack([windows[i][:length] for i in at])
+    found = common(greedy(baseline, prompts, NEW), greedy(candidate, prompts, NEW))
+    values = found.astype(np.float64)
+    low, high = significance.mean_bounds(values, (1 - confidence) / 2)
+    return {
+        "prompts": len(prompts),
+        "prompt_tokens": length,
+        "new_tokens": NEW,
+        "mean": float(values.mean()),
+        "interval": [max(low, 0.0), min(high, float(NEW))],
+        "identical": float((found == NEW).mean()),
+        "lengths": sorted(int(v) for v in found),
+    }
+
+
+def common(a: Array, b: Array) -> Array:
+    """(texts, tokens) twice -> (texts,): equal tokens before the first that differs."""
+    found: Array = np.cumprod(np.asarray(a == b, np.int64), axis=1).sum(1)
+    return found

@@ -1,0 +1,45 @@
+"""The quality section of text-generation: windows of held-out text through both models."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from optimizer.load.datasets import windows
+from optimizer.progress import bar
+from optimizer.validate import on_gpu
+from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
+from optimizer.validate.gates import Gate
+from optimizer.validate.materials import Materials
+from optimizer.validate.quality import divergence, perplexity
+from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
+
+
+def quality(m: Materials, sets: Rows, device: str) -> Judged:
+    """Of each set the gates and the report's section (perplexity.judge), the first set's with
+    `divergence` (divergence.py).
+
+    sets: held-out texts. The source model runs in torch, the candidate in ONNX Runtime on
+    `device`, or the engine where there is one that runs here. Raises DataError when the texts do
+    not fill a window.
+    """
+    wanted = m.section.validate_
+    cut = {
+        name: windows(rows, m.tokenizer, m.contract, wanted.sequence_length)
+        for name, rows in sets.items()
+    }
+    baseline = TorchDecoder(m.float_model, m.contract)
+    made: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
+    with closing(on_gpu.candidate(m, device)) as runner:
+        candidate = OnnxDecoder(runner, m.contract)
+        for name, some in cut.items():
+            scores = perplexity.score(
+                bar(some, f"validate: {name or 'held-out'} windows"),
+                lambda ids: logits_of(baseline, ids),
+                lambda ids: logits_of(candidate, ids),
+            )
+            gates, section = perplexity.judge(scores, wanted)
+            made[name] = gates, {**section, "window_tokens": wanted.sequence_length}
+        common = divergence.measure(cut[FIRST], baseline, candidate, wanted.confidence)
+    made[FIRST][1]["divergence"] = common
+    return made

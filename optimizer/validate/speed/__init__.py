@@ -1,0 +1,1 @@
+"""Interleaved timings of baseline and candidate: is it as fast as promised?"""

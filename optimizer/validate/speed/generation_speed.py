@@ -1,0 +1,157 @@
+"""How fast the candidate writes beside the same runtime in float, both timed in one run.
+
+speed.must_beat_float   time between tokens, candidate / float, in every cell of batch x prompt:
+                        the ratio's whole interval below 1 passes, at or above 1 fails
+speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
+                        first cell, against the limit
+
+Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness import bench, bench_generation
+from optimizer.harness.runtimes.ort import OrtRunner, cores
+from optimizer.progress import say
+from optimizer.recipe import Latency
+from optimizer.validate.gates import Gate
+from optimizer.validate.materials import Materials
+from optimizer.validate.speed import speed
+from optimizer.validate.speed.rounds import Budget, Question, Rounds
+from optimizer.validate.speed.speed import BASELINE, CANDIDATE
+
+WARMUP = 1  # rounds that do not count
+Asked = Callable[[Mapping[str, bench_generation.Rounds]], int]
+
+
+def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
+    """The report's `speed` section: measure_generation's, with peak_memory and
+    size as for every task, and `p99` of the candidate alone where that is asked for."""
+    latency, target = m.section.validate_.latency, m.section.target
+    threads = getattr(target, "threads", 0) or cores()
+    cells = [(b, s) for b in latency.batch for s in latency.sequence]
+    device = getattr(target, "runs_on", target.device)
+    say(f"validate: timing {len(cells)} cells of 2 systems, {latency.iterations} rounds or more")
+    files = {BASELINE: m.graph / "model.onnx", CANDIDATE: m.model / "model.onnx"}
+
+    def timed(
+        systems: Mapping[str, OrtRunner], cell: tuple[int, int], more: Asked | None
+    ) -> dict[str, Any]:
+        return bench_generation.measure_generation(
+            systems,
+            m.contract,
+            m.tokenizer,
+            texts,
+            [cell[1]],
+            [cell[0]],
+            latency.new_tokens,
+            latency.iterations,
+            warmup=WARMUP,
+            threads=threads,
+            more=more,
+        )
+
+    with (
+        OrtRunner(files[BASELINE], device=device, threads=threads) as floating,
+        OrtRunner(files[CANDIDATE], device=device, threads=threads) as candidate,
+    ):
+        section = _timed(timed, {BASELINE: floating, CANDIDATE: candidate}, cells, latency)
+    cell = (latency.batch[0], latency.sequence[0])
+    section["peak_memory"] = {
+        name: bench.peak_memory(_program(m, file, cell, threads)) for name, file in files.items()
+    }
+    section["size"] = {
+        "float_bytes": speed.size(m.graph, "model.onnx"),
+        "candidate_bytes": speed.size(m.model, "model.onnx"),
+    }
+    return section
+
+
+def _timed(
+    timed: Callable[[Mapping[str, OrtRunner], tuple[int, int], Asked | None], dict[str, Any]],
+    systems: Mapping[str, OrtRunner],
+    cells: Sequence[tuple[int, int]],
+    latency: Latency,
+) -> dict[str, Any]:
+    """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
+    budget = Budget(latency.max_seconds, speed.questions(latency, len(cells)))
+    section: dict[str, Any] = {}
+    for cell in cells:
+        asked = None
+        if latency.must_beat_float:
+            asked = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+        made = timed(systems, cell, _ratios(asked) if asked else None)
+        if asked:
+            made["cells"][0]["ratio"]["inter_token"] |= asked.as_dict()
+        section = {**made, "cells": [*section.get("cells", ()), *made["cells"]]}
+    if latency.p99_ms is not None:
+        question = Question(99, latency.p99_ms, latency.new_tokens - 1)
+        asked = budget.rounds(question, latency.iterations, WARMUP)
+        made = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], _steps(asked))
+        found = made["cells"][0]["systems"][CANDIDATE]["inter_token"]
+        section["p99"] = speed.answered(found, asked)
+    return section
+
+
+def _ratios(asked: Rounds) -> Asked:
+    """Of the time between tokens, summed over a round."""
+
+    def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
+        pairs = zip(rounds[CANDIDATE], rounds[BASELINE], strict=True)
+        return asked.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
+
+    return more
+
+
+def _steps(asked: Rounds) -> Asked:
+    """Every time between two tokens."""
+    return lambda rounds: asked.more([step for _, own in rounds[CANDIDATE] for step in own])
+
+
+def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> str:
+    """Python that opens the model and continues one batch of prompts by two tokens."""
+    batch, prompt = cell
+    return (
+        "from pathlib import Path\n"
+        "from optimizer.harness import contract as contracts\n"
+        "from optimizer.harness.generate import Options, generate\n"
+        "from optimizer.harness.runtimes.ort import OrtRunner\n"
+        f"folder = Path({str(m.source)!r})\n"
+        "contract = contracts.read(folder / 'contract.json')\n"
+        "tokenizer = contracts.load_tokenizer(folder / 'checkpoint', contract)\n"
+        f"prompts = [[contract.generation.eos_ids[0]] * {prompt}] * {batch}\n"
+        f"with OrtRunner(Path({str(file)!r}), threads={threads}) as runner:\n"
+        "    generate(contract, runner, tokenizer, prompts, Options(2, ignore_eos=True))\n"
+    )
+
+
+def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+    """The recipe's speed gates on a measured section."""
+    made, cells = [], section["cells"]
+    shared = speed.questions(latency, len(cells))
+    if latency.must_beat_float:
+        ratios = [
+            (f"batch {c['batch']}, prompts of {c['prompt']} tokens", c["ratio"]["inter_token"])
+            for c in cells
+        ]
+        what = "time between tokens"
+        made.append(speed.beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
+    if latency.p99_ms is not None:
+        first = cells[0]["systems"][CANDIDATE]["inter_token"]
+        found = section.get("p99", first)
+        what = "p99 of the time between tokens"
+        made.append(speed.within(found, latency.p99_ms, what, shared))
+    return made
+
+
+def _why_slow(inspected: Mapping[str, Any]) -> str:
+    if inspected.get("wider"):
+        return speed.run_wider(inspected)
+    return (
+        "every step reads all weights once, and reading fewer bytes gained less than widening the "
+        "codes cost: the layers are narrow, or what stayed float (head, cache) is most of the work"
+    )

@@ -1,0 +1,305 @@
+"""How fast the candidate is beside its float baselines: torch and the same runtime in float.
+
+All systems answer the same texts interleaved in one run, with the same number of threads, through
+the harness's own code (harness.bench). Gates:
+
+    speed.must_beat_float   candidate / float of the same runtime, in every cell: the ratio's whole
+                            interval below 1 passes, at or above 1 fails
+    speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
+
+Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from optimizer.harness import bench, tasks
+from optimizer.harness.bench import System
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.ort import OrtRunner, cores
+from optimizer.progress import say
+from optimizer.recipe import Latency
+from optimizer.validate.gates import UNMEASURED, Gate
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.materials import Materials
+from optimizer.validate.speed.rounds import Budget, Question, Rounds
+
+CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
+WARMUP = 5  # rounds that do not count
+NEUTRAL = tuple(
+    f"This is sentence number {i} and it says nothing that any other data could say."
+    for i in range(32)
+)
+"""Timed when the recipe names no timing data."""
+
+
+def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
+    """The report's `speed` section for a target that runs on this machine."""
+    latency, target = m.section.validate_.latency, m.section.target
+    threads = getattr(target, "threads", 0) or cores()
+    cells = [(b, s) for b in latency.batch for s in latency.sequence]
+    device = getattr(target, "runs_on", target.device)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds or more")
+    try:
+        with (
+            OrtRunner(m.graph / "model.onnx", device=device, threads=threads) as floating,
+            OrtRunner(m.model / "model.onnx", device=device, threads=threads) as candidate,
+        ):
+            systems = {
+                TORCH: torch_system(m.float_model, m.contract, m.tokenizer),
+                BASELINE: ort_system(floating, m.contract, m.tokenizer),
+                CANDIDATE: ort_system(candidate, m.contract, m.tokenizer),
+            }
+            section = _timed(systems, cells, texts, latency, threads)
+    finally:
+        torch.set_num_threads(before)
+    section["peak_memory"] = peak_memory(m, cells[0], threads)
+    section["size"] = {
+        "float_bytes": size(m.graph, "model.onnx"),
+        "candidate_bytes": size(m.model, "model.onnx"),
+    }
+    return section
+
+
+def _timed(
+    systems: Mapping[str, System],
+    cells: Sequence[tuple[int, int]],
+    texts: Sequence[str],
+    latency: Latency,
+    threads: int,
+) -> dict[str, Any]:
+    """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
+    budget = Budget(latency.max_seconds, questions(latency, len(cells)))
+    section: dict[str, Any] = {}
+    for cell in cells:
+        asked = None
+        if latency.must_beat_float:
+            asked = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+        made = bench.measure(
+            systems,
+            [cell],
+            texts,
+            iterations=latency.iterations,
+            warmup=WARMUP,
+            threads=threads,
+            more=_ratios(asked) if asked else None,
+        )
+        if asked:
+            made["cells"][0]["ratio"] |= asked.as_dict()
+        section = {**made, "cells": [*section.get("cells", ()), *made["cells"]]}
+    if latency.p99_ms is not None:
+        asked = budget.rounds(Question(99, latency.p99_ms), latency.iterations, WARMUP)
+        made = bench.measure(
+            {CANDIDATE: systems[CANDIDATE]},
+            cells[:1],
+            texts,
+            iterations=latency.iterations,
+            warmup=WARMUP,
+            threads=threads,
+            more=lambda times: asked.more(times[CANDIDATE]),
+        )
+        section["p99"] = answered(made["cells"][0]["systems"][CANDIDATE]["end_to_end"], asked)
+    return section
+
+
+def _ratios(asked: Rounds) -> Callable[[Mapping[str, Sequence[float]]], int]:
+    def more(times: Mapping[str, Sequence[float]]) -> int:
+        pairs = zip(times[CANDIDATE], times[BASELINE], strict=True)
+        return asked.more([ours / theirs for ours, theirs in pairs])
+
+    return more
+
+
+def questions(latency: Latency, cells: int) -> int:
+    """How many the time is shared by."""
+    return cells * latency.must_beat_float + (latency.p99_ms is not None)
+
+
+def answered(found: Mapping[str, Any], asked: Rounds) -> dict[str, Any]:
+    """Percentiles with the interval of the 99th that the gate is judged by."""
+    known = asked.as_dict()
+    return {**found, **known, "p99_interval": known.pop("interval")}
+
+
+def ort_system(runner: OrtRunner, contract: Contract, tokenizer: Any) -> System:
+    """A bundle's own three steps."""
+    return System(
+        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, length=length),
+        forward=runner.infer,
+        post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
+    )
+
+
+def torch_system(model: nn.Module, contract: Contract, tokenizer: Any) -> System:
+    """The same steps around the source model."""
+    names = [o.name for o in contract.outputs]
+    return System(
+        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, length=length),
+        forward=lambda batch: trace.run(model, batch, names),
+        post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
+    )
+
+
+def size(folder: Path, name: str) -> int:
+    """Bytes of an ONNX model, weights beside it included."""
+    return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
+
+
+def peak_memory(m: Materials, cell: tuple[int, int], threads: int) -> dict[str, int]:
+    """Peak resident bytes of a fresh process that answers one batch, per system."""
+    batch, sequence = cell
+    shared = (
+        "from pathlib import Path\nimport numpy as np\n"
+        f"names = {[i.name for i in m.contract.inputs]!r}\n"
+        f"batch = {{n: np.ones(({batch}, {sequence}), np.int64) for n in names}}\n"
+    )
+
+    def ort(path: Path) -> str:
+        return shared + (
+            "from optimizer.harness.runtimes.ort import OrtRunner\n"
+            f"with OrtRunner(Path({str(path)!r}), threads={threads}) as runner:\n"
+            "    runner.infer(batch)\n"
+        )
+
+    in_torch = shared + (
+        "from optimizer.load.checkpoint import open_checkpoint\n"
+        "from optimizer.load.model import torch_model\n"
+        "from optimizer.validate.ledger.trace import run\n"
+        f"model = torch_model(open_checkpoint(Path({str(m.source)!r})), {m.task!r})\n"
+        f"run(model, batch, {m.outputs!r})\n"
+    )
+    return {
+        TORCH: bench.peak_memory(in_torch),
+        BASELINE: bench.peak_memory(ort(m.graph / "model.onnx")),
+        CANDIDATE: bench.peak_memory(ort(m.model / "model.onnx")),
+    }
+
+
+def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+    """The recipe's speed gates on a measured section."""
+    made = []
+    if latency.must_beat_float:
+        cells = section["cells"]
+        ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
+        shared = questions(latency, len(cells))
+        made.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
+    if latency.p99_ms is not None:
+        first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
+        found = section.get("p99", first)
+        shared = questions(latency, len(section["cells"]))
+        made.append(within(found, latency.p99_ms, "p99 end to end", shared))
+    return made
+
+
+def unmeasured(latency: Latency, why: str) -> list[Gate]:
+    """The recipe's speed gates where nothing could be timed: neither passed nor left out."""
+    declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
+    if latency.p99_ms is not None:
+        declared.append(("speed.p99_ms", latency.p99_ms))
+    return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
+
+
+def beats_float(
+    cells: Sequence[tuple[str, Mapping[str, Any]]],
+    why: Callable[[int], str],
+    what: str = "time",
+    shared: int = 1,
+) -> Gate:
+    """The worst cell decides: the one whose interval reaches highest. cells: where, and the ratio
+    to float with its interval; why: of the i-th cell, when it is slower; shared: as of
+    would_decide."""
+    intervals = [ratio["interval"] for _, ratio in cells]
+    worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
+    verdict = "pass" if _upper(intervals[worst]) < 1 else "inconclusive"
+    if any(low is not None and low >= 1 for low, _ in intervals):
+        verdict = "fail"
+        worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
+    where, found = cells[worst]
+    ratio = found["median"]
+    message = f"{breach(ratio, 1.0)[0]} times the {what} of {BASELINE} at {where}"
+    if verdict == "inconclusive":
+        message += would_decide(found, shared, "so near 1")
+    if verdict == "fail":
+        message += f"; {why(worst)}"
+    low, high = intervals[worst]
+    return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
+
+
+def would_decide(found: Mapping[str, Any], shared: int, near: str) -> str:
+    """What an inconclusive gate's message ends in. shared: how many questions share the time."""
+    if "needed" not in found:
+        return "; too few rounds to decide"
+    needed = found["needed"]
+    if needed is None:
+        return f"; it is {near} that no number of rounds would decide"
+    seconds = round_up(needed["seconds"] * shared)
+    return (
+        f"; about {needed['rounds']} rounds would decide, with latency.max_seconds: {seconds} "
+        f"(or latency.iterations: {needed['rounds']}, however long that takes)"
+    )
+
+
+def round_up(seconds: float) -> int:
+    """To two digits, with a little to spare: timing is no exact prediction."""
+    wanted = max(1.1 * seconds, 1.0)
+    unit = int(10 ** max(math.floor(math.log10(wanted)) - 1, 0))
+    return math.ceil(wanted / unit) * unit
+
+
+def _upper(interval: Sequence[float | None]) -> float:
+    high = interval[1]
+    return float("inf") if high is None else high
+
+
+def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
+    """What the engine's inspection and the stages say about a candidate slower than float."""
+    if inspected.get("wider"):
+        return run_wider(inspected)
+    stages = cell["systems"][CANDIDATE]["stages"]
+    total = sum(s["p50"] for s in stages.values())
+    forward = stages["forward"]["p50"] / total if total else 0.0
+    if forward < 0.5:
+        return (
+            f"only {forward:.0%} of its time is the forward pass, which is all that is compressed"
+        )
+    return (
+        f"all {inspected.get('eligible')} quantized modules run in integer kernels, so coding the "
+        "activations costs more than the smaller weights save: the layers are narrow, or the "
+        "weights alone are quantized and are widened at run time"
+    )
+
+
+def run_wider(inspected: Mapping[str, Any]) -> str:
+    """Which modules the engine runs wider than asked."""
+    wider = inspected["wider"]
+    return (
+        f"{len(wider)} of {inspected.get('eligible')} quantized modules run wider than asked "
+        f"({', '.join(wider[:3])}{' ...' if len(wider) > 3 else ''})"
+    )
+
+
+def within(found: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
+    """The 99th percentile of `found` against a limit in ms. shared: as of would_decide."""
+    low, high = found["p99_interval"]
+    verdict = "inconclusive"
+    if high is not None and high <= limit:
+        verdict = "pass"
+    elif low is not None and low > limit:
+        verdict = "fail"
+    message = f"{what} is {found['p99']:.2f} ms"
+    if verdict == "fail":
+        least, allowed = breach(low, limit)
+        message += f"; {least} at least, {allowed} is allowed"
+    if verdict == "inconclusive":
+        message += would_decide(found, shared, f"so near {limit:g} ms")
+    return Gate("speed.p99_ms", verdict, found["p99"], limit, (low, high), message)

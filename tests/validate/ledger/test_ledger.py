@@ -1,0 +1,101 @@
+"""Clean runs raise nothing; what cannot run here is said, not skipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.errors import LedgerError
+from optimizer.lower import cut
+from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger.hops import Entry
+from tests.conftest import write_tiny_bert
+from tests.validate.mutations import OUTPUT, values
+from tests.validate.runs import SCHEMES, Run, for_tensorrt, make, recipe
+
+HOPS = [hop.__name__ for hop in ledger.HOPS]
+
+
+def assert_clean(entries: list[Entry]) -> None:
+    assert [e.hop for e in entries] == HOPS
+    assert [(e.hop, e.problems) for e in entries if e.ok is not True] == []
+    ledger.check(entries)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_clean_run_raises_nothing(runs: dict[str, Run], scheme: str) -> None:
+    assert_clean(ledger.run(runs[scheme].materials()))
+
+
+def test_a_clean_classifier_raises_nothing(classifier_run: Run) -> None:
+    assert_clean(ledger.run(classifier_run.materials()))
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_other_clean_models_raise_nothing(tmp_path: Path, seed: int) -> None:
+    model = write_tiny_bert(tmp_path / "model", layers=1, seed=seed)
+    wanted = recipe(str(model), tmp_path, SCHEMES["static"], "sentence-embedding")
+    assert_clean(ledger.run(make(tmp_path / "run", wanted).materials()))
+
+
+def test_every_entry_is_plain_json_and_what_no_one_looks_at_any_more_is_dropped(
+    runs: dict[str, Run],
+) -> None:
+    materials = runs["w8"].materials()
+    for entry in ledger.run(materials):
+        json.dumps(entry.as_dict(), allow_nan=False)
+    known = set(dir(materials))
+    for names in ledger.LAST_USED.values():
+        assert set(names) <= known
+        assert not set(names) & set(vars(materials))
+
+
+def test_only_what_graphs_are_cut_at_is_kept_of_a_trace(runs: dict[str, Run]) -> None:
+    m = runs["w8"].materials()
+    with_edges = [i for i, one in enumerate(m.simulated_traces) if one.inputs and one.outputs]
+    assert with_edges == m.sampled
+    assert len(with_edges) < len(m.batches)
+    assert all(one.result for one in m.simulated_traces)
+
+
+def test_a_deferred_engine_is_recorded_as_not_run_with_the_reason(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["static"].copy(tmp_path)
+    document = {"deferred": True, "why": "no tensorrt_rtx", "inspected": None}
+    (run.folder("engine") / "engine.json").write_text(json.dumps(document))
+    entry = next(e for e in ledger.run(run.materials()) if e.hop == "engine")
+    assert entry.ok is None
+    assert "no tensorrt_rtx" in entry.why
+
+
+@pytest.mark.parametrize("scheme", ["static", "smooth", "w4"])
+def test_the_other_dialect_is_clean_and_its_engine_recorded_as_not_run(
+    runs: dict[str, Run], tmp_path: Path, scheme: str
+) -> None:
+    entries = ledger.run(for_tensorrt(runs[scheme], tmp_path).materials())
+    assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
+    engine = next(e for e in entries if e.hop == "engine")
+    assert engine.ok is None
+    assert "GPU" in engine.why
+
+
+def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = for_tensorrt(runs["static"], tmp_path)
+    found = cut.codings(run.folder("model") / "model.onnx", [OUTPUT])
+    assert found[OUTPUT].offset != 0, "the fault would change nothing"
+    values("model", f"{OUTPUT}/input_offset", lambda x: 0 * x)(run)
+    entry = next(e for e in ledger.run(run.materials()) if e.hop == "lower")
+    assert any(OUTPUT in p for p in entry.problems)
+
+
+def test_a_hop_that_cannot_be_carried_out_is_a_hop_that_failed(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["w8"].copy(tmp_path)
+    (run.folder("model") / "model.onnx").write_bytes(b"not a model")
+    entries = ledger.run(run.materials())
+    with pytest.raises(LedgerError, match="ledger: lower"):
+        ledger.check(entries)

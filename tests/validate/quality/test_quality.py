@@ -1,0 +1,155 @@
+"""Each metric against another project's, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from optimizer.errors import DataError
+from optimizer.load.datasets import Sample
+from optimizer.validate.quality import quality
+from optimizer.validate.quality.quality import Answers
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 3, 200)
+LOGITS = np.eye(3)[LABELS] + RNG.standard_normal((200, 3)) * 0.7
+WORSE = LOGITS + RNG.standard_normal((200, 3)) * 0.7
+ROWS = [Sample(f"text {i}", label=int(label)) for i, label in enumerate(LABELS)]
+ONES = np.ones((1, 200))
+
+
+def answers(values: np.ndarray, pair: np.ndarray | None = None) -> Answers:
+    return Answers(tuple(values), None if pair is None else tuple(pair))
+
+
+def both(name: str, rows: list[Sample], a: Answers, b: Answers) -> tuple[float, float]:
+    metric = quality.compare(name, rows, a, b)
+    ones = np.ones((1, len(rows)))
+    return float(metric.baseline(ones)[0]), float(metric.candidate(ones)[0])
+
+
+def test_accuracy_is_the_share_of_right_labels() -> None:
+    found = both("accuracy", ROWS, answers(LOGITS), answers(WORSE))
+    assert found == ((LOGITS.argmax(1) == LABELS).mean(), (WORSE.argmax(1) == LABELS).mean())
+
+
+def test_f1_equals_scikit_learns() -> None:
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn judges F1")
+    found = both("f1", ROWS, answers(LOGITS), answers(WORSE))
+    expected = [metrics.f1_score(LABELS, x.argmax(1), average="macro") for x in (LOGITS, WORSE)]
+    assert found == pytest.approx(expected)
+
+
+def test_rank_correlation_equals_scipys_also_on_a_resample() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="SciPy judges the rank correlation")
+    values, scores = RNG.standard_normal(80).round(1), RNG.integers(0, 6, 80).astype(float)
+    value = quality.spearman(values, scores)
+    weights = RNG.multinomial(80, np.full(80, 1 / 80), 5).astype(float)
+    for row, found in zip(
+        [np.ones(80), *weights], value(np.vstack([np.ones(80), weights])), strict=True
+    ):
+        drawn = np.repeat(np.arange(80), row.astype(int))
+        assert found == pytest.approx(stats.spearmanr(values[drawn], scores[drawn]).statistic)
+
+
+def test_weights_mean_repetition() -> None:
+    metric = quality.compare("f1", ROWS, answers(LOGITS), answers(WORSE))
+    weights = RNG.integers(0, 3, (1, 200)).astype(float)
+    drawn = np.repeat(np.arange(200), weights[0].astype(int))
+    again = quality.compare(
+        "f1", [ROWS[i] for i in drawn], answers(LOGITS[drawn]), answers(WORSE[drawn])
+    )
+    ones = np.ones((1, len(drawn)))
+    assert metric.candidate(weights) == pytest.approx(again.candidate(ones))
+
+
+def test_retrieval_finds_the_pair_and_loses_it_when_shuffled() -> None:
+    texts, noise = RNG.standard_normal((50, 8)), 0.01 * RNG.standard_normal((50, 8))
+    rows = [Sample(f"a{i}", text_pair=f"b{i}") for i in range(50)]
+    good = answers(texts, texts + noise)
+    found = both("retrieval", rows, good, answers(texts, np.roll(texts, 1, 0)))
+    assert found == (1.0, 0.0)
+
+
+def test_retrieval_by_label_ignores_the_text_itself() -> None:
+    points = np.array([[1, 0.0], [1, 0.1], [0, 1.0], [0.1, 1.0], [-1, 0.0]])
+    rows = [Sample(f"t{i}", label=label) for i, label in enumerate([0, 0, 1, 1, 2])]
+    assert both("retrieval", rows, answers(points), answers(points))[0] == 0.8
+
+
+def test_a_probe_is_fit_on_the_baseline_and_judges_both() -> None:
+    centres = RNG.standard_normal((3, 10)) * 2
+    points = centres[LABELS] + RNG.standard_normal((200, 10))
+    train = (ROWS[:100], answers(points[:100]))
+    metric = quality.compare(
+        "probe_accuracy", ROWS[100:], answers(points[100:]), answers(-points[100:]), train
+    )
+    ones = np.ones((1, 100))
+    assert metric.baseline(ones)[0] > 0.9
+    assert metric.candidate(ones)[0] < 0.4
+
+
+def test_a_probe_is_about_as_good_as_scikit_learns() -> None:
+    linear = pytest.importorskip("sklearn.linear_model", reason="scikit-learn judges the probe")
+    points = RNG.standard_normal((300, 40))
+    labels = (points @ RNG.standard_normal(40) + RNG.standard_normal(300) > 0).astype(int)
+    theirs = linear.RidgeClassifierCV(alphas=np.logspace(-3, 3, 15)).fit(points[:200], labels[:200])
+    ours = quality.Probe.fit(points[:200], labels[:200])
+    agree = (ours.predict(points[200:]) == theirs.predict(points[200:])).mean()
+    assert agree > 0.93
+
+
+def test_words_of_one_text_are_resampled_together() -> None:
+    truth = [np.array([0, 1, 1]), np.array([1, 0])]
+    rows = [
+        Sample("a b c", words=("a", "b", "c"), tags=(0, 1, 1)),
+        Sample("d e", words=("d", "e"), tags=(1, 0)),
+    ]
+    zeros = (np.zeros(1), np.zeros(1))
+    right = Answers(zeros, words=tuple(truth))
+    wrong = Answers(zeros, words=(truth[0], 1 - truth[1]))
+    metric = quality.compare("accuracy", rows, right, wrong)
+    assert metric.outcomes is None
+    assert metric.candidate(np.array([[1.0, 1.0], [0.0, 2.0]])).tolist() == [0.6, 0.0]
+
+
+def test_the_cosine_of_the_baseline_to_itself_is_one() -> None:
+    assert both("cosine", ROWS, answers(LOGITS), answers(LOGITS)) == (1.0, pytest.approx(1.0))
+    assert quality.cosines_of([np.zeros(3)], [np.zeros(3)]).tolist() == [1.0]
+    assert quality.cosines_of([np.zeros(3)], [np.ones(3)]).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [("spearman", "no score"), ("probe_accuracy", "validate.train"), ("retrieval", "no label")],
+)
+def test_rows_without_what_a_metric_needs_are_refused(metric: str, message: str) -> None:
+    rows = [Sample(f"t{i}", label=0 if metric == "probe_accuracy" else None) for i in range(200)]
+    with pytest.raises(DataError, match=message):
+        quality.compare(metric, rows, answers(LOGITS), answers(WORSE))
+
+
+def test_a_label_the_model_does_not_have_is_refused() -> None:
+    rows = [Sample("t", label=7)] * 200
+    with pytest.raises(DataError, match="3 labels"):
+        quality.compare("accuracy", rows, answers(LOGITS), answers(WORSE))
+
+
+def test_the_report_says_candidate_minus_baseline_with_its_interval() -> None:
+    metric = quality.compare("accuracy", ROWS, answers(LOGITS), answers(-LOGITS))
+    cosines = quality.cosines_of(list(LOGITS), list(-LOGITS))
+    decision, section = quality.judge("accuracy", metric, 200, 0.02, 0.95, cosines)
+    change = section["candidate"]["value"] - section["baseline"]["value"]
+    assert section["difference"]["value"] == pytest.approx(change)
+    low, high = section["difference"]["interval"]
+    assert low <= change <= high
+    assert decision.verdict == "fail"
+
+
+def test_f1_passes_no_margin_that_three_unseen_errors_would_break() -> None:
+    """None seen in n examples leaves up to 3 / n at 95 %."""
+    truth = [np.array([i % 2]) for i in range(300)]
+    metric = quality.f1_metric(truth, truth, truth)
+    for lost, verdict in ((2.5, "inconclusive"), (4, "pass")):
+        decision, _ = quality.judge("f1", metric, 300, lost / 300, 0.95, np.ones(300))
+        assert decision.verdict == verdict
