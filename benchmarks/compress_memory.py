@@ -26,7 +26,7 @@ def make(folder: Path, width: int, layers: int) -> None:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from optimizer.load.stage import STAGE
-    from optimizer.recipe import Model
+    from optimizer.recipe.schema import Model
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     model, out = folder / "model", folder / "load"
@@ -53,7 +53,7 @@ def make(folder: Path, width: int, layers: int) -> None:
 def compress(folder: Path) -> dict[str, Any]:
     """Compress it, statically and smoothed, and say what that took."""
     from optimizer.compress.stage import STAGE
-    from optimizer.recipe import Activations, Calibrate, Compression, DataSpec, Quantize
+    from optimizer.recipe.schema import Activations, Calibrate, Compression, DataSpec, Quantize
 
     rows = DataSpec(source="json", files=(str(folder / "rows.jsonl"),))
     section = Compression(

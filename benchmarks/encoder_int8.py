@@ -42,8 +42,8 @@ from optimizer.harness.machine import this_machine  # noqa: E402
 from optimizer.harness.tasks import encode  # noqa: E402
 from optimizer.load import datasets  # noqa: E402
 from optimizer.progress import say  # noqa: E402
-from optimizer.recipe import Recipe  # noqa: E402
-from optimizer.recipe_file import read as read_recipe  # noqa: E402
+from optimizer.recipe.file import read as read_recipe  # noqa: E402
+from optimizer.recipe.schema import Recipe  # noqa: E402
 from optimizer.store import Step, Store  # noqa: E402
 from optimizer.validate import quality  # noqa: E402
 
@@ -124,7 +124,7 @@ def float_graph(source: Path, folder: Path) -> Path:
     compression folded into the float weights, which is no model a peer should start from.)"""
     from optimizer import state
     from optimizer.export.stage import run as export
-    from optimizer.recipe import Export
+    from optimizer.recipe.schema import Export
 
     nothing = folder / "nothing"
     nothing.mkdir()

@@ -19,7 +19,7 @@ from typing import Any
 
 from optimizer import targets
 from optimizer.errors import RecipeError
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS, CALIBRATION, SEQUENCE = 8, 16, 32

@@ -28,7 +28,7 @@ TRAINED_ON, BATCH, RATE = 512, 16, 1e-4
 def prepare(model: str, seed: int, out: Path) -> None:
     """The load stage's folder of a model, at `out`."""
     from optimizer.load.stage import run
-    from optimizer.recipe import Model
+    from optimizer.recipe.schema import Model
 
     partial = out.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)

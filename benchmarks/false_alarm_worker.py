@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from false_alarm_cells import TEXTS, Cell, recipe
 
 if TYPE_CHECKING:
-    from optimizer.recipe import Export
+    from optimizer.recipe.schema import Export
     from optimizer.validate.ledger.hops import Entry
 
 NOT_BUILT = "false_alarms.py judges the lowered model: engines are built by `optimize`"

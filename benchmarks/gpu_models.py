@@ -86,11 +86,11 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     those a step reads}, "cache_bytes": per token and row, "references": {form: file, see
     gpu_check}, "limits": {form: gpu_check.limit}}. float is the fp16 graph, lowered the coded
     one."""
-    from optimizer import recipe_file
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
     from optimizer.lower.stage import STAGE as lower
+    from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
     folder = work / kind

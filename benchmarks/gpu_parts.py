@@ -216,9 +216,9 @@ def _bound(job: Job, cells: list[Result]) -> Result | str:
 
 def ledger(job: Job) -> Result:
     """A shipped recipe with a GPU target alone, from checkpoint to verdict: ledger and gates."""
-    from optimizer import recipe_file
     from optimizer.errors import RecipeError
     from optimizer.pipeline import run
+    from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
     path = gpu_plan.ROOT / "recipes" / f"{job.kind}.yaml"

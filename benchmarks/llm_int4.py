@@ -82,7 +82,7 @@ def windows(file: Path, count: int, sequences: Path | None, source: Path) -> lis
         return [json.loads(row)["input_ids"] for row in rows[:count]]
     from optimizer.harness import contract as contracts
     from optimizer.load import datasets
-    from optimizer.recipe import DataSpec
+    from optimizer.recipe.schema import DataSpec
 
     name = {"calib.jsonl": "jargon-calibrate.jsonl", "eval.jsonl": "jargon-evaluate.jsonl"}
     spec = DataSpec(source="json", files=(str(ROOT / "calibration" / name[file.name]),))
@@ -95,7 +95,7 @@ def windows(file: Path, count: int, sequences: Path | None, source: Path) -> lis
 def loaded(out: Path, dithered: bool) -> Path:
     """The load stage's folder of the packaged model, made once; or of its dithered twin."""
     from optimizer.load.stage import run
-    from optimizer.recipe import Model
+    from optimizer.recipe.schema import Model
 
     folder = out / ("load-dithered" if dithered else "load")
     if folder.is_dir():
@@ -191,7 +191,7 @@ def work(name: str, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     from optimizer import state as states
     from optimizer.compress.stage import compress
-    from optimizer.recipe import Calibrate, Compress, Compression, DataSpec, Quantize
+    from optimizer.recipe.schema import Calibrate, Compress, Compression, DataSpec, Quantize
 
     dithered = name.endswith(" dithered")
     source = loaded(args.out, dithered)

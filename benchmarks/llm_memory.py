@@ -60,7 +60,7 @@ def compress(folder: Path, method: str, tokens: int) -> dict[str, Any]:
 
     from optimizer.compress.stage import compress as run
     from optimizer.load.checkpoint import open_checkpoint
-    from optimizer.recipe import Compression, Quantize, Weights
+    from optimizer.recipe.schema import Compression, Quantize, Weights
 
     torch.set_num_threads(1)
     section = Compression(

@@ -32,7 +32,7 @@ from optimizer.harness.contract import load_tokenizer, read  # noqa: E402
 from optimizer.harness.machine import this_machine  # noqa: E402
 from optimizer.harness.runtimes.ort import OrtRunner  # noqa: E402
 from optimizer.progress import say  # noqa: E402
-from optimizer.recipe_file import read as read_recipe  # noqa: E402
+from optimizer.recipe.file import read as read_recipe  # noqa: E402
 from optimizer.store import Store  # noqa: E402
 
 BASE = "batch 1"

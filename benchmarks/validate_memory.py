@@ -66,8 +66,9 @@ def write_mpnet(folder: Path) -> Path:
 
 def validate(name: str, store_root: Path) -> dict[str, Any]:
     """Make what validate reads, if need be in another process, and run it here."""
-    from optimizer import pipeline, recipe_file
+    from optimizer import pipeline
     from optimizer.load.headers import shapes
+    from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
     from optimizer.validate.stage import STAGE
 

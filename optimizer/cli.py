@@ -152,8 +152,8 @@ def run(
       optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
     """
     _quiet_libraries()
-    from optimizer import recipe_file
     from optimizer.outcome import finish
+    from optimizer.recipe import file as recipe_file
 
     checked, lines = recipe_file.read_with_lines(recipe, overrides)
     with recipe_file.located(lines):
@@ -176,7 +176,8 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
       optimize plan recipes/minilm-int8.yaml
     """
     _quiet_libraries()
-    from optimizer import pipeline, plan, recipe_file
+    from optimizer import pipeline, plan
+    from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
     dry = Store(store, dry=True)
@@ -198,7 +199,7 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
       optimize check recipes/minilm-int8.yaml
     """
     del store
-    from optimizer import recipe_file
+    from optimizer.recipe import file as recipe_file
 
     checked = recipe_file.read(recipe, overrides)
     names = [t.runtime for t in checked.targets]
@@ -216,7 +217,7 @@ def schema() -> None:
     Example:
       optimize schema > recipe.schema.json
     """
-    from optimizer import recipe
+    from optimizer.recipe import schema as recipe
 
     show(json.dumps(recipe.schema(), indent=1))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer import pipeline
 from optimizer.errors import GateError, InconclusiveError
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
 
 EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}

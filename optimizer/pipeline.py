@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from optimizer import targets
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
 
 Verdict = Literal["pass", "fail", "inconclusive"]

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 from optimizer.store import MADE_FROM, Estimate, Shapes, Store
 
 

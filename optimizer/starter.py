@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from optimizer.errors import RecipeError, closest
-from optimizer.recipe import METRICS, Metric, Task
+from optimizer.recipe.schema import METRICS, Metric, Task
 
 ENDINGS = {  # of transformers' class names
     "ForSequenceClassification": "text-classification",

@@ -34,7 +34,7 @@ from typing import Any
 
 from optimizer.errors import MachineError, OptimizeError
 from optimizer.progress import say
-from optimizer.recipe import Section
+from optimizer.recipe.schema import Section
 from optimizer.source_digest import source_digest
 
 MADE_FROM = "made_from.json"

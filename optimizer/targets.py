@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from optimizer.errors import RecipeError
 from optimizer.harness.errors import BuildError
 from optimizer.harness.runtimes.trt_products import Options, refuse_options
-from optimizer.recipe import Recipe, Target, TensorRTTarget, Weights
+from optimizer.recipe.schema import Recipe, Target, TensorRTTarget, Weights
 
 
 @dataclass(frozen=True)

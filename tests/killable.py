@@ -16,8 +16,8 @@ from pathlib import Path
 
 
 def work(job: dict[str, str]) -> int:
-    from optimizer import recipe_file
     from optimizer.outcome import finish
+    from optimizer.recipe import file as recipe_file
 
     return finish(
         recipe_file.read(Path(job["recipe"])),

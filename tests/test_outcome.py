@@ -13,7 +13,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import digest
 from optimizer.outcome import Result, finish
 from optimizer.package import look
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 from optimizer.store import MADE_FROM, Step, Store
 from tests.package import small_bundle
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import recipe_file
 from optimizer.errors import RecipeError
-from optimizer.recipe import METRICS
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import METRICS
 from optimizer.starter import starter_recipe
 
 

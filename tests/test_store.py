@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.errors import MachineError
-from optimizer.recipe import Package
+from optimizer.recipe.schema import Package
 from optimizer.store import MADE_FROM, Stage, Step, Store, digest_json
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from optimizer import recipe_file, targets
+from optimizer import targets
 from optimizer.errors import RecipeError
 from optimizer.harness.runtimes.trt_products import PRODUCTS, Options
+from optimizer.recipe import file as recipe_file
 
 RECIPE = """
 name: probe

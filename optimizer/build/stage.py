@@ -34,7 +34,7 @@ from optimizer.harness.runtimes import ort, trt, trt_inspect
 from optimizer.harness.runtimes.trt_cuda import first_device
 from optimizer.harness.runtimes.trt_watch import PARTS
 from optimizer.progress import meter, say
-from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.targets import options
 

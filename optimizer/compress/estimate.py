@@ -19,7 +19,7 @@ from collections import defaultdict
 from math import prod
 
 from optimizer.compress.apply.rounding import HELD
-from optimizer.recipe import Compression
+from optimizer.recipe.schema import Compression
 from optimizer.store import Estimate, Shapes
 
 LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)

@@ -28,7 +28,7 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.qtensor import QTensor, Scheme
-from optimizer.recipe import Activations, Quantize
+from optimizer.recipe.schema import Activations, Quantize
 from optimizer.state import Activations as InputMode
 from optimizer.state import CompressedState, Note, Range
 

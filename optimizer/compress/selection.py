@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from optimizer.errors import RecipeError, closest
 from optimizer.load.families import Family
 from optimizer.qtensor import Scheme
-from optimizer.recipe import Quantize, Weights
+from optimizer.recipe.schema import Quantize, Weights
 from optimizer.state import Note
 
 WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)

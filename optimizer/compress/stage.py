@@ -45,7 +45,7 @@ from optimizer.load.checkpoint import Tensors, open_checkpoint
 from optimizer.load.families import Family, family
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.progress import bar, say
-from optimizer.recipe import Compression, Task
+from optimizer.recipe.schema import Compression, Task
 from optimizer.state import CompressedState
 from optimizer.store import Stage, finish
 

@@ -32,7 +32,7 @@ from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import family
 from optimizer.load.model import skeleton
 from optimizer.progress import say
-from optimizer.recipe import Export
+from optimizer.recipe.schema import Export
 from optimizer.store import Estimate, Shapes, Stage
 
 

@@ -12,7 +12,7 @@ from optimizer.errors import CheckpointError
 from optimizer.load import families, gguf
 from optimizer.load.checkpoint import read_json
 from optimizer.load.contract import read_modules
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 
 
 def model_folder(root: Path) -> Path:

@@ -14,7 +14,7 @@ from optimizer.load.families import Family
 from optimizer.load.generation import advice, context, eos_ids, generation
 from optimizer.load.tokenizer import TEXTS, max_length
 from optimizer.progress import say
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 DECODER_INPUTS = {  # name: axes

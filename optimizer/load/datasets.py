@@ -24,7 +24,7 @@ from optimizer.harness.tasks import Batch, encode
 from optimizer.load.labels import ids_in_model, label_id, names_of, normal
 from optimizer.load.tables import FILE_FORMATS, local_files, open_table, where_of
 from optimizer.progress import say
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 
 Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "label", "score", "tags")

@@ -30,7 +30,7 @@ from optimizer.load.model import auto_class
 from optimizer.load.quantized import Coded
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 
 WHOLE = 1_500_000_000  # bytes of float32 that may be held together
 BLOCK = re.compile(r"\.(\d+)\.")

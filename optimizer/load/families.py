@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from optimizer.recipe import Task
+from optimizer.recipe.schema import Task
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from optimizer.load.model import auto_class
 from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer import FILES
 from optimizer.progress import say
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 
 NEEDED = ("gguf", "accelerate")
 LICENCE = "general.license"

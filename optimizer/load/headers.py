@@ -5,7 +5,7 @@ from __future__ import annotations
 from optimizer.load import source
 from optimizer.load.config import check_task, model_folder, read_config
 from optimizer.load.model import parameter_shapes, skeleton_from_config
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from optimizer.store import Shapes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.errors import DataError, closest
 from optimizer.progress import say
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 
 UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls the labels of a model that names none
 

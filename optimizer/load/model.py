@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Checkpoint
-from optimizer.recipe import Task
+from optimizer.recipe.schema import Task
 
 STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that stands for a Conv1D
 HEADLESS: tuple[Task, ...] = ("sentence-embedding", "feature-extraction")

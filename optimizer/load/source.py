@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.load.checkpoint import read_json
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
 
 PACKAGE = "python-package:"

@@ -26,7 +26,7 @@ from optimizer.load.config import check_covered, check_task, model_folder, read_
 from optimizer.load.contract import contract
 from optimizer.load.model import parameter_shapes, skeleton_from_config
 from optimizer.progress import say
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, Stage, digest_file
 
 VERSION = 3

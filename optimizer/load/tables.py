@@ -16,7 +16,7 @@ from typing import Any
 
 from optimizer.errors import DataError, MachineError, closest
 from optimizer.progress import say
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 

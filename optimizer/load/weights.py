@@ -21,7 +21,7 @@ from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
 from optimizer.load.model import HEADLESS, STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.quantized import Coded
 from optimizer.load.source import shard_files
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 
 PIECE = 1 << 22  # values looked at together
 Stored = Entry | Tensor | Coded

@@ -20,7 +20,7 @@ from optimizer.load.checkpoint import Checkpoint, Entry, open_checkpoint, read_e
 from optimizer.lower import compressed_tensors as format_
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor
-from optimizer.recipe import Formatting
+from optimizer.recipe.schema import Formatting
 from optimizer.state import CompressedState
 from optimizer.store import Estimate, Shapes, Stage
 

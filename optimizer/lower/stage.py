@@ -39,7 +39,7 @@ from optimizer.lower import (
 from optimizer.lower.qdq import codes_name, read_back
 from optimizer.progress import say
 from optimizer.qtensor import Scheme
-from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.state import CompressedState
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.targets import TARGETS

@@ -32,7 +32,7 @@ from optimizer.harness.runtimes.ort_decoder import SHARED
 from optimizer.load.source import LICENCES
 from optimizer.package import genai_config, on_fail, tokenizer_check
 from optimizer.package import manifest as manifests
-from optimizer.recipe import OnnxRuntimeTarget, Packaging, Recipe, Task, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, Packaging, Recipe, Task, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
 
 MADE_WITH = (

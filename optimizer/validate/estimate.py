@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from optimizer.load.datasets import samples
-from optimizer.recipe import Validation
+from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger.decoder_batches import FEWEST, MEMORY, MOST
 from optimizer.validate.ledger.ledger_texts import ledger_texts

@@ -26,7 +26,7 @@ from optimizer.load.datasets import batches, samples, windows
 from optimizer.load.families import Family, family
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
-from optimizer.recipe import Validation
+from optimizer.recipe.schema import Validation
 from optimizer.state import CompressedState
 from optimizer.validate import decoder
 from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace

@@ -16,7 +16,7 @@ from optimizer.harness import contract as contracts
 from optimizer.load import text_sense
 from optimizer.load.datasets import Sample
 from optimizer.progress import say
-from optimizer.recipe import Validation
+from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate import sense_checks
 from optimizer.validate.gates import Gate

@@ -35,7 +35,7 @@ import torch
 from optimizer.harness.machine import this_machine
 from optimizer.load.datasets import Sample, check_disjoint, digest, samples
 from optimizer.progress import say
-from optimizer.recipe import DataSpec, Validation
+from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
 from optimizer.validate import on_gpu, sense

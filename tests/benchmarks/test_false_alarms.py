@@ -181,7 +181,7 @@ def about() -> dict[str, Any]:
 def tiny_row(root: Path, chosen: list[Cell]) -> dict[str, Any]:
     """Of a small BERT."""
     from optimizer.load.stage import run
-    from optimizer.recipe import Model
+    from optimizer.recipe.schema import Model
 
     cell = next(c for c in chosen if c.model == "bert" and c.dialect == "onnxruntime")
     cell = replace(cell, method="rtn", compress_threads=1, validate_threads=1)

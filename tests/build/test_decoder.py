@@ -12,7 +12,7 @@ from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import Compression, Model, Quantize, TensorRTTarget
+from optimizer.recipe.schema import Compression, Model, Quantize, TensorRTTarget
 from tests.decoders import write_tiny_decoder
 
 W4 = {"bits": 4, "granularity": "group", "group_size": 32}

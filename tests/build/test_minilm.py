@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from optimizer import recipe_file
 from optimizer.build.stage import STAGE as BUILD
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
@@ -19,7 +18,8 @@ from optimizer.harness.engines import spans
 from optimizer.harness.runtimes import trt
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import TensorRTTarget
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import TensorRTTarget
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "minilm-int8.yaml"
 

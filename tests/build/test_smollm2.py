@@ -19,7 +19,7 @@ from optimizer.harness.engines import spans
 from optimizer.harness.runtimes import trt
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import Compression, Model, Quantize, TensorRTTarget
+from optimizer.recipe.schema import Compression, Model, Quantize, TensorRTTarget
 
 W4 = {"bits": 4, "granularity": "group", "group_size": 64}
 SHAPES = {"batch": [1, 1, 1], "sequence": [1, 128, 512], "past": [0, 256, 512]}

@@ -17,7 +17,7 @@ from optimizer.harness.runtimes import trt
 from optimizer.harness.runtimes.trt_header import read_header
 from optimizer.harness.runtimes.trt_validity import refuse_invalid
 from optimizer.lower import stage as lower
-from optimizer.recipe import OnnxRuntimeTarget, Shapes, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
 
 SHAPES = Shapes(batch=(1, 2, 4), sequence=(4, 16, 32))

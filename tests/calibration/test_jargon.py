@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from optimizer.load.datasets import check_disjoint, samples
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 
 FOLDER = Path(__file__).parents[2] / "calibration"
 NAMES = ("calibrate", "evaluate", "time")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from optimizer.load.datasets import check_disjoint, samples
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 
 FOLDER = Path(__file__).parents[2] / "calibration"
 NAMES = ("calibrate", "train", "evaluate", "time")

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.compress import stage
 from optimizer.load.stage import STAGE as LOAD
-from optimizer.recipe import Activations, Calibrate, Compression, DataSpec, Model, Quantize
+from optimizer.recipe.schema import Activations, Calibrate, Compression, DataSpec, Model, Quantize
 from tests.conftest import write_rows, write_tokenizer
 
 W8A8 = {"activations": Activations()}

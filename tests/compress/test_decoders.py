@@ -25,7 +25,7 @@ from optimizer.load import datasets
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import family
 from optimizer.load.model import skeleton, torch_model
-from optimizer.recipe import Calibrate, Compress, Compression, DataSpec, Quantize
+from optimizer.recipe.schema import Calibrate, Compress, Compression, DataSpec, Quantize
 from tests.compress.checkpoints import contents, load
 from tests.conftest import sentences, write_rows
 from tests.decoders import write_tiny_decoder

@@ -7,8 +7,8 @@ from typing import Any
 
 from optimizer.compress.estimate import estimate
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.recipe import Weights
-from optimizer.recipe_quantize import Allocate
+from optimizer.recipe.quantize import Allocate
+from optimizer.recipe.schema import Weights
 from optimizer.store import Estimate
 from tests.compress.checkpoints import W8A8, contents, section
 

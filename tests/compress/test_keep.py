@@ -12,7 +12,7 @@ from optimizer.compress import stage
 from optimizer.errors import RecipeError
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.compressed_tensors_stage import run as write_folder
-from optimizer.recipe import Compression, Formatting, Model, Quantize
+from optimizer.recipe.schema import Compression, Formatting, Model, Quantize
 from tests.compress.checkpoints import contents
 
 TASK = "text-generation"

@@ -11,7 +11,7 @@ from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import family
 from optimizer.load.model import skeleton
-from optimizer.recipe import Quantize, Weights
+from optimizer.recipe.schema import Quantize, Weights
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from optimizer.compress.simulate import simulated
 from optimizer.compress.walk import blocks as walk
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
-from optimizer.recipe import Activations
+from optimizer.recipe.schema import Activations
 from tests.compress.checkpoints import compress, modules
 
 QUERY = "encoder.albert_layer_groups.0.albert_layers.0.attention.query"

@@ -12,7 +12,7 @@ from optimizer import state
 from optimizer.compress import stage
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.recipe import Activations, Weights
+from optimizer.recipe.schema import Activations, Weights
 from tests.compress.checkpoints import W8A8, compress, contents, modules, section
 
 FIRST = "encoder.layer.0.attention.self.query"

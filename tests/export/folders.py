@@ -13,7 +13,7 @@ from optimizer.export import names
 from optimizer.export import stage as export
 from optimizer.load import stage as load
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.recipe import Export, Model, Task
+from optimizer.recipe.schema import Export, Model, Task
 from optimizer.state import CompressedState
 
 

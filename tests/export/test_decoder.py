@@ -21,7 +21,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import skeleton, torch_model
-from optimizer.recipe import Export
+from optimizer.recipe.schema import Export
 from optimizer.state import CompressedState
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder

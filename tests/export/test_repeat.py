@@ -12,7 +12,7 @@ from optimizer.export.clean import MODULE
 from optimizer.export.interface import Interface
 from optimizer.export.weights import Stored, Values
 from optimizer.load.model import skeleton_from_config
-from optimizer.recipe import Export
+from optimizer.recipe.schema import Export
 from tests.decoders import _config
 
 

@@ -17,7 +17,7 @@ from optimizer.export import check, reference, stage
 from optimizer.harness.runtimes.ort import OrtRunner
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
-from optimizer.recipe import Export
+from optimizer.recipe.schema import Export
 from optimizer.state import CompressedState
 from tests.export.folders import Exported, exported, loaded
 

@@ -23,7 +23,7 @@ from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 
 HERE = Path(__file__).parent
 TASKS = {"encoder": "sentence-embedding", "decoder": "text-generation"}

@@ -13,7 +13,7 @@ from optimizer.compress.simulate import QuantLinear, code_per_token, code_static
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
-from optimizer.recipe import Activations
+from optimizer.recipe.schema import Activations
 from optimizer.state import CompressedState, Range
 from tests.compress.checkpoints import W8A8, compress, modules
 from tests.compress.conftest import loaded, static  # noqa: F401 (fixtures)

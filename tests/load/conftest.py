@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from optimizer.load.stage import STAGE
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 
 Load = Callable[..., Path]
 

@@ -17,7 +17,7 @@ from optimizer.harness.contract import load_tokenizer, read
 from optimizer.load import datasets as ours
 from optimizer.load import tables
 from optimizer.load.datasets import Sample, batches, check_disjoint, digest, samples
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load
 
 ROWS = [{"text": f"text {i}", "label": i % 2, "note": i} for i in range(20)]

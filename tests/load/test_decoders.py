@@ -21,7 +21,7 @@ from optimizer.load.families import family
 from optimizer.load.headers import shapes
 from optimizer.load.model import materialize, release, skeleton, tied_names, torch_model
 from optimizer.load.stage import STAGE
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from tests.decoders import write_tiny_decoder
 from tests.load.conftest import Load, edit_json, edit_weights
 

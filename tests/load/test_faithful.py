@@ -10,7 +10,7 @@ import torch
 from optimizer.errors import OptimizeError
 from optimizer.load import faithful, stage, weights
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from tests.load.conftest import Load
 
 SECTION = Model(source="x", task="sentence-embedding")

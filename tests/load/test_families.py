@@ -14,7 +14,7 @@ from optimizer.load import weights
 from optimizer.load.families import FAMILIES, Family, SmoothPair, family
 from optimizer.load.model import materialize, parameter_shapes, skeleton_from_config
 from optimizer.load.recognise import linear_names
-from optimizer.recipe import Model, Task
+from optimizer.recipe.schema import Model, Task
 
 DEBERTA_V3 = {
     "relative_attention": True,

@@ -20,7 +20,7 @@ from optimizer.load import faithful, gguf, source
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.load.stage import STAGE
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.errors import CheckpointError, DataError
 from optimizer.load.datasets import Sample, labelled_as, samples
-from optimizer.recipe import DataSpec
+from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load, edit_json
 
 MODEL = ("negative", "positive")

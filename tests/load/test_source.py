@@ -15,7 +15,7 @@ from optimizer.errors import CheckpointError, MachineError
 from optimizer.load import source
 from optimizer.load.headers import shapes
 from optimizer.load.stage import STAGE
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from tests.load.conftest import Load
 
 COMMIT = "c0ffee" + "0" * 34

@@ -19,7 +19,7 @@ from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.headers import shapes
 from optimizer.load.model import parameter_shapes, skeleton, torch_model
 from optimizer.load.stage import STAGE
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json, edit_weights
 from tests.load.test_bad_checkpoint import modules
 

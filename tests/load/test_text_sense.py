@@ -14,7 +14,7 @@ from optimizer.load import text_sense
 from optimizer.load.datasets import Sample
 from optimizer.load.stage import STAGE
 from optimizer.load.text_sense import TextSense
-from optimizer.recipe import Model
+from optimizer.recipe.schema import Model
 from tests.conftest import sentences
 
 Measure = Callable[..., TextSense]

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 from optimizer.lower import stage as lower
-from optimizer.recipe import OnnxRuntimeTarget, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.state import CompressedState
 from tests.export.folders import Exported, stated
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from optimizer import recipe_file
 from optimizer.build import stage as build
 from optimizer.package import stage as package
-from optimizer.recipe import Recipe
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
 from tests.conftest import write_rows
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder

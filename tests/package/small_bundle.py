@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optimizer import recipe_file
 from optimizer.build import stage as build
 from optimizer.harness.manifest import content_digest, digest
 from optimizer.load.datasets import samples
 from optimizer.package import stage as package
-from optimizer.recipe import Recipe
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
 from optimizer.validate import sense
 from tests.conftest import write_tiny_recipe
 from tests.harness import small_model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from optimizer.package import look, on_fail, stage
 from optimizer.package.report import render
 from optimizer.package.verdict import worst
-from optimizer.recipe import TensorRTTarget
+from optimizer.recipe.schema import TensorRTTarget
 from tests.package import small_bundle
 
 CASES = st.lists(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.recipe import Recipe
+from optimizer.recipe.schema import Recipe
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
 from tests.validate.runs import FOLDERS, Run, make

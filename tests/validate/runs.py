@@ -17,7 +17,7 @@ from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe import Recipe, Shapes, TensorRTTarget, Validation
+from optimizer.recipe.schema import Recipe, Shapes, TensorRTTarget, Validation
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness import bench
-from optimizer.recipe import Latency
+from optimizer.recipe.schema import Latency
 from optimizer.validate.speed import generation_speed
 from optimizer.validate.stage import STAGE
 from tests.validate.runs import FOLDERS, Run

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort import OrtRunner
-from optimizer.recipe import TensorRTTarget
+from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.hops import UNCUT, Entry
 from optimizer.validate.ledger.spread import against

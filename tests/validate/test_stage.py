@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
-from optimizer.recipe import DataSpec, EvaluationSet
+from optimizer.recipe.schema import DataSpec, EvaluationSet
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
 from optimizer.validate.ledger.ledger_texts import ledger_texts

@@ -14,7 +14,7 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.qtensor import QTensor
-from optimizer.recipe_quantize import Autoround
+from optimizer.recipe.quantize import Autoround
 
 
 def learn(

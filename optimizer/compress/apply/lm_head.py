@@ -24,7 +24,7 @@ from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 from optimizer.qtensor import QTensor, Scheme, stacked
-from optimizer.recipe_quantize import Quantize
+from optimizer.recipe.quantize import Quantize
 from optimizer.state import CompressedState, Note
 
 ROWS = 8192  # of the vocabulary at once

@@ -30,8 +30,8 @@ from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 from optimizer.progress import bar, say
 from optimizer.qtensor import Scheme
-from optimizer.recipe import Compression
-from optimizer.recipe_quantize import Allocate
+from optimizer.recipe.quantize import Allocate
+from optimizer.recipe.schema import Compression
 
 WHERE = "quantize.allocate"
 Costs = Mapping[str, Mapping[Scheme, float]]

@@ -11,7 +11,7 @@ from optimizer.compress.methods.rotation import Role, Rotated
 from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import Tensors
 from optimizer.load.families import Family
-from optimizer.recipe_quantize import Rotate
+from optimizer.recipe.quantize import Rotate
 
 
 class RotatedTensors(Rotated):

@@ -28,7 +28,7 @@ from optimizer.compress.walk import freed_memory
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
-from optimizer.recipe_quantize import Gptq, Quantize
+from optimizer.recipe.quantize import Gptq, Quantize
 from optimizer.state import Activations, Range
 
 HELD = 1 << 22  # values of a weight that are de-quantized once, not at every use

@@ -15,7 +15,7 @@ from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 from optimizer.qtensor import QTensor
-from optimizer.recipe_quantize import Distill
+from optimizer.recipe.quantize import Distill
 
 
 def tune(

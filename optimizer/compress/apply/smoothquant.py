@@ -24,7 +24,7 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.errors import CheckpointError
 from optimizer.load.families import Family, SmoothPair
 from optimizer.qtensor import Scheme
-from optimizer.recipe import Activations, Quantize
+from optimizer.recipe.schema import Activations, Quantize
 from optimizer.state import Note, Range
 
 SEARCH_ROWS = 1024  # tokens that a strength is judged on, spread evenly over all

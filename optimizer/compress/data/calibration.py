@@ -14,7 +14,7 @@ from optimizer.compress.walk.capture import Batch
 from optimizer.errors import DataError, RecipeError
 from optimizer.load.model import materialize, release
 from optimizer.progress import say
-from optimizer.recipe import Compression
+from optimizer.recipe.schema import Compression
 
 
 def batches(section: Compression, source: Path) -> list[Batch]:

@@ -30,7 +30,7 @@ from optimizer.compress.methods.activation_ranges import (
 )
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.harness.tasks.batch import Batch
-from optimizer.recipe import Activations
+from optimizer.recipe.schema import Activations
 from optimizer.state import CompressedState, Range
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from optimizer.compress.methods import autoround
 from optimizer.compress.methods import scale_tuning as distill
 from optimizer.compress.methods.rtn import SHRINKS
-from optimizer.recipe import Calibrate
-from optimizer.recipe_quantize import Quantize
+from optimizer.recipe.quantize import Quantize
+from optimizer.recipe.schema import Calibrate
 from optimizer.validate.ledger.roundoff import UNIT
 
 LEARNED = {"autoround", "distill"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from optimizer.load.datasets import Sample, labelled_as
 from optimizer.progress import say
-from optimizer.recipe import DataSpec, Validate
+from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
 
 FIRST = ""

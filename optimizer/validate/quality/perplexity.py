@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.recipe import Validate
+from optimizer.recipe.schema import Validate
 from optimizer.validate.gates import Gate, lost, reached
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.quality import significance

@@ -17,7 +17,7 @@ from typing import Any
 from optimizer.harness import bench, bench_generation
 from optimizer.harness.runtimes.ort import OrtRunner, cores
 from optimizer.progress import say
-from optimizer.recipe import Latency
+from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import Gate
 from optimizer.validate.materials import Materials
 from optimizer.validate.speed import speed

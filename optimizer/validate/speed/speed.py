@@ -25,7 +25,7 @@ from optimizer.harness.bench import System
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort import OrtRunner, cores
 from optimizer.progress import say
-from optimizer.recipe import Latency
+from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optimizer import recipe_file, state
+from optimizer import state
 from optimizer.compress.methods.mixed_precision import stored_sizes
 from optimizer.errors import RecipeError
 from optimizer.qtensor import Scheme
-from optimizer.recipe import Quantize
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Quantize
 from tests.compress.checkpoints import contents, modules
 from tests.compress.test_decoders import GROUPS, compress, error, loaded
 from tests.decoders import write_tiny_decoder

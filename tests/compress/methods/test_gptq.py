@@ -18,7 +18,7 @@ from optimizer.compress.methods.hessian import (
 )
 from optimizer.compress.methods.rtn import relative_error, rtn
 from optimizer.qtensor import Scheme, absmax_scale, quantize
-from optimizer.recipe_quantize import Quantize
+from optimizer.recipe.quantize import Quantize
 from tests.compress.correlated import layer, loss, rows
 from tests.conftest import heavy_tailed
 

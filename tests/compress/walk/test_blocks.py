@@ -13,7 +13,7 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import materialize, skeleton, torch_model
-from optimizer.recipe_quantize import Gptq
+from optimizer.recipe.quantize import Gptq
 
 BLOCKS = ("encoder.layer.0", "encoder.layer.1")
 QKV = [f"encoder.layer.0.attention.self.{n}" for n in ("query", "key", "value")]

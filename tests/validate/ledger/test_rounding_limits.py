@@ -10,7 +10,7 @@ import torch
 
 from optimizer.compress.methods.rtn import candidates, rtn
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
-from optimizer.recipe_quantize import Quantize
+from optimizer.recipe.quantize import Quantize
 from optimizer.validate.ledger import state_laws
 from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, Rounding, nearest, of
 from tests.conftest import heavy_tailed

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import recipe_file
 from optimizer.load import source
 from optimizer.load.datasets import samples
-from optimizer.recipe import Recipe
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.ledger_texts import ledger_texts
 from optimizer.validate.materials import Materials

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optimizer.harness.contract import Contract
-from optimizer.recipe import Validate
+from optimizer.recipe.schema import Validate
 from optimizer.validate import decoder
 from optimizer.validate.decoder import TorchDecoder, greedy, logits_of
 from optimizer.validate.quality import divergence, perplexity

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.recipe import Latency
+from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, overall
 from optimizer.validate.speed import speed
 from tests.validate.runs import Run

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from optimizer.recipe_data import Section
+from optimizer.recipe.data import Section
 
 Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround", "distill", "keep"]
 TRANSFORMS: tuple[Method, ...] = ("rotate", "smoothquant", "awq")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import recipe, recipe_file
 from optimizer.errors import RecipeError
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe import schema as recipe
 
 GOOD = """\
 name: x

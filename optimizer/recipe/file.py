@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from optimizer import targets
 from optimizer.errors import InputError, RecipeError, closest
-from optimizer.recipe import OnnxRuntimeTarget, Recipe, Section, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, Recipe, Section, TensorRTTarget
 from optimizer.yaml_lines import Lines, read_yaml
 
 DATA_FIELDS = (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from optimizer.recipe_data import Section
+from optimizer.recipe.data import Section
 
 
 class Export(Section):

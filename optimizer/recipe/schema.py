@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from optimizer.recipe_data import DataSpec, Section
-from optimizer.recipe_quantize import CALIBRATED, Activations, LayerRule, Method, Quantize, Weights
-from optimizer.recipe_targets import (
+from optimizer.recipe.data import DataSpec, Section
+from optimizer.recipe.quantize import CALIBRATED, Activations, LayerRule, Method, Quantize, Weights
+from optimizer.recipe.targets import (
     Export,
     OnnxRuntimeTarget,
     Shapes,

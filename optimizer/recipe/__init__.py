@@ -1,0 +1,1 @@
+"""The YAML, checked: the only place of defaults."""
