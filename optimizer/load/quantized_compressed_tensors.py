@@ -31,7 +31,7 @@ from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
 from optimizer.load.quantized import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
 from optimizer.load.quantized_module import SCALES, Module, centred, grouping, modules, rest
-from optimizer.lower.packing import unpack32
+from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 from optimizer.state import Activations, Range
 

@@ -35,7 +35,7 @@ from optimizer.load.quantized_module import (
     number,
     rest,
 )
-from optimizer.lower.packing import unpack32
+from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")

@@ -39,12 +39,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from optimizer import safetensors_stream
+from optimizer import packing, safetensors_stream
 from optimizer.errors import OptimizeError, RecipeError
 from optimizer.load.checkpoint import Checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.lower import compressed_tensors_config as config
-from optimizer.lower import packing
 from optimizer.qtensor import QTensor, exact_in
 from optimizer.state import CompressedState, Range
 

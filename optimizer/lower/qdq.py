@@ -23,10 +23,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor
 
+from optimizer import packing
 from optimizer.errors import OptimizeError
 from optimizer.export.clean import MODULE
 from optimizer.export.names import Module, Names
-from optimizer.lower import packing
 from optimizer.qtensor import QTensor
 
 Array = NDArray[Any]

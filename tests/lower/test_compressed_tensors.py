@@ -23,11 +23,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from optimizer import packing
 from optimizer import state as compressed_state
 from optimizer.compress.simulate import simulated
 from optimizer.errors import LedgerError, OptimizeError, RecipeError
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint, read_header, read_json
-from optimizer.lower import compressed_tensors, compressed_tensors_stage, packing
+from optimizer.lower import compressed_tensors, compressed_tensors_stage
 from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize
 from optimizer.state import CompressedState, Note, Range
 from tests.conftest import heavy_tailed

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from optimizer.lower import packing
+from optimizer import packing
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=7)
 
