@@ -269,7 +269,8 @@ class Materials:
 
     @property
     def compares_outputs(self) -> bool:
-        """Whether modules' outputs are compared with those of plain rounding (ledger/rounding_laws.py)."""
+        """Whether modules' outputs are compared with those of plain rounding: see
+        ledger/rounding_laws.py."""
         return not all(self.rounding(name).nearest for name in self.state.weights)
 
     @cached_property

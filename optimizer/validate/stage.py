@@ -9,8 +9,8 @@ Writes report.json:
     sense         does what goes in make sense: see sense.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see hops.Entry; ok null: not run here, why; `optimize explain` words it
-    quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note when
-                  another runtime answered for the engine
+    quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
+                  when another runtime answered for the engine
     also          {name: the same on each further set, and report_only: whether it has no gate}
     speed         see speed/; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
