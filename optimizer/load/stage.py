@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import safetensors_stream
-from optimizer.load import faithful, families, gguf, quantized, source, tokenizer, weights
+from optimizer.load import faithful, families, gguf, source, tokenizer, weights
 from optimizer.load.checkpoint import open_checkpoint, read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
 from optimizer.load.model import parameter_shapes, skeleton_from_config
+from optimizer.load.quantized import folder as quantized
 from optimizer.progress import say
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, Stage, digest_file

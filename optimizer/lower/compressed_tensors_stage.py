@@ -15,8 +15,8 @@ import torch
 
 from optimizer import state as compressed_state
 from optimizer.errors import LedgerError
-from optimizer.load import quantized
 from optimizer.load.checkpoint import Checkpoint, Entry, open_checkpoint, read_entry
+from optimizer.load.quantized import folder as quantized
 from optimizer.lower import compressed_tensors as format_
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor

@@ -21,8 +21,8 @@ from torch import Tensor
 from optimizer import safetensors_stream
 from optimizer import state as compressed_state
 from optimizer.errors import CheckpointError, LedgerError
-from optimizer.load import quantized
 from optimizer.load.checkpoint import Entry, read_entry
+from optimizer.load.quantized import folder as quantized
 from optimizer.lower import compressed_tensors
 from optimizer.qtensor import Scheme
 from optimizer.state import Note

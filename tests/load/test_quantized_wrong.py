@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from optimizer.errors import CheckpointError
-from optimizer.load import quantized
+from optimizer.load.quantized import folder as quantized
 from tests.load import packers
 from tests.load.packers import coded, named, put
 

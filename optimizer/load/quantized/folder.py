@@ -91,7 +91,9 @@ def find(folder: Path) -> Quantized | None:
     config = _config(folder)
     if not config:
         return None
-    from optimizer.load import quantized_awq, quantized_compressed_tensors, quantized_gptq
+    from optimizer.load.quantized import awq as quantized_awq
+    from optimizer.load.quantized import compressed_tensors as quantized_compressed_tensors
+    from optimizer.load.quantized import gptq as quantized_gptq
 
     readers: dict[str, Reader] = {
         "gptq": quantized_gptq.read,

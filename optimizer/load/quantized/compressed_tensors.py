@@ -29,8 +29,8 @@ from torch import Tensor
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
-from optimizer.load.quantized import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
-from optimizer.load.quantized_module import SCALES, Module, centred, grouping, modules, rest
+from optimizer.load.quantized.folder import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
+from optimizer.load.quantized.module import SCALES, Module, centred, grouping, modules, rest
 from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 from optimizer.state import Activations, Range
@@ -43,7 +43,7 @@ Group = Mapping[str, Any]
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
-    """Raises CheckpointError as optimizer/load/quantized.py lists."""
+    """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     groups = _checked(config, where)
     found = modules(entries, "weight_packed", (*PACKED, *INPUT))

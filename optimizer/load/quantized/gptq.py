@@ -25,8 +25,8 @@ import torch
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
-from optimizer.load.quantized import Coded, Quantized
-from optimizer.load.quantized_module import (
+from optimizer.load.quantized.folder import Coded, Quantized
+from optimizer.load.quantized.module import (
     SCALES,
     Module,
     centred,
@@ -43,7 +43,7 @@ OFFSET = {"gptq": 1, "gptq_v2": 0}
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
-    """Raises CheckpointError as optimizer/load/quantized.py lists."""
+    """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
     form = str(config.get("checkpoint_format") or config.get("format") or "gptq")
     if form not in OFFSET:
         raise CheckpointError(

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
-from optimizer.load.quantized import Coded, Quantized
-from optimizer.load.quantized_module import (
+from optimizer.load.quantized.folder import Coded, Quantized
+from optimizer.load.quantized.module import (
     SCALES,
     Module,
     centred,
@@ -39,7 +39,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
-    """Raises CheckpointError as optimizer/load/quantized.py lists."""
+    """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     if version != "gemm":

@@ -1,0 +1,1 @@
+"""Checkpoints that are quantized already: one file per format."""
