@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
 from pathlib import Path
 
@@ -35,6 +36,58 @@ def imported(file: Path) -> set[str]:
 
 
 FILES = sorted(ROOT.rglob("*.py"))
+STAGES = ("recipe", "load", "compress", "export", "lower", "build", "validate", "package")
+
+
+def name_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(f): f for f in FILES}
+
+
+def needs(module: str) -> set[str]:
+    """The modules of ours that one imports, also inside functions; not those for types alone."""
+    file = MODULES[module]
+    tree = ast.parse(file.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    needed = set()
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            needed |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            whole = ".".join([*above, *filter(None, [node.module])])
+            needed |= {n if (n := f"{whole}.{a.name}") in MODULES else whole for a in node.names}
+    return (needed & set(MODULES)) - {module}
+
+
+GRAPH = {module: needs(module) for module in MODULES}
+
+
+def test_no_module_needs_itself_by_way_of_others() -> None:
+    sorter = graphlib.TopologicalSorter(GRAPH)
+    sorter.prepare()  # raises CycleError, with the circle
+
+
+def test_stages_need_only_those_before_them() -> None:
+    place = {stage: i for i, stage in enumerate(STAGES)}
+    arrows = [(m, n) for m, ns in GRAPH.items() for n in ns]
+    wrong = [
+        f"{m} imports {n}"
+        for m, n in arrows
+        for a, b in [(m.split(".")[1:2], n.split(".")[1:2])]
+        if a and b and place.get(b[0], -1) > place.get(a[0], len(place))
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("package", ALLOWED)

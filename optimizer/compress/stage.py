@@ -41,8 +41,9 @@ from optimizer.compress.walk import freed_memory
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.capture import Batch, Entry, capture
 from optimizer.errors import RecipeError
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Tensors, open_checkpoint
-from optimizer.load.families import Family, family
+from optimizer.load.families import Family
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.progress import bar, say
 from optimizer.recipe.schema import Compression, Task

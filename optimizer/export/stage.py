@@ -28,8 +28,8 @@ from optimizer.export.onnx_from_torch import export
 from optimizer.export.reference import lend, torch_outputs
 from optimizer.export.repeat import TRACED, alike, grow, shortened
 from optimizer.export.weights import Values, fill_buffers, stand_in, untie
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import family
 from optimizer.load.model import skeleton
 from optimizer.progress import say
 from optimizer.recipe.schema import Export

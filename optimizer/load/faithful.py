@@ -27,7 +27,7 @@ from torch import Tensor
 from optimizer.errors import OptimizeError
 from optimizer.load.checkpoint import Entry, Tensors
 from optimizer.load.model import auto_class
-from optimizer.load.quantized.folder import Coded
+from optimizer.load.quantized.parts import Coded
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
 from optimizer.recipe.schema import Model

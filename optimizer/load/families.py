@@ -247,42 +247,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family(config: Any) -> Family:
-    """The facts of a config (a transformers config, or the dict of config.json).
-
-    An architecture without a row is understood when its base model has one list of equal blocks
-    that holds all but a few of its linear layers; it then has no smooth pairs. A decoder also
-    needs an embedding and a head, and no weights in its blocks outside linear layers. Raises
-    CheckpointError saying what is missing otherwise.
-    """
-    fields = config if isinstance(config, Mapping) else config.to_dict()
-    model_type = str(fields.get("model_type") or "")
-    if model_type in FAMILIES:
-        return _as_configured(FAMILIES[model_type], fields)
-    from optimizer.load.recognise import recognised  # it needs this module's types
-
-    return recognised(model_type, config)
-
-
-def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:
-    """Drop the smooth pairs that an option of the config makes untrue.
-
-    OPT's smallest-but-one model normalizes after its sublayers, so that the residual reads what
-    the norm gives; models of its architecture with another activation than ReLU exist.
-    """
-    if row.model_type != "opt":
-        return row
-    norms = ("self_attn_layer_norm", "final_layer_norm")
-    before = bool(fields.get("do_layer_norm_before", True))
-    relu = fields.get("activation_function", "relu") == "relu"
-    smooth = tuple(
-        pair
-        for pair in row.smooth
-        if (before or pair.producer not in norms) and (relu or pair.producer != "fc1")
-    )
-    return replace(row, smooth=smooth, pre_norm=before, final_norm=row.final_norm if before else "")
-
-
 def is_causal(config: Any) -> bool:
     """Whether transformers has this architecture as a decoder: each position sees only those
     before it."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import safetensors_stream
-from optimizer.load import faithful, families, gguf, source, tokenizer, weights
+from optimizer.load import architecture, faithful, gguf, source, tokenizer, weights
 from optimizer.load.checkpoint import open_checkpoint, read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
@@ -50,7 +50,7 @@ def run(section: Model, out: Path) -> None:
     check_task(config, section, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
     check_covered(config, section, model, folder)
-    family = families.family(config)
+    family = architecture.family(config)
     _say_incomplete(section)
 
     checkpoint = out / "checkpoint"

@@ -19,7 +19,7 @@ from optimizer.errors import CheckpointError, closest
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
 from optimizer.load.model import HEADLESS, STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.quantized import folder as quantized
-from optimizer.load.quantized.folder import Coded
+from optimizer.load.quantized.parts import Coded
 from optimizer.load.source import shard_files
 from optimizer.recipe.schema import Model
 

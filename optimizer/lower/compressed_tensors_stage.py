@@ -17,6 +17,7 @@ from optimizer import state as compressed_state
 from optimizer.errors import LedgerError
 from optimizer.load.checkpoint import Checkpoint, Entry, open_checkpoint, read_entry
 from optimizer.load.quantized import folder as quantized
+from optimizer.load.quantized.parts import Coded
 from optimizer.lower import compressed_tensors as format_
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor
@@ -47,7 +48,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
     own_head = format_.untied_head(checkpoint, state)
     for name in [*checkpoint.tensors, *([own_head] if own_head else [])]:
         entry = stored.get(name)
-        if name in state.weights and isinstance(entry, quantized.Coded):
+        if name in state.weights and isinstance(entry, Coded):
             wanted = _as_stored(format_.by_row(state.weights[name]), DTYPES[float])
             same = _equal(entry.read(), wanted)
         else:

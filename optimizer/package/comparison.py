@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from optimizer.package.figures import (
@@ -105,37 +105,13 @@ def baseline(cell: Document, target: str) -> str | None:
     return others[0] if others else None
 
 
-def rows(report: Document) -> list[Row]:
-    """Quality, latency per batch x sequence, size and memory, each float | quantized | change."""
-    from optimizer.package import generation  # which builds its rows from the parts here
-
-    if generation.generates(report):
-        speed = generation.latency_rows(report) or _latency(report)
-        others = [
-            replace(generation.quality_rows(r)[0], name=f"Perplexity, {name}")
-            for name, r in further(report).items()
-        ]
-        return [*generation.quality_rows(report), *others, *speed, *_sizes(report)]
-    others = [
-        replace(row, name=f"{row.name}, {name}")
-        for name, r in further(report).items()
-        for row in _quality(r)[:1]
-    ]
-    return [*_quality(report), *others, *_latency(report), *_sizes(report)]
-
-
-def further(report: Document) -> dict[str, Document]:
-    """For each further evaluation set, the report as if it were the only one."""
-    found = part(report, "also")
-    return {name: {**report, "quality": part(found, name)} for name in found}
-
-
 def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:
     """A figure over its interval."""
     return Cell(write(value), interval(bounds, write, unit=False))
 
 
-def _quality(report: Document) -> list[Row]:
+def quality_rows(report: Document) -> list[Row]:
+    """Of every metric but perplexity."""
     quality = part(report, "quality")
     if not quality.get("metric"):
         gap = Cell(NOT_MEASURED, why_missing(report, "quality"))
@@ -159,7 +135,8 @@ def _quality(report: Document) -> list[Row]:
     return made
 
 
-def _latency(report: Document) -> list[Row]:
+def latency_rows(report: Document) -> list[Row]:
+    """Of every batch x sequence."""
     cells = parts(part(report, "speed"), "cells")
     if not cells:
         gap = Cell(NOT_MEASURED, why_missing(report, "speed"))
@@ -188,7 +165,8 @@ def ratio_of(after: Any, before: Any) -> float | None:
     return a / b if a is not None and b else None
 
 
-def _sizes(report: Document) -> list[Row]:
+def size_rows(report: Document) -> list[Row]:
+    """Of the files and of memory."""
     speed = part(report, "speed")
     made = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):

@@ -20,16 +20,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from optimizer.package import hops, sections
-from optimizer.package.comparison import (
-    Document,
-    further,
-    gates_in_order,
-    part,
-    parts,
-    quantized,
-)
+from optimizer.package.comparison import Document, gates_in_order, part, parts, quantized
 from optimizer.package.figures import finite, size, whole
 from optimizer.package.markup import Child, Html, details, table, tag
+from optimizer.package.rows import further
 from optimizer.package.style import CSS
 from optimizer.package.summary import summary
 from optimizer.package.verdict import sentence, worst

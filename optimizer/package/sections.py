@@ -14,7 +14,6 @@ from optimizer.package.comparison import (
     part,
     parts,
     quantized,
-    rows,
     system,
     why_missing,
 )
@@ -33,6 +32,7 @@ from optimizer.package.figures import (
     whole,
 )
 from optimizer.package.markup import Child, Html, details, join, table, tag
+from optimizer.package.rows import rows
 
 WORST = 3  # modules marked in the per-layer chart
 

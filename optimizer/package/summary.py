@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.package.comparison import Cell, Document, gates_in_order, parts, quantized, rows
+from optimizer.package.comparison import Cell, Document, gates_in_order, parts, quantized
+from optimizer.package.rows import rows
 from optimizer.package.verdict import counts
 from optimizer.validate.ledger.explain import COMMAND
 

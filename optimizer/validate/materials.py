@@ -21,9 +21,10 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.batch import Batch
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.datasets import batches, samples, windows
-from optimizer.load.families import Family, family
+from optimizer.load.families import Family
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe.schema import Validation

@@ -22,8 +22,8 @@ from optimizer.compress.simulate import QuantLinear, simulated
 from optimizer.errors import CheckpointError, DataError, RecipeError
 from optimizer.harness.contract import load_tokenizer, read
 from optimizer.load import datasets
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import family
 from optimizer.load.model import skeleton, torch_model
 from optimizer.recipe.schema import Calibrate, Compress, Compression, DataSpec, Quantize
 from tests.compress.checkpoints import contents, load

@@ -8,8 +8,8 @@ import pytest
 
 from optimizer.compress.selection import Selection, select
 from optimizer.errors import RecipeError
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import family
 from optimizer.load.model import skeleton
 from optimizer.recipe.schema import Quantize, Weights
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from optimizer.errors import CheckpointError, DataError, OptimizeError
 from optimizer.harness.contract import Contract, load_tokenizer, read
 from optimizer.load import faithful, weights
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.datasets import Sample, windows
-from optimizer.load.families import family
 from optimizer.load.headers import shapes
 from optimizer.load.model import materialize, release, skeleton, tied_names, torch_model
 from optimizer.load.stage import STAGE

@@ -11,7 +11,8 @@ from torch import nn
 
 from optimizer.errors import CheckpointError
 from optimizer.load import weights
-from optimizer.load.families import FAMILIES, Family, SmoothPair, family
+from optimizer.load.architecture import family
+from optimizer.load.families import FAMILIES, Family, SmoothPair
 from optimizer.load.model import materialize, parameter_shapes, skeleton_from_config
 from optimizer.load.recognise import linear_names
 from optimizer.recipe.schema import Model, Task

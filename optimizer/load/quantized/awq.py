@@ -22,7 +22,6 @@ from torch import Tensor
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
-from optimizer.load.quantized.folder import Coded, Quantized
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
@@ -32,6 +31,7 @@ from optimizer.load.quantized.module import (
     number,
     rest,
 )
+from optimizer.load.quantized.parts import Coded, Quantized
 from optimizer.qtensor import Granularity, QTensor, Scheme
 
 PARTS = ("qweight", "qzeros", "scales")

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
-from optimizer.load.quantized.folder import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
 from optimizer.load.quantized.module import SCALES, Module, centred, grouping, modules, rest
+from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
 from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 from optimizer.state import Activations, Range

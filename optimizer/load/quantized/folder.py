@@ -1,7 +1,7 @@
 """Checkpoints that are quantized already: read exactly, as codes and as the floats they stand for.
 
 `find` understands what GPTQ tools (gptqmodel, AutoGPTQ), AutoAWQ and llm-compressor write; one
-file per format says how (quantized_gptq, quantized_awq, quantized_compressed_tensors). To the
+file per format says how (gptq.py, awq.py, compressed_tensors.py). To the
 load stage such a folder looks like a float one: `stored` has every parameter under its original
 name, and the de-quantized value of one is made when it is read. `state` gives the same weights
 as codes, so that they can be lowered as they are.
@@ -25,62 +25,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from optimizer import state as compressed_state
 from optimizer.errors import CheckpointError, LedgerError
 from optimizer.load.checkpoint import Entry, open_checkpoint, read_header, read_json
 from optimizer.load.families import FAMILIES
+from optimizer.load.quantized import awq, compressed_tensors, gptq
+from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
 from optimizer.load.source import shard_files
 from optimizer.qtensor import QTensor
-from optimizer.state import Activations, CompressedState, Note, Range
-
-ACCEPTED = "gptq, awq (gemm), compressed-tensors (pack-quantized, int-quantized)"
-FLOAT_INSTEAD = "Use the float checkpoint it was made from."
-
-
-@dataclass(frozen=True)
-class Coded:
-    """A weight (out, in) stored as codes. To the load stage it is a float tensor of that shape."""
-
-    file: Path
-    shape: tuple[int, int]
-    read: Callable[[], QTensor]
-    dtype: torch.dtype = torch.float32
-
-    def dequantize(self) -> Tensor:
-        return self.read().dequantize()
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A quantized folder. Names are those of its files, with `<module>.weight` for what is coded.
-
-    method: "gptq" | "awq" | "compressed-tensors". coded: read one by one. floats: all others.
-    ranges: of static activations, by module. weight_only: modules whose input stays float in a
-    folder that codes inputs.
-    """
-
-    folder: Path
-    method: str
-    coded: Mapping[str, Coded]
-    floats: Mapping[str, Entry]
-    activations: Activations = None
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    weight_only: tuple[str, ...] = ()
-
-    @property
-    def stored(self) -> dict[str, Entry | Coded]:
-        """Every parameter by its name in the files."""
-        return {**self.floats, **self.coded}
-
+from optimizer.state import CompressedState, Note
 
 Reader = Callable[[Path, Mapping[str, Any], Mapping[str, Entry]], Quantized]
+READERS: dict[str, Reader] = {
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "compressed-tensors": compressed_tensors.read,
+}
+"""By the quant_method of config.json."""
 
 
 def find(folder: Path) -> Quantized | None:
@@ -91,24 +57,15 @@ def find(folder: Path) -> Quantized | None:
     config = _config(folder)
     if not config:
         return None
-    from optimizer.load.quantized import awq as quantized_awq
-    from optimizer.load.quantized import compressed_tensors as quantized_compressed_tensors
-    from optimizer.load.quantized import gptq as quantized_gptq
-
-    readers: dict[str, Reader] = {
-        "gptq": quantized_gptq.read,
-        "awq": quantized_awq.read,
-        "compressed-tensors": quantized_compressed_tensors.read,
-    }
     method = str(config.get("quant_method"))
-    if method not in readers:
+    if method not in READERS:
         raise CheckpointError(
             f"the checkpoint is quantized by {method}, which is not read",
             where=f"{folder / 'config.json'}: quantization_config.quant_method",
             accepted=ACCEPTED,
             fix=FLOAT_INSTEAD,
         )
-    found = readers[method](folder, config, _entries(folder))
+    found = READERS[method](folder, config, _entries(folder))
     if not found.coded:
         raise CheckpointError(
             f"quantization_config says {method}, and no tensor in the files is packed",

@@ -25,7 +25,6 @@ import torch
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
-from optimizer.load.quantized.folder import Coded, Quantized
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
@@ -35,6 +34,7 @@ from optimizer.load.quantized.module import (
     number,
     rest,
 )
+from optimizer.load.quantized.parts import Coded, Quantized
 from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 

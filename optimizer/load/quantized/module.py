@@ -11,7 +11,7 @@ from torch import Tensor
 
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry
-from optimizer.load.quantized.folder import FLOAT_INSTEAD
+from optimizer.load.quantized.parts import FLOAT_INSTEAD
 from optimizer.qtensor import QTensor, Scheme, on_scale_grid
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)

@@ -1,0 +1,53 @@
+"""What a quantized folder is made of, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from optimizer.load.checkpoint import Entry
+from optimizer.qtensor import QTensor
+from optimizer.state import Activations, Range
+
+ACCEPTED = "gptq, awq (gemm), compressed-tensors (pack-quantized, int-quantized)"
+FLOAT_INSTEAD = "Use the float checkpoint it was made from."
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A weight (out, in) stored as codes. To the load stage it is a float tensor of that shape."""
+
+    file: Path
+    shape: tuple[int, int]
+    read: Callable[[], QTensor]
+    dtype: torch.dtype = torch.float32
+
+    def dequantize(self) -> Tensor:
+        return self.read().dequantize()
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized folder. Names are those of its files, with `<module>.weight` for what is coded.
+
+    method: "gptq" | "awq" | "compressed-tensors". coded: read one by one. floats: all others.
+    ranges: of static activations, by module. weight_only: modules whose input stays float in a
+    folder that codes inputs.
+    """
+
+    folder: Path
+    method: str
+    coded: Mapping[str, Coded]
+    floats: Mapping[str, Entry]
+    activations: Activations = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    weight_only: tuple[str, ...] = ()
+
+    @property
+    def stored(self) -> dict[str, Entry | Coded]:
+        """Every parameter by its name in the files."""
+        return {**self.floats, **self.coded}
