@@ -18,7 +18,7 @@ import gpu_parts  # noqa: E402
 import gpu_speed  # noqa: E402
 from gpu_systems import Held, System, Writer  # noqa: E402
 
-from optimizer import recipe_file  # noqa: E402
+from optimizer.recipe import file as recipe_file  # noqa: E402
 
 
 def report(verdict: str = "pass", ok: bool | None = True) -> dict[str, Any]:
