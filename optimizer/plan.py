@@ -67,13 +67,17 @@ def _why(made_from: dict[str, Any], folder: Path) -> str:
 def _differences(new: Any, old: Any, at: str = "") -> list[str]:
     if isinstance(new, dict) and isinstance(old, dict):
         keys = [
-            k for k in new if at or k in ("stage_version", "section", "inputs", "reads", "packages")
+            k
+            for k in new
+            if at or k in ("stage_version", "code", "section", "inputs", "reads", "packages")
         ]
         return [d for k in keys for d in _differences(new[k], old.get(k), f"{at}.{k}".lstrip("."))]
     if new == old:
         return []
     if at == "inputs":
         return ["a step before it"]
+    if at == "code":
+        return ["the code of this step"]
     if at.startswith("reads."):
         return [f"the content of {at.removeprefix('reads.')}"]
     return [f"{at.removeprefix('section.')}: {old} -> {new}"]

@@ -40,3 +40,14 @@ def test_a_rule_that_matches_nothing_is_refused_once_the_model_is_there(
     refused = optimize("plan", *asked)
     assert refused.exit_code == 2
     assert "*.nothing" in refused.stderr
+
+
+def test_other_code_is_named_as_why_a_step_runs_again(recipe: Path, tmp_path: Path) -> None:
+    asked = (str(recipe), "--store", str(tmp_path))
+    assert optimize("run", *asked, "--until", "load").exit_code == 0
+    (finished,) = tmp_path.glob("load/*/made_from.json")
+    document = json.loads(finished.read_text()) | {"code": "of another version"}
+    finished.write_text(json.dumps(document))
+    finished.parent.rename(finished.parent.with_name("of-another-version"))
+    load = json.loads(optimize("--json", "plan", *asked).stdout)[0]
+    assert (load["what"], load["why"]) == ("run", "changed: the code of this step")
