@@ -220,7 +220,11 @@ def entropy(h: Histogram, symmetric: bool) -> Range:
     counts, width, used = _magnitudes(h)
     tops = range(used, LEVELS - 1, -max(1, used // ENTROPY_CLIPS))
     best = min(tops, key=lambda top: (_divergence(counts, top), -top), default=used)
-    limit = h.absmax if best == used else best * width
+    return limited(h, symmetric, h.absmax if best == used else best * width)
+
+
+def limited(h: Histogram, symmetric: bool, limit: float) -> Range:
+    """What was seen up to that magnitude."""
     return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
 
 

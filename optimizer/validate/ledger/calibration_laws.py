@@ -15,7 +15,10 @@ same statistic of float inputs lies from that of quantized ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from optimizer.compress.methods.activation_ranges import (
     Histogram,
     chooser,
+    limited,
     neighbours,
     searched,
     worse,
@@ -54,18 +58,26 @@ class Law(Protocol):
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
         """rows: (tokens, width), real tokens only, of each of `kinds`."""
 
-    def problems(self) -> list[str]:
+    def verdict(self) -> Verdict:
         """With the checkpoint's names, the worst first."""
 
 
-def problems(
+@dataclass(frozen=True)
+class Verdict:
+    """problems: what is wrong. unjudged: what this model is too small to give a limit for."""
+
+    problems: Sequence[str] = ()
+    unjudged: Sequence[str] = ()
+
+
+def judge(
     laws: Sequence[Law], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
-) -> list[str]:
+) -> Verdict:
     """finished: the simulated model; floats: the folded float one; batches: of the calibration
     texts."""
     laws = [law for law in laws if law.modules]
     if not laws:
-        return []
+        return Verdict()
 
     def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
         wanted = dict.fromkeys(module for law in laws for module in law.modules)
@@ -83,7 +95,11 @@ def problems(
         else:
             observe(finished, batch, FINISHED, COMMON)
             observe(floats, batch, FLOAT)
-    return [problem for law in laws for problem in law.problems()]
+    verdicts = [law.verdict() for law in laws]
+    return Verdict(
+        [problem for v in verdicts for problem in v.problems],
+        [reason for v in verdicts for reason in v.unjudged],
+    )
 
 
 class _Readers:
@@ -124,7 +140,7 @@ class Ranges:
         self.modules = tuple(s.removesuffix(":input") for s in state.ranges if static)
         self._state = state
         if method is not None:
-            self._method = method.range
+            self._measures = _measures(method)
             self._choose = chooser(method.range, method.percentile, method.symmetric)
         self._readers = _Readers(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
@@ -136,55 +152,86 @@ class Ranges:
         for kind in kinds:
             self._seen[kind][module].update(rows if factor is None else rows * factor)
 
-    def problems(self) -> list[str]:
+    def verdict(self) -> Verdict:
         for seen in self._seen:
             seen.update({m: seen[first] for m, first in self._readers.first.items()})
         empty = [m for m in self.modules if not self._seen[FINISHED][m].total]
         if empty:
-            return [f"{m}:input: no input of that module was seen" for m in empty]
-        moved = []
-        for module, histogram in self._seen[COMMON].items():
-            usual = self._choose(self._seen[FLOAT][module])
-            if far := self._far(histogram, usual):  # else nothing is learned of how far
-                moved.append(far)
-        bound = normal_bound(moved, len(self.modules))
+            return Verdict([f"{m}:input: no input of that module was seen" for m in empty])
+        chosen = [{m: self._choose(h) for m, h in seen.items()} for seen in self._seen]
+        wrong, unjudged = [], []
+        for measure in self._measures:
+            bound = self._moved(measure, chosen)
+            wrong += self._beyond(measure, chosen[FINISHED], bound)
+            if not math.isfinite(bound):
+                unjudged.append(f"{len(self.modules)} static ranges, too few to know how they move")
+        return Verdict([message for _, message in sorted(wrong, reverse=True)], unjudged)
+
+    def _moved(self, measure: _Measure, chosen: Sequence[Mapping[str, Range]]) -> float:
+        """How far quantization moves ranges of this model at most. chosen: by the method, on each
+        kind of inputs."""
+        moved = [
+            measure.far(histogram, chosen[FLOAT][module], chosen[COMMON][module])
+            for module, histogram in self._seen[COMMON].items()
+        ]
+        # Before the first quantized module nothing moves: its zero says nothing of the others.
+        # Where all but two are zero, it is the measure that ignores small movements.
+        some = [far for far in moved if far]
+        return normal_bound(some if len(some) > 2 else moved, len(self.modules))
+
+    def _beyond(
+        self, measure: _Measure, chosen: Mapping[str, Range], bound: float
+    ) -> list[tuple[float, str]]:
+        """(measured over limit, what is wrong). chosen: on the finished model's inputs."""
         wrong = []
-        for module in self.modules:
+        for module, wanted in chosen.items():
             kept, histogram = self._state.ranges[f"{module}:input"], self._seen[FINISHED][module]
-            far = self._far(histogram, kept)
-            # Where nothing moved, two ranges of one distribution still differ by this.
-            limit = bound + self._resolution(histogram)
+            far = measure.far(histogram, kept, wanted)
+            limit = bound + measure.resolution(histogram, wanted)
             if not far <= limit:
-                wanted, shown = self._choose(histogram), breach(far, limit)
+                shown = breach(far, limit)
                 message = (
                     f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
-                    f"{self._unit} from what the calibration texts give, [{wanted.low:.4g}, "
+                    f"{measure.unit} from what the calibration texts give, [{wanted.low:.4g}, "
                     f"{wanted.high:.4g}]; quantization moves ranges of this model by up to "
                     f"{shown[1]}"
                 )
                 wrong.append((far / limit, message))
-        return [message for _, message in sorted(wrong, reverse=True)]
+        return wrong
 
-    @property
-    def _unit(self) -> str:
-        if self._method == "mse":
-            return "(root of the share by which the squared error is larger)"
-        return "(root of the nats lost)" if self._method == "entropy" else "of its width"
 
-    def _far(self, histogram: Histogram, kept: Range) -> float:
-        """How far a range is from the one that the method chooses there."""
-        wanted = self._choose(histogram)
-        if searched(self._method):
-            return worse(self._method, histogram, kept, wanted)
-        return _apart(kept, wanted)
+@dataclass(frozen=True)
+class _Measure:
+    """far: of (histogram, a range, the range that the method chooses there). resolution: how far
+    two ranges of one distribution may be, of (histogram, the chosen one)."""
 
-    def _resolution(self, histogram: Histogram) -> float:
-        """How far two ranges of one distribution may be."""
-        wanted = self._choose(histogram)
-        if not searched(self._method):
-            return _resolution(histogram, wanted)
-        beside = neighbours(self._method, histogram, wanted)
-        return max(worse(self._method, histogram, other, wanted) for other in beside)
+    unit: str
+    far: Callable[[Histogram, Range, Range], float]
+    resolution: Callable[[Histogram, Range], float]
+
+
+def _measures(method: Activations) -> tuple[_Measure, ...]:
+    """By the ends; of a searched range by its loss. The loss of entropy sees magnitudes only, so
+    that the ends must besides be what was seen up to the range's own limit."""
+    name = method.range
+    if not searched(name):
+        ends = _Measure("of its width", lambda _, kept, wanted: _apart(kept, wanted), _resolution)
+        return (ends,)
+
+    def beside(histogram: Histogram, wanted: Range) -> float:
+        others = neighbours(name, histogram, wanted)
+        return max(worse(name, histogram, other, wanted) for other in others)
+
+    def cut(histogram: Histogram, kept: Range, _: Range) -> float:
+        limit = max(-kept.low, kept.high)
+        return _apart(kept, limited(histogram, method.symmetric, limit))
+
+    loss = partial(worse, name)
+    if name == "mse":
+        words = "(root of the share by which the squared error is larger)"
+        return (_Measure(words, loss, beside),)
+    nats = _Measure("(root of the nats lost)", loss, beside)
+    return nats, _Measure("of its width", cut, _resolution)
 
 
 def _resolution(histogram: Histogram, chosen: Range) -> float:
@@ -233,7 +280,7 @@ class Corrections:
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
-    def problems(self) -> list[str]:
+    def verdict(self) -> Verdict:
         for seen in self._seen:
             seen.update({m: seen[first] for m, first in self._readers.first.items()})
         moved = [
@@ -254,7 +301,11 @@ class Corrections:
                     f"float and quantized inputs that differs by up to {shown[1]}"
                 )
                 wrong.append((far, message))
-        return [message for _, message in sorted(wrong, reverse=True)]
+        reason = f"{len(self.modules)} corrections of biases, too few to know how they move"
+        return Verdict(
+            [message for _, message in sorted(wrong, reverse=True)],
+            [] if math.isfinite(limit) else [reason],
+        )
 
     def _reads_others(self, module: str) -> bool:
         """Whether quantization before it changed what the module reads, by more than rounding."""

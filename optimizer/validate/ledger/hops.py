@@ -205,7 +205,9 @@ def compress(m: Materials) -> Entry:
         calibration_laws.Ranges(m.state, activations),
         calibration_laws.Corrections(m.state, m.parameters, m.corrections),
     ]
-    problems += calibration_laws.problems(laws, m.simulated_model, m.folded_model, m.calibration())
+    seen = calibration_laws.judge(laws, m.simulated_model, m.folded_model, m.calibration())
+    problems += seen.problems
+    unjudged += seen.unjudged
     measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:

@@ -286,8 +286,7 @@ def _furthest(x: roundoff.Floats, got: Array, product: Product) -> list[tuple[fl
     far: list[tuple[float, Element]] = []
     for part, exact, bound in roundoff.parts(x, product):
         value = got[:, part].astype(np.float64)
-        ratio = np.abs(value - exact) / bound
-        ratio = np.where(np.isfinite(value), ratio, np.inf)
+        ratio = roundoff.ratio(value, exact, bound)
         flat = ratio.ravel()
         for index in np.argpartition(flat, -min(WORST, flat.size))[-WORST:]:
             t, c = divmod(int(index), ratio.shape[1])

@@ -83,6 +83,14 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
         yield part, total + bias, _bound(x, weight, total, bias, product, wide, coarse)
 
 
+def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
+    """|error| / bound of every element; infinite where the value or its bound is not a finite
+    number, so that what cannot be judged is refused."""
+    finite = np.isfinite(value) & np.isfinite(bound)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(finite, np.abs(value - exact) / bound, np.inf))
+
+
 def _bound(
     x: Floats,
     weight: Floats,

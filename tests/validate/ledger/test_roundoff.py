@@ -28,7 +28,7 @@ def ratios(found: Any, x: Any, product: Product) -> Any:
     """|error| / bound of every element."""
     whole = np.empty(found.shape)
     for part, exact, bound in roundoff.parts(x.astype(np.float64), product):
-        whole[:, part] = np.abs(found[:, part].astype(np.float64) - exact) / bound
+        whole[:, part] = roundoff.ratio(found[:, part].astype(np.float64), exact, bound)
     return whole
 
 
@@ -106,3 +106,10 @@ def test_inputs_in_int8_blocks_stay_inside_and_one_step_more_does_not() -> None:
     assert ratios(coded @ weight.T, x, product).max() <= 1
     moved = ((np.rint(blocks / step) + 1) * step).reshape(x.shape)
     assert ratios(moved @ weight.T, x, product).max() > 1
+
+
+def test_values_whose_bound_overflows_are_refused() -> None:
+    x, weight, _ = drawn(6)
+    product = Product(weight, None, "fp16", operands=1)
+    with np.errstate(over="ignore"):
+        assert np.isinf(ratios(x @ weight.T, x * np.float64(1e22), product)).all()
