@@ -22,32 +22,11 @@ what to do. Raise with all four when they exist:
 
 from __future__ import annotations
 
+from optimizer.harness.errors import ExplainedError
 
-class OptimizeError(Exception):
+
+class OptimizeError(ExplainedError):
     """Base of every error this project raises on purpose."""
-
-    exit_code = 1
-
-    def __init__(self, found: str, *, where: str = "", accepted: str = "", fix: str = "") -> None:
-        self.found, self.where, self.accepted, self.fix = found, where, accepted, fix
-        super().__init__(str(self))
-
-    def __str__(self) -> str:
-        text = f"{self.where}: {self.found}" if self.where else self.found
-        for more in (f"Accepted: {self.accepted}" if self.accepted else "", self.fix):
-            if more:
-                text += f" {more}" if text.endswith((".", "?")) else f". {more}"
-        return text
-
-    def as_dict(self) -> dict[str, str]:
-        """The message as fields, for `--json`."""
-        return {
-            "error": type(self).__name__,
-            "where": self.where,
-            "found": self.found,
-            "accepted": self.accepted,
-            "fix": self.fix,
-        }
 
 
 class InputError(OptimizeError):

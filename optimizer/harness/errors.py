@@ -14,8 +14,11 @@ A message says where, what was found, what is accepted and what to do, in this o
 from __future__ import annotations
 
 
-class HarnessError(Exception):
-    """Base of every error the harness raises on purpose."""
+class ExplainedError(Exception):
+    """An error in four parts: where, what was found, what is accepted, what to do.
+
+    Base of the errors of the harness and of the toolchain (optimizer/errors.py).
+    """
 
     exit_code = 1
 
@@ -39,6 +42,10 @@ class HarnessError(Exception):
             "accepted": self.accepted,
             "fix": self.fix,
         }
+
+
+class HarnessError(ExplainedError):
+    """Base of every error the harness raises on purpose."""
 
 
 class InputError(HarnessError):
