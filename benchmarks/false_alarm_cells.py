@@ -40,7 +40,7 @@ ONEDNN = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "DEFAULT")
 AXES: dict[str, tuple[Any, ...]] = {
     "model": (*REAL, *ENCODERS, *DECODERS),
     "scheme": ("W8A8 static", "W8A8 per token", "W4"),
-    "method": ("rtn", "smoothquant", "gptq", "awq", "rotate"),
+    "method": ("rtn", "smoothquant", "gptq", "awq", "rotation"),
     "range": ("minmax", "percentile", "entropy", "mse", "minmax, symmetric", "–"),
     "bias_correction": (False, True),
     "seed": (0, 1, 2),
@@ -184,7 +184,7 @@ def supported(cell: Cell) -> bool:
 @cache
 def _accepted(model: str, method: str) -> tuple[tuple[str, str], ...]:
     """(scheme, dialect) of this method and model that the check of a recipe accepts."""
-    if method == "rotate" and model not in ROTATED:
+    if method == "rotation" and model not in ROTATED:
         return ()
     found = []
     for scheme, dialect in itertools.product(AXES["scheme"], AXES["dialect"]):
@@ -243,8 +243,8 @@ def _rows(name: str) -> dict[str, Any]:
 
 def _quantize(cell: Cell) -> dict[str, Any]:
     asked: dict[str, Any] = {"methods": (cell.method,)}
-    if cell.method == "rotate":
-        asked["rotate"] = ROTATED[cell.model]
+    if cell.method == "rotation":
+        asked["rotation"] = ROTATED[cell.model]
     if cell.bias_correction:
         asked["bias_correction"] = True
     group = {"granularity": "group", "group_size": 64}

@@ -39,7 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "rtn": {"method": "rtn", "weights": G64},
     "awq": {"methods": ["awq"], "weights": G64},
     "gptq": {"methods": ["gptq"], "weights": G64},
-    "rotate + gptq": {"methods": ["rotate", "gptq"], "weights": G64},
+    "rotate + gptq": {"methods": ["rotation", "gptq"], "weights": G64},
     "awq + gptq": {"methods": ["awq", "gptq"], "weights": G64},
     "W3 gptq": {"methods": ["gptq"], "weights": W3},
     "W8A8 per token": {
@@ -52,15 +52,15 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 METHODS |= {
     "gptq + own text + distill": {
-        "methods": ["gptq", "distill"],
+        "methods": ["gptq", "scale_tuning"],
         "weights": G64,
-        "distill": {"epochs": 1, "generated": 12},
+        "scale_tuning": {"epochs": 1, "generated": 12},
         "generated": 32,
     },
     "gptq + own text + distill at 5 times the time": {
-        "methods": ["gptq", "distill"],
+        "methods": ["gptq", "scale_tuning"],
         "weights": G64,
-        "distill": {"epochs": 3, "generated": 112},
+        "scale_tuning": {"epochs": 3, "generated": 112},
         "generated": 112,
     },
     "rtn + bits by sensitivity": {"methods": ["rtn"], "weights": G64, "allocate": {}},

@@ -78,7 +78,7 @@ calibrate:                      # texts like those the model will read and write
   sequence_length: 512
 
 quantize:
-  methods: [gptq]               # rtn | gptq | awq | rotate | autoround | ...: `optimize schema`
+  methods: [gptq]               # rtn | gptq | awq | rotation | autoround | ...: `optimize schema`
   weights: {{bits: 4, granularity: group, group_size: 32}}
   head: {{bits: 8, granularity: group, group_size: 32}}
   # embedding: {{bits: 8, granularity: group, group_size: 32}}   # ONNX Runtime only

@@ -6,7 +6,7 @@ Writes engine.json, and model.engine for a runtime that has engines of its own:
     engine            "model.engine" | null (the ONNX model is what runs)
     fit               what a machine must have to load it; harness/fit.py reads it
     inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
-    fallbacks         [module, ...] run wider than asked, accepted by allow_wider
+    fallbacks         [module, ...] run wider than asked, accepted by allow_precision_fallback
     placed            ONNX Runtime on a GPU only: {provider: nodes it runs}
     network           TensorRT only: I/O, profiles, layers and types of the network definition
     timing_cache      "timing.cache" | null: what the builder measured, for builds to come
@@ -50,7 +50,7 @@ def run(target: Target, model: Path, *, out: Path) -> None:
 
     Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
     RecipeError when the builder does not take the model, GateError naming the modules that run
-    wider than the recipe asks (unless allow_wider).
+    wider than the recipe asks (unless allow_precision_fallback).
     """
     fit = _fit(target)
     document: dict[str, Any]
@@ -69,13 +69,14 @@ def run(target: Target, model: Path, *, out: Path) -> None:
         say(f"build: not built here, as on_missing: defer allows: {e}")
         document = {"deferred": True, "why": str(e), "engine": None, "inspected": None}
     fallbacks = (document["inspected"] or {}).get("wider", [])
-    if fallbacks and not target.allow_wider:
+    if fallbacks and not target.allow_precision_fallback:
         raise GateError(
             f"{len(fallbacks)} parts run wider than asked, of "
             f"{document['inspected']['eligible']} quantized modules and what is beside them: "
             f"{', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
             where=f"target {target.runtime}",
-            fix="List them in quantize.keep_float, or accept it with allow_wider: true.",
+            fix="List them in quantize.keep_float, or accept it with "
+            "allow_precision_fallback: true.",
         )
     document |= {
         "runtime": target.runtime,

@@ -57,7 +57,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     inside = 12 * batch * widest if generates else 0
     codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
     folded = 0 if not quantize.transforms else 4 * linear // 4
-    folded = 4 * (linear + outside) if {"awq", "rotate"} & set(quantize.transforms) else folded
+    folded = 4 * (linear + outside) if {"awq", "rotation"} & set(quantize.transforms) else folded
     full = tokens if generates else tokens / 2
     work = (_passes(section) * full + 40) * linear
     work += streams * full * moments if looks else 0
@@ -81,7 +81,7 @@ def _passes(section: Compression) -> float:
         return 0
     passes = 3.0 + 2 * quantize.bias_correction
     passes += quantize.activations is not None
-    passes += len([m for m in quantize.transforms if m != "rotate"])
+    passes += len([m for m in quantize.transforms if m != "rotation"])
     passes += 2.5 * ("gptq" in quantize.rounders)
     if "autoround" in quantize.rounders:
         steps = quantize.autoround.steps * section.calibrate.batch_size

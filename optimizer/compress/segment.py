@@ -144,7 +144,9 @@ def _replaced_by(
 
 def compares(quantize: Quantize) -> bool:
     """Whether a method looks at what the float model computes at the same place."""
-    return "autoround" in quantize.rounders or ("gptq" in quantize.rounders and quantize.asymmetric)
+    return "autoround" in quantize.rounders or (
+        "gptq" in quantize.rounders and quantize.float_target
+    )
 
 
 def _uncalibrated(

@@ -110,7 +110,7 @@ def _outside(
 
 def _check_untied(model: nn.Module, family: Family, name: str, quantize: Quantize) -> None:
     """A tied head that stays float keeps the float table, beside which codes are only more."""
-    unties = "rotate" in quantize.transforms and quantize.rotate.residual
+    unties = "rotation" in quantize.transforms and quantize.rotation.residual
     table, head = model.get_submodule(name).weight, model.get_submodule(family.head).weight
     if table is head and not unties:
         raise RecipeError(

@@ -90,13 +90,13 @@ def compress(
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
     tensors: Tensors | RotatedTensors = checkpoint.tensors
-    if "rotate" in section.quantize.transforms:
-        asked = section.quantize.rotate
+    if "rotation" in section.quantize.transforms:
+        asked = section.quantize.rotation
         tensors = rotated(checkpoint.tensors, model, facts, prefix, selection.blocks, asked)
     given = [*batches()]
     judges: list[Batch] = []
-    if "distill" in section.quantize.rounders:
-        given, judges = calibration.held_out(given, section.quantize.distill.held_out)
+    if "scale_tuning" in section.quantize.rounders:
+        given, judges = calibration.held_out(given, section.quantize.scale_tuning.held_out)
     if section.quantize.allocate:
         entry = _entry(facts, section.task)
         selection = allocated(
@@ -107,7 +107,7 @@ def compress(
         own, more = _own_text(model, tensors, given, section, progress)
         given += own
     done = _walk(model, tensors, facts, section, selection, given, progress)
-    if "distill" in section.quantize.rounders:
+    if "scale_tuning" in section.quantize.rounders:
         tuned = _tuned(model, tensors, facts, prefix, given + more, judges, section, done, progress)
         done.insert(0, tuned)
     if selection.outside:
@@ -131,10 +131,10 @@ def _own_text(
     section: Compression,
     progress: Path,
 ) -> tuple[list[Batch], list[Batch]]:
-    """Windows that the model writes itself: for everything, and for distill only."""
+    """Windows that the model writes itself: for everything, and for scale_tuning only."""
     calibrate, quantize = section.calibrate, section.quantize
     assert calibrate is not None
-    only = quantize.distill.generated if "distill" in quantize.rounders else 0
+    only = quantize.scale_tuning.generated if "scale_tuning" in quantize.rounders else 0
     if not calibrate.generated + only:
         return [], []
     windows = calibration.generated(
@@ -150,9 +150,9 @@ def keep(source: Path, out: Path) -> None:
     given = source / "quantized"
     if not given.is_dir():
         raise RecipeError(
-            "the checkpoint is not quantized, so there are no codes to keep",
+            "the checkpoint is not quantized, so there are no codes to take",
             where="quantize.method",
-            accepted="keep, for a folder in GPTQ, AWQ or compressed-tensors format",
+            accepted="pass_through, for a folder in GPTQ, AWQ or compressed-tensors format",
             fix="Use method: rtn, gptq or another that chooses codes.",
         )
     state.write(state.read(given), out)
@@ -254,7 +254,7 @@ def _tuned(
     replaced = _chained([p.replaced for p in parts])
     say("compress: tuning scales and gains end to end; the whole model is in memory for it")
     dtype = torch.bfloat16 if section.compress.precision == "bf16" else torch.float32
-    asked = section.quantize.distill
+    asked = section.quantize.scale_tuning
     made = tune(model, tensors, replaced, start, facts, prefix, batches, held_out, asked, dtype)
     say(f"compress: KL on held-out calibration text {made.before:.4f} -> {made.after:.4f}")
     rows = []

@@ -18,6 +18,7 @@ from optimizer.package.figures import (
     size,
     times,
 )
+from optimizer.recipe.methods import RENAMED
 
 Document = Mapping[str, Any]
 SYSTEMS = {
@@ -82,7 +83,8 @@ def why_missing(report: Document, section: str) -> str:
 def quantized(recipe: Any) -> str:
     """What to call the candidate: INT8, INT4 weights, ..."""
     section = part(recipe, "quantize")
-    if "keep" in (section.get("method"), *(section.get("methods") or ())):
+    methods = (section.get("method"), *(section.get("methods") or ()))
+    if "pass_through" in (RENAMED.get(name, name) for name in methods):
         return "kept codes"  # the recipe does not say how many bits the checkpoint's have
     bits = part(section, "weights").get("bits")
     if bits is None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Section(BaseModel):
-    """One block of the recipe: immutable, strict types, no unknown keys."""
+    """One block of the recipe: immutable, strict types, no unknown keys.
+
+    RENAMED: {a key of earlier versions: its name today}; the old one is refused with the new one.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -151,7 +151,11 @@ def _explain(error: ValidationError, lines: Lines) -> RecipeError:
     where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)
     more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        known = _known_keys(loc[:-1], tags, first["loc"])
+        section = _section_at(loc[:-1], tags, first["loc"])
+        if loc[-1] in section.RENAMED:
+            now = section.RENAMED[str(loc[-1])]
+            return RecipeError(f"this key is called {now} now{more}", where=where, accepted=now)
+        known = sorted((f.alias or n) for n, f in section.model_fields.items() if not f.exclude)
         return RecipeError(
             f"unknown key{closest(str(loc[-1]), known)}{more}",
             where=where,
@@ -173,8 +177,8 @@ def _words(expected: str) -> list[str]:
     return [w.strip(" '") for w in expected.replace(" or ", ",").split(",")]
 
 
-def _known_keys(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...]) -> list[str]:
-    """The keys accepted in the section at `loc`, found by walking the models."""
+def _section_at(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...]) -> type[Section]:
+    """The section at `loc`, found by walking the models."""
     model: Any = Recipe
     named = False  # the next part is a name of the user's
     for part in loc:
@@ -191,4 +195,5 @@ def _known_keys(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...
         sections = [o for o in options if isinstance(o, type) and issubclass(o, Section)]
         if sections:
             model = sections[0]
-    return sorted((f.alias or n) for n, f in model.model_fields.items() if not f.exclude)
+    section: type[Section] = model
+    return section

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from optimizer.recipe import methods as table
 from optimizer.recipe.data import Section
 
-Method = Literal["rtn", "smoothquant", "awq", "rotate", "gptq", "autoround", "distill", "keep"]
-TRANSFORMS: tuple[Method, ...] = ("rotate", "smoothquant", "awq")
+Method = Literal[
+    "rtn", "smoothquant", "awq", "rotation", "gptq", "autoround", "scale_tuning", "pass_through"
+]
+TRANSFORMS: tuple[Method, ...] = ("rotation", "smoothquant", "awq")
 """Change the float weights and keep the function; any of them, in this order."""
-ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround", "distill")
+ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround", "scale_tuning")
 """Choose the codes; rtn when none is named. autoround starts from the codes of gptq before it, and
-distill tunes the scales of whatever codes there are."""
-CALIBRATED: tuple[Method, ...] = ("smoothquant", "awq", "gptq", "autoround", "distill")
+scale_tuning tunes the scales of whatever codes there are."""
+CALIBRATED: tuple[Method, ...] = ("smoothquant", "awq", "gptq", "autoround", "scale_tuning")
 
 
 class Weights(Section):
@@ -76,6 +80,8 @@ class Allocate(Section):
     """optimizer/compress/apply/mixed_precision.py; holds the whole model in memory once. Modules
     that a rule in `layers` names are left out of it."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"together": "share_choice"}
+
     choices: tuple[Weights, ...] = Field(
         _BY_SENSITIVITY,
         min_length=1,
@@ -88,7 +94,7 @@ class Allocate(Section):
         description="bits per weight, scales (of 16 bits) included; absent: no file becomes larger "
         "than with quantize.weights everywhere",
     )
-    together: bool = Field(
+    share_choice: bool = Field(
         False,
         description="one choice for modules that read the same tensor, so that query, key and "
         "value stay one product at run time",
@@ -110,6 +116,11 @@ class Allocate(Section):
 class Gptq(Section):
     """optimizer/compress/methods/gptq.py"""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "asymmetric": "float_target",
+        "widest": "max_scale_ratio",
+    }
+
     act_order: bool = Field(
         True, description="round the inputs with the largest second moment first (static groups)"
     )
@@ -120,7 +131,7 @@ class Gptq(Section):
         description="share of the mean diagonal added to the Hessian's; ten "
         "times as much, and again, while it cannot be factored (recorded)",
     )
-    asymmetric: bool | None = Field(
+    float_target: bool | None = Field(
         None,
         description="aim at the float model's output, so that earlier errors are made up for; true "
         "unless activations have static ranges, whose coarse codes it would fit",
@@ -138,7 +149,7 @@ class Gptq(Section):
         description="the first token of a text, on which attention rests, stands for at least this "
         "share of its tokens",
     )
-    widest: float = Field(
+    max_scale_ratio: float = Field(
         2.0,
         gt=1,
         description="no scale is more than so many times what covers its weights, nor so many "
@@ -152,7 +163,7 @@ class Awq(Section):
     clip: bool = Field(True, description="search for the range of each group after scaling")
 
 
-class Rotate(Section):
+class Rotation(Section):
     """optimizer/compress/methods/rotation.py"""
 
     residual: bool = Field(True, description="rotate the residual stream; unties a tied head")
@@ -167,28 +178,35 @@ class Autoround(Section):
     seed: int = 0
 
 
-class Distill(Section):
+class ScaleTuning(Section):
     """optimizer/compress/methods/scale_tuning.py; holds the whole model in memory"""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"together": "batch_size"}
+
     epochs: int = Field(2, ge=1, description="times through the calibration windows")
-    together: int = Field(2, ge=1, description="windows per step")
+    batch_size: int = Field(2, ge=1, description="windows per step")
     held_out: int = Field(3, ge=1, description="windows that only judge")
     generated: int = Field(
         0,
         ge=0,
-        description="windows of the model's own text that only distill learns from, besides "
+        description="windows of the model's own text that only scale_tuning learns from, besides "
         "those of calibrate.generated",
     )
     seed: int = 0
 
 
+MethodName = Annotated[Method, BeforeValidator(table.refuse_old_name)]
+
+
 class Quantize(Section):
-    method: Method | None = Field(
+    RENAMED: ClassVar[Mapping[str, str]] = table.RENAMED
+
+    method: MethodName | None = Field(
         None,
-        description="one module in optimizer/compress/; rtn when neither is given. keep: the codes "
-        "of a checkpoint that is quantized already",
+        description="one module in optimizer/compress/apply/; rtn when neither is given. "
+        "pass_through: the codes of a checkpoint that is quantized already",
     )
-    methods: tuple[Method, ...] = Field(
+    methods: tuple[MethodName, ...] = Field(
         (), description="several of them, composed in order, e.g. [awq, gptq]"
     )
     weights: Weights = Weights()
@@ -217,9 +235,9 @@ class Quantize(Section):
     bias_correction: bool = False
     gptq: Gptq = Gptq()
     awq: Awq = Awq()
-    rotate: Rotate = Rotate()
+    rotation: Rotation = Rotation()
     autoround: Autoround = Autoround()
-    distill: Distill = Distill()
+    scale_tuning: ScaleTuning = ScaleTuning()
     keep_float: tuple[str, ...] = Field(
         (), description="module name patterns (fnmatch); one that matches nothing is an error"
     )
@@ -236,7 +254,7 @@ class Quantize(Section):
     @property
     def kept(self) -> bool:
         """Whether the checkpoint's own codes are taken as they are."""
-        return "keep" in self._asked
+        return "pass_through" in self._asked
 
     @property
     def calibrated(self) -> bool:
@@ -246,11 +264,11 @@ class Quantize(Section):
         return looks or any(m in CALIBRATED for m in self._asked)
 
     @property
-    def asymmetric(self) -> bool:
+    def float_target(self) -> bool:
         """Whether gptq makes up for earlier errors. (Measured on SmolLM2, static W8A8: 0.029 nats
         without, 0.03 to 0.16 with it, changing with the last digit of a sum.)"""
         static = self.activations is not None and self.activations.granularity == "tensor"
-        return not static if self.gptq.asymmetric is None else self.gptq.asymmetric
+        return not static if self.gptq.float_target is None else self.gptq.float_target
 
     @property
     def _asked(self) -> tuple[Method, ...]:
@@ -261,8 +279,10 @@ class Quantize(Section):
         if self.method and self.methods:
             raise ValueError("method and methods are both given; use one of them")
         if self.kept and (len(self._asked) > 1 or self.model_fields_set - {"method", "methods"}):
-            raise ValueError("keep takes the checkpoint's own codes; nothing else can be asked for")
-        order: tuple[Method, ...] = (*TRANSFORMS, *ROUNDERS, "keep")
+            raise ValueError(
+                "pass_through takes the checkpoint's own codes; nothing else can be asked for"
+            )
+        order: tuple[Method, ...] = (*TRANSFORMS, *ROUNDERS, "pass_through")
         places = [order.index(m) for m in self._asked]
         if places != sorted(set(places)):
             raise ValueError(
@@ -273,19 +293,23 @@ class Quantize(Section):
                 "rtn chooses the codes by itself; leave it out beside "
                 f"{', '.join(m for m in self.rounders if m != 'rtn')}"
             )
-        if {"rotate", "awq"} <= set(self._asked) and {"autoround", "distill"} & set(self._asked):
+        if {"rotation", "awq"} <= set(self._asked) and {"autoround", "scale_tuning"} & set(
+            self._asked
+        ):
             raise ValueError(
-                "rotate and awq both fold into the norms' gains, and autoround and distill learn "
-                "them: the proof could not tell one from the other; leave rotate or awq out"
+                "rotation and awq both fold into the norms' gains, and autoround and scale_tuning "
+                "learn them: the proof could not tell one from the other; leave rotation or awq out"
             )
-        if {"autoround", "distill"} <= set(self._asked):
-            raise ValueError("autoround and distill both tune the norms' gains; use one of them")
+        if {"autoround", "scale_tuning"} <= set(self._asked):
+            raise ValueError(
+                "autoround and scale_tuning both tune the norms' gains; use one of them"
+            )
         if "smoothquant" in self._asked and self.activations is None:
             raise ValueError(
                 "method smoothquant moves difficulty from activations to weights; it needs an "
                 "activations block, or use method: rtn"
             )
-        learned = {"autoround", "distill"} & set(self._asked)
+        learned = {"autoround", "scale_tuning"} & set(self._asked)
         if learned and self.activations is not None:
             raise ValueError(
                 f"method {min(learned)} learns for float inputs; use gptq with activations"
@@ -300,7 +324,7 @@ class Quantize(Section):
             )
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
-        for name in ("gptq", "awq", "rotate", "autoround", "distill"):
+        for name in ("gptq", "awq", "rotation", "autoround", "scale_tuning"):
             if name in self.model_fields_set and name not in self._asked:
                 raise ValueError(f"{name}: options are given, and methods does not name {name}")
         return self

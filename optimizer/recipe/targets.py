@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -76,6 +77,8 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
 class Judged(Section):
     """What every target has: whether the others are packaged without it."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"allow_wider": "allow_precision_fallback"}
+
     on_fail: Literal["refuse", "drop"] = Field(
         "refuse",
         description="when this target's gates fail or cannot decide; refuse: no bundle is made; "
@@ -102,7 +105,9 @@ class OnnxRuntimeTarget(Judged):
         "keeps the cache in place",
     )
     on_missing: Literal["fail", "defer"] = "fail"
-    allow_wider: bool = Field(False, description="accept modules that run wider than asked")
+    allow_precision_fallback: bool = Field(
+        False, description="accept modules that run in higher precision than the recipe says"
+    )
 
     @model_validator(mode="after")
     def _on_a_gpu(self) -> OnnxRuntimeTarget:
@@ -141,7 +146,9 @@ class TensorRTTarget(Judged):
     refittable: bool = Field(False, description="weights can be replaced without a build")
     strip_weights: bool = Field(False, description="weights come from the ONNX when it is loaded")
     on_missing: Literal["fail", "defer"] = "fail"
-    allow_wider: bool = Field(False, description="accept modules that run wider than asked")
+    allow_precision_fallback: bool = Field(
+        False, description="accept modules that run in higher precision than the recipe says"
+    )
 
     @property
     def export(self) -> Export:

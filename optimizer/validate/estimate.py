@@ -59,7 +59,7 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     folded = quantized if section.quantize.transforms else 0
     per_token = 4 * sum(map(sum, linear))
     sampled, whole = _tokens(section, per_token, generates)
-    learned = set(section.quantize.rounders) - {"rtn", "keep"}
+    learned = set(section.quantize.rounders) - {"rtn"}
     kept = 2 * per_token * sampled + (per_token * whole if learned else 0)
     return 4 * (elements + quantized + folded + COPIES * elements) + kept
 

@@ -82,13 +82,15 @@ def wider_model(tmp_path: Path) -> Path:
 
 
 def test_a_module_that_runs_wider_is_named_and_refused(wider_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(GateError, match=r"encoder\.other.*allow_wider") as caught:
+    with pytest.raises(GateError, match=r"encoder\.other.*allow_precision_fallback") as caught:
         built(ORT, wider_model, tmp_path / "out")
     assert caught.value.exit_code == 3
 
 
-def test_allow_wider_records_what_runs_wider(wider_model: Path, tmp_path: Path) -> None:
-    target = ORT.model_copy(update={"allow_wider": True})
+def test_allow_precision_fallback_records_what_runs_wider(
+    wider_model: Path, tmp_path: Path
+) -> None:
+    target = ORT.model_copy(update={"allow_precision_fallback": True})
     assert built(target, wider_model, tmp_path / "out")["fallbacks"] == ["encoder.other"]
 
 

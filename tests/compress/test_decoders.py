@@ -33,7 +33,7 @@ from tests.decoders import write_tiny_decoder
 GROUPS = {"bits": 4, "granularity": "group", "group_size": 32}
 TASK = "text-generation"
 LENGTH = 32
-HELD_OUT = 3  # windows that only judge what distill does
+HELD_OUT = 3  # windows that only judge what scale_tuning does
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_on_every_kind_gptq_after_awq_is_better_than_rounding(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "methods", [["gptq"], ["awq"], ["rotate"], ["awq", "gptq"], ["rotate", "gptq"]]
+    "methods", [["gptq"], ["awq"], ["rotation"], ["awq", "gptq"], ["rotation", "gptq"]]
 )
 def test_every_method_is_better_than_rounding(
     llama: Path, rounding: float, tmp_path: Path, methods: list[str]
@@ -125,7 +125,7 @@ def test_every_method_is_better_than_rounding(
 
 
 def test_a_rotated_model_is_the_model(llama: Path, tmp_path: Path) -> None:
-    state = compress(llama, tmp_path / "out", methods=["rotate"])
+    state = compress(llama, tmp_path / "out", methods=["rotation"])
     assert error(llama, states.CompressedState({}, state.replaced)) < 1e-4
     assert torch.equal(
         state.replaced["model.norm.weight"], torch.ones_like(state.replaced["model.norm.weight"])
@@ -148,7 +148,7 @@ def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Pat
     assert any("learned" in row["note"] for row in rows)
 
 
-@pytest.mark.parametrize(("methods", "same"), [(["gptq", "distill"], True), (["gptq"], False)])
+@pytest.mark.parametrize(("methods", "same"), [(["gptq", "scale_tuning"], True), (["gptq"], False)])
 def test_only_distill_keeps_its_last_windows_from_what_chooses_the_codes(
     llama: Path, tmp_path: Path, methods: list[str], same: bool
 ) -> None:
@@ -181,7 +181,7 @@ def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
     monkeypatch.setattr(stage, "tune", listening)
     for name, windows, more in (("without", 0, 0), ("with", everywhere, only)):
         asked = section(
-            llama, methods=["gptq", "distill"], distill={"epochs": 1, "generated": more}
+            llama, methods=["gptq", "scale_tuning"], scale_tuning={"epochs": 1, "generated": more}
         )
         assert asked.calibrate is not None
         calibrate = asked.calibrate.model_copy(update={"samples": 8, "generated": windows})
@@ -196,7 +196,9 @@ def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
 
 def test_text_too_short_for_what_is_held_out_is_refused(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="40 windows of text, and 40 are to be held out"):
-        compress(llama, tmp_path / "out", methods=["gptq", "distill"], distill={"held_out": 40})
+        compress(
+            llama, tmp_path / "out", methods=["gptq", "scale_tuning"], scale_tuning={"held_out": 40}
+        )
 
 
 def test_fewer_windows_than_asked_for_are_refused(llama: Path, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_an_embedding_beside_a_tied_float_head_is_refused(llama: Path, tmp_path:
     table = {"bits": 8, "granularity": "channel"}
     with pytest.raises(RecipeError, match=r"quantize\.embedding: lm_head is tied to model\.embed"):
         compress(llama, tmp_path / "tied", methods=["rtn"], embedding=table)
-    untied = compress(llama, tmp_path / "untied", methods=["rotate"], embedding=table)
+    untied = compress(llama, tmp_path / "untied", methods=["rotation"], embedding=table)
     assert "model.embed_tokens.weight" in untied.weights
 
 
@@ -342,4 +344,4 @@ def test_a_rule_that_matches_nothing_is_an_error(llama: Path, tmp_path: Path) ->
 def test_a_layer_norm_is_not_rotated_through(tmp_path: Path) -> None:
     source = load(write_tiny_decoder(tmp_path / "opt", "opt"), tmp_path / "load", TASK)
     with pytest.raises(RecipeError, match="LayerNorm"):
-        compress(source, tmp_path / "out", methods=["rotate"])
+        compress(source, tmp_path / "out", methods=["rotation"])

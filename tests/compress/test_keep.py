@@ -41,7 +41,7 @@ def test_codes_survive_the_way_out_and_back_in(tiny_llama: Path, tmp_path: Path)
     folder.mkdir()
     write_folder(Formatting(form="compressed-tensors", float="fp32"), source, made, out=folder)
     again = load(folder / "model", tmp_path / "again")
-    kept = compress(again, tmp_path / "kept", {"method": "keep"})
+    kept = compress(again, tmp_path / "kept", {"method": "pass_through"})
     assert contents(kept)["tensors.safetensors"] == contents(made)["tensors.safetensors"]
     assert len(states.read(kept).weights) == 14
 
@@ -49,9 +49,9 @@ def test_codes_survive_the_way_out_and_back_in(tiny_llama: Path, tmp_path: Path)
 def test_a_float_checkpoint_has_no_codes_to_keep(tiny_llama: Path, tmp_path: Path) -> None:
     source = load(tiny_llama, tmp_path / "load")
     with pytest.raises(RecipeError, match="not quantized"):
-        compress(source, tmp_path / "kept", {"method": "keep"})
+        compress(source, tmp_path / "kept", {"method": "pass_through"})
 
 
-def test_keep_leaves_nothing_else_to_ask_for() -> None:
+def test_pass_through_leaves_nothing_else_to_ask_for() -> None:
     with pytest.raises(ValueError, match="nothing else"):
-        Quantize.model_validate_json(json.dumps({"method": "keep", **W4}))
+        Quantize.model_validate_json(json.dumps({"method": "pass_through", **W4}))

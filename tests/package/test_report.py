@@ -301,7 +301,7 @@ def test_a_gate_that_was_not_measured_is_counted_apart_from_those_that_passed() 
 
 
 def test_codes_that_were_kept_are_called_by_no_number_of_bits() -> None:
-    assert comparison.quantized({"quantize": {"method": "keep", "weights": {"bits": 8}}}) == (
-        "kept codes"
-    )
+    assert comparison.quantized(
+        {"quantize": {"method": "pass_through", "weights": {"bits": 8}}}
+    ) == ("kept codes")
     assert comparison.quantized({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"

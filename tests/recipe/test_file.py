@@ -56,6 +56,37 @@ def test_so_few_iterations_that_nothing_can_be_decided_are_refused_where_none_ma
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("line", "at", "now"),
+    [
+        ("  method: distill", "quantize.method", "scale_tuning"),
+        ("  methods: [gptq, keep]", "quantize.methods.1", "pass_through"),
+        ("  method: rotate", "quantize.method", "rotation"),
+        ("  rotate: {seed: 1}", "quantize.rotate", "rotation"),
+        ("  distill: {epochs: 1}", "quantize.distill", "scale_tuning"),
+        ("  scale_tuning: {together: 1}", "quantize.scale_tuning.together", "batch_size"),
+        ("  gptq: {asymmetric: true}", "quantize.gptq.asymmetric", "float_target"),
+        ("  gptq: {widest: 3.0}", "quantize.gptq.widest", "max_scale_ratio"),
+        ("  allocate: {together: true}", "quantize.allocate.together", "share_choice"),
+    ],
+)
+def test_the_name_of_an_earlier_version_is_refused_with_the_new_one(
+    tmp_path: Path, line: str, at: str, now: str
+) -> None:
+    text = GOOD.replace("  weights: {bits: 8}", line)
+    with pytest.raises(RecipeError, match=rf"r\.yaml:8: {at}: .* {now} now"):
+        read(tmp_path, text)
+
+
+def test_a_targets_option_of_an_earlier_version_is_refused_with_its_new_name(
+    tmp_path: Path,
+) -> None:
+    text = GOOD.replace("    device: cpu", "    allow_wider: true")
+    message = r"r\.yaml:12: targets\.0\.allow_wider: .* allow_precision_fallback now"
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, text)
+
+
 ALSO = "  metric: cosine\n  also: {{novels: {{data: {data}, report_only: true}}}}"
 
 

@@ -194,7 +194,7 @@ def _chosen(
     """{module: (its scheme, why)}, no larger in any file than uniform weights or average_bits."""
     units: dict[str, list[str]] = {}
     for module in measured.costs:
-        unit = measured.leader[module] if asked.together else module
+        unit = measured.leader[module] if asked.share_choice else module
         units.setdefault(unit, []).append(module)
     schemes = {u: _common(selection.choices[m] for m in members) for u, members in units.items()}
     menus = {

@@ -11,7 +11,7 @@ from optimizer.compress.methods.rotation import Role, Rotated
 from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import Tensors
 from optimizer.load.families import Family
-from optimizer.recipe.quantize import Rotate
+from optimizer.recipe.quantize import Rotation
 
 
 class RotatedTensors(Rotated):
@@ -59,7 +59,7 @@ def rotated(
     facts: Family,
     prefix: str,
     blocks: tuple[str, ...],
-    asked: Rotate,
+    asked: Rotation,
 ) -> RotatedTensors:
     """model: a skeleton; prefix: of the base model's names.
 
@@ -82,7 +82,7 @@ def _roles(
     norms: Mapping[str, tuple[str, ...]],
     prefix: str,
     blocks: tuple[str, ...],
-    asked: Rotate,
+    asked: Rotation,
 ) -> dict[str, Role]:
     embedding, last = f"{prefix}{facts.embeddings}.weight", f"{prefix}{facts.final_norm}.weight"
     found: dict[str, Role] = {}
@@ -120,14 +120,14 @@ def _check(
     norms: Mapping[str, tuple[str, ...]],
     prefix: str,
     blocks: tuple[str, ...],
-    asked: Rotate,
+    asked: Rotation,
 ) -> None:
-    where = "quantize.rotate"
+    where = "quantize.rotation"
     if not facts.value or not facts.smooth or facts.kind != "decoder":
         raise RecipeError(
             f"load/families.py does not say where {facts.model_type} has its values and norms",
             where=where,
-            fix="Remove rotate from quantize.methods, or add these facts.",
+            fix="Remove rotation from quantize.methods, or add these facts.",
         )
     places = [f"{prefix}{facts.final_norm}", *(f"{blocks[0]}.{n}" for n in norms)]
     centring = [p for p in places if isinstance(model.get_submodule(p), nn.LayerNorm)]
@@ -136,5 +136,5 @@ def _check(
             f"{centring[0]} is a LayerNorm: it subtracts a mean, which a rotation moves",
             where=f"{where}.residual",
             accepted="architectures with RMSNorm",
-            fix="Set rotate: {residual: false}, which rotates the values only.",
+            fix="Set rotation: {residual: false}, which rotates the values only.",
         )

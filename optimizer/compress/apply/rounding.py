@@ -226,7 +226,7 @@ def coded(
             pull=pull,
             act_order=asked.act_order,
             damping=asked.damping,
-            widest=asked.widest,
+            widest=asked.max_scale_ratio,
             in_place=in_place,
         )
     except ValueError as e:

@@ -15,7 +15,7 @@ from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 from optimizer.qtensor import QTensor
-from optimizer.recipe.quantize import Distill
+from optimizer.recipe.quantize import ScaleTuning
 
 
 def tune(
@@ -27,7 +27,7 @@ def tune(
     prefix: str,
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
-    asked: Distill,
+    asked: ScaleTuning,
     dtype: torch.dtype,
 ) -> Distilled:
     """model: a skeleton, left as one; replaced: float values that stand in for the checkpoint's;
@@ -52,13 +52,13 @@ def tune(
             singly(batches),
             held_out,
             epochs=asked.epochs,
-            together=asked.together,
+            together=asked.batch_size,
             seed=asked.seed,
             dtype=dtype,
         )
     except ValueError as e:
         raise CheckpointError(
-            str(e), where="quantize.distill", fix="Leave distill out of quantize.methods."
+            str(e), where="quantize.scale_tuning", fix="Leave scale_tuning out of quantize.methods."
         ) from e
     finally:
         release(model)

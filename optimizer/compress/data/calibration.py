@@ -64,7 +64,7 @@ def held_out(given: Sequence[Batch], count: int) -> tuple[list[Batch], list[Batc
     if total <= count:
         raise RecipeError(
             f"{total} windows of text, and {count} are to be held out",
-            where="quantize.distill.held_out",
+            where="quantize.scale_tuning.held_out",
             fix="Calibrate on more text, or hold out less.",
         )
     rest: list[Batch] = []

@@ -161,7 +161,7 @@ def fold(m: Materials) -> Entry:
     """What was folded into parameters must not change the float function; corrected biases and
     learned gains do, and are held to laws of their own."""
     quantize = m.section.quantize
-    rotated = "rotate" in quantize.transforms
+    rotated = "rotation" in quantize.transforms
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
     if LEARNED & set(quantize.rounders):
@@ -244,7 +244,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     problems, suspects = state_laws.weights(m.state, m.rounded_weight, m.parameters, m.rounding)
     if m.compares_outputs:
         compressed = m.simulated_traces
-        float_aim = quantize.asymmetric or bool(LEARNED & set(quantize.rounders))
+        float_aim = quantize.float_target or bool(LEARNED & set(quantize.rounders))
         exact = m.folded_traces if float_aim else compressed
         suspects += rounding_laws.outputs(m, compressed, exact)
     refused, unjudged = resampled.judged(m, suspects)
@@ -309,7 +309,9 @@ def engine(m: Materials) -> Entry:
     """What was built against the lowered graph, and what the builder said of it."""
     document, target = m.inspected, m.section.target
     wider = (document.get("inspected") or {}).get("wider", [])
-    problems = [] if target.allow_wider else [f"{n}: runs wider than asked" for n in wider]
+    problems = (
+        [] if target.allow_precision_fallback else [f"{n}: runs wider than asked" for n in wider]
+    )
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")

@@ -114,7 +114,7 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
     """(H, P) of compress/methods/hessian.py, once per resample, over the calibration texts."""
     quantize, head = m.section.quantize, module == m.family.head
     inputs, limit = weight.shape[1], quantize.gptq.token_limit
-    against_float = quantize.asymmetric and not head
+    against_float = quantize.float_target and not head
     factor = m.state.factors.get(f"{module}:input")
     hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
     pulls = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]

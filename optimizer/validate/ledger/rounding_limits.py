@@ -15,14 +15,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from optimizer.compress.methods import autoround
-from optimizer.compress.methods import scale_tuning as distill
+from optimizer.compress.methods import autoround, scale_tuning
 from optimizer.compress.methods.rtn import SHRINKS
 from optimizer.recipe.quantize import Quantize
 from optimizer.recipe.schema import Calibrate
 from optimizer.validate.ledger.roundoff import UNIT
 
-LEARNED = {"autoround", "distill"}
+LEARNED = {"autoround", "scale_tuning"}
 """Methods that follow gradients through the whole block or model: one module rounded again by
 itself says nothing about them."""
 
@@ -75,19 +74,19 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
     clips = bits < 8 or ("awq" in quantize.transforms and quantize.awq.clip)
     least, most = (min(SHRINKS) if clips else 1.0), 1.0
     if "gptq" in methods:
-        least, most = 1 / quantize.gptq.widest, quantize.gptq.widest
+        least, most = 1 / quantize.gptq.max_scale_ratio, quantize.gptq.max_scale_ratio
     moved, gains = 0.0, 0.0
     if "autoround" in methods:
         # Steps against the sign of a gradient, shrinking linearly to nothing.
         steps, rates = (quantize.autoround.steps + 1) / 2, autoround.Rates()
         moved, gains = moved + steps * rates.scales, gains + steps * rates.gains
-    if "distill" in methods:
+    if "scale_tuning" in methods:
         # Adam moves by at most its rate (Kingma and Ba 2015, section 2.1).
-        windows = quantize.distill.generated + (
+        windows = quantize.scale_tuning.generated + (
             0 if calibrate is None else calibrate.samples + calibrate.generated
         )
-        per_epoch = math.ceil(windows / quantize.distill.together)
-        steps, rate = (quantize.distill.epochs * per_epoch + 1) / 2, distill.Rates()
+        per_epoch = math.ceil(windows / quantize.scale_tuning.batch_size)
+        steps, rate = (quantize.scale_tuning.epochs * per_epoch + 1) / 2, scale_tuning.Rates()
         moved, gains = moved + steps * rate.scales, gains + steps * rate.gains
     factor = math.exp(moved)
     learned = bool(LEARNED & set(methods))

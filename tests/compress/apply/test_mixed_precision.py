@@ -112,7 +112,7 @@ def going_on(source: Path, out: Path, **quantize: Any) -> state.CompressedState:
 
 
 def test_modules_of_one_input_can_share_their_choice(llama: Path, tmp_path: Path) -> None:
-    asked = {"together": True, "average_bits": 5.3}
+    asked = {"share_choice": True, "average_bits": 5.3}
     made = compress(llama, tmp_path / "out", methods=["rtn"], allocate=asked)
     for i in (0, 1):
         qkv = {made.weights[f"model.layers.{i}.self_attn.{n}_proj.weight"].scheme for n in "qkv"}
@@ -129,7 +129,7 @@ def test_other_kinds_of_decoders_have_sensitivities_too(kind: str, tmp_path: Pat
 
 def test_bits_can_be_chosen_for_a_rotated_model(llama: Path, tmp_path: Path) -> None:
     made = compress(
-        llama, tmp_path / "out", methods=["rotate", "gptq"], allocate={"average_bits": 5.0}
+        llama, tmp_path / "out", methods=["rotation", "gptq"], allocate={"average_bits": 5.0}
     )
     assert len({q.scheme for q in made.weights.values()}) > 1
 

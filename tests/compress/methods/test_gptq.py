@@ -253,8 +253,8 @@ def test_the_first_token_of_a_text_stands_for_its_share_and_never_for_less_than_
 def test_earlier_errors_are_made_up_for_unless_they_are_those_of_static_ranges(
     activations: dict[str, str] | None, asked: bool | None, wanted: bool
 ) -> None:
-    given = {"methods": ("gptq",), "activations": activations, "gptq": {"asymmetric": asked}}
-    assert Quantize.model_validate(given).asymmetric is wanted
+    given = {"methods": ("gptq",), "activations": activations, "gptq": {"float_target": asked}}
+    assert Quantize.model_validate(given).float_target is wanted
 
 
 def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
