@@ -228,8 +228,8 @@ def ledger(job: Job) -> Result:
         recipe = recipe_file.read(path, changed)
     except RecipeError as e:
         raise NotRun(f"the recipe does not fit {job.system}: {e}") from e
-    outcome = run(recipe, Store(job.work / "store"), until="validate")
-    report = json.loads((outcome.reports[0].path / "report.json").read_text())
+    outcome = run(recipe, Store(job.work / "store", until="validate"))
+    report = json.loads((outcome.built[0].report.path / "report.json").read_text())
     return judged(report, changed)
 
 

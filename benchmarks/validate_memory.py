@@ -82,7 +82,7 @@ def validate(name: str, store_root: Path) -> dict[str, Any]:
     steps = {s["stage"]: s["step"] for s in dry.log}
     missing = [n for n in ("load", "compress", "export", "lower", "build") if not steps[n].done]
     if missing:
-        pipeline.run(recipe, Store(store_root), until="build")
+        pipeline.run(recipe, Store(store_root, until="build"))
         return {}
     section = recipe.validation(recipe.targets[0])
     assert STAGE.estimate is not None

@@ -74,17 +74,17 @@ def finish(
     artifacts/<name>/<version>.failed/report.html. Both appear atomically.
     """
     again = frozenset({"validate"}) if remeasure else frozenset[str]()
-    store = Store(store_root, again=again)
-    outcome = pipeline.run(recipe, store, until)
+    store = Store(store_root, again=again, until=until)
+    outcome = pipeline.run(recipe, store)
     steps = tuple(store.log)
-    if not outcome.reports:
+    if not outcome.built:
         return Result(0, None, None, None, steps, {}, "")
 
     from optimizer.package import report as html
     from optimizer.package.publish_local import publish_local
 
     document = _document(recipe, steps, outcome)
-    verdict = pipeline.verdict(recipe, outcome.reports)
+    verdict = pipeline.verdict(outcome.built)
     home = artifacts / recipe.name
     bundle = report = None
     if outcome.bundle is not None:
@@ -133,7 +133,7 @@ def _document(
     from optimizer.package.stage import target_names
 
     loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
-    reports = [_report(step) for step in outcome.reports]
+    reports = [_report(b.report) for b in outcome.built]
     dropped: list[dict[str, str]] = []
     if outcome.bundle is not None:
         reports = on_fail.marked([t.on_fail for t in recipe.targets], reports)

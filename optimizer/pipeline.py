@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from optimizer import targets
-from optimizer.recipe.schema import Recipe
-from optimizer.store import Step, Store
+from optimizer.recipe.schema import Recipe, Target
+from optimizer.store import Step, Stopped, Store
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
 
 
 @dataclass(frozen=True)
+class Built:
+    """What was made of one target: its lowered model, its engine, and the report on both."""
+
+    target: Target
+    model: Step
+    engine: Step
+    report: Step
+
+    @property
+    def steps(self) -> tuple[Step, Step, Step]:
+        return self.model, self.engine, self.report
+
+
+@dataclass
 class Outcome:
-    """What a run made: a report per target, in the recipe's order, and the bundle.
+    """What a run came to: its targets in the recipe's order, and the bundle. Filled as the run
+    goes, so that both are empty where the store stopped it before them."""
 
-    Both are shorter than the recipe asks when `until` stopped the run before them.
-    """
-
-    reports: tuple[Step, ...]
-    bundle: Step | None
+    built: tuple[Built, ...] = ()
+    bundle: Step | None = None
 
 
-def verdict(recipe: Recipe, reports: Sequence[Step]) -> Verdict:
+def verdict(built: Sequence[Built]) -> Verdict:
     """The worst verdict of the targets that a bundle would hold (package/on_fail.py). In a dry run
     nothing failed yet: "pass"."""
     from optimizer.package import on_fail
 
-    done = [(t, r) for t, r in zip(recipe.targets, reports, strict=True) if r.done]
+    done = [b for b in built if b.report.done]
     if not done:
         return "pass"
-    verdicts = [json.loads((r.path / "report.json").read_text())["verdict"] for _, r in done]
-    return on_fail.verdict([t.on_fail for t, _ in done], verdicts)
+    verdicts = [json.loads((b.report.path / "report.json").read_text())["verdict"] for b in done]
+    return on_fail.verdict([b.target.on_fail for b in done], verdicts)
 
 
-def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
+def run(recipe: Recipe, store: Store) -> Outcome:
     """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
 
-    until: stop after this stage. Raises RecipeError before anything is read when a target
-    cannot express what the recipe asks for. A bundle is packaged only when every gate passed of
-    the targets in it.
+    Two checkpoints run through it: `reference` is what the user gave, and what everything is judged
+    against; `base` is the one that goes on. They are the same until a stage makes a smaller one.
+
+    Every target is built before the first is judged. A bundle is packaged only when every gate
+    passed of the targets in it. Ends early, with what there is by then, where store.until says so.
+    Raises RecipeError before anything is read when a target cannot express what the recipe says.
     """
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
@@ -56,35 +72,24 @@ def run(recipe: Recipe, store: Store, until: str = "package") -> Outcome:
     from optimizer.validate.stage import check_inputs
 
     targets.check(recipe)
-    last = STAGES.index(until)
-    reports: list[Step] = []
-    made: list[Step] = []
-
-    source = store.step(load, recipe.model)
-    if last < STAGES.index("compress"):
-        return Outcome((), None)
-    if source.done:  # not yet, in a first `optimize plan`
-        check_inputs(recipe.validation(recipe.targets[0]), source.path)
-    state = store.step(compress, recipe.compression, source)
-    for target in (t.made for t in recipe.targets):
-        if last < STAGES.index("export"):
-            break
-        graph = store.step(export, target.export, source, state)
-        if last < STAGES.index("lower"):
-            continue
-        model = store.step(lower, target, source, state, graph)
-        if last < STAGES.index("build"):
-            continue
-        engine = store.step(build, target, model)
-        if last < STAGES.index("validate"):
-            continue
-        report = store.step(
-            validate, recipe.validation(target), source, state, graph, model, engine
-        )
-        reports.append(report)
-        made += [model, engine, report]
-    if last < STAGES.index("package") or verdict(recipe, reports) != "pass":
-        return Outcome(tuple(reports), None)
-    formats = [store.step(format_, section, source, state) for section in recipe.formatting]
-    bundle = store.step(package, recipe.packaging, source, state, *made, *formats)
-    return Outcome(tuple(reports), bundle)
+    outcome, step = Outcome(), store.step
+    with suppress(Stopped):
+        reference = base = step(load, recipe.model)
+        if reference.done:  # not yet, in a first `optimize plan`
+            check_inputs(recipe.validation(recipe.targets[0]), reference.path)
+        state = step(compress, recipe.compression, base)
+        each = [t.made for t in recipe.targets]
+        graphs = [step(export, t.export, base, state) for t in each]
+        models = [step(lower, t, base, state, g) for t, g in zip(each, graphs, strict=True)]
+        engines = [step(build, t, m) for t, m in zip(each, models, strict=True)]
+        reports = [
+            step(validate, recipe.validation(t), reference, state, graph, model, engine)
+            for t, graph, model, engine in zip(each, graphs, models, engines, strict=True)
+        ]
+        parts = zip(recipe.targets, models, engines, reports, strict=True)
+        outcome.built = tuple(Built(*part) for part in parts)
+        if verdict(outcome.built) == "pass":
+            formats = [step(format_, section, base, state) for section in recipe.formatting]
+            made = [s for b in outcome.built for s in b.steps]
+            outcome.bundle = step(package, recipe.packaging, reference, state, *made, *formats)
+    return outcome

@@ -95,17 +95,23 @@ class Step:
         return (self.path / MADE_FROM).is_file()
 
 
+class Stopped(Exception):  # nothing went wrong
+    """A step behind the last stage of `Store.until`."""
+
+
 @dataclass
 class Store:
     """A folder of finished steps. `log` records what happened, for the report and for --json.
 
     dry: only compute keys and say which steps would run (`optimize plan`); nothing is written.
+    until: the stage after whose steps no other is begun: `step` raises Stopped.
     again: names of stages to redo even when they are done (a measurement, say).
     """
 
     root: Path
     dry: bool = False
     again: frozenset[str] = frozenset()
+    until: str | None = None
     log: list[dict[str, Any]] = field(default_factory=list)
     _verified: set[Path] = field(default_factory=set)
 
@@ -115,8 +121,11 @@ class Store:
     def step(self, stage: Stage, section: Section | None, *inputs: Step) -> Step:
         """Find or make the folder of stage.run(section, *inputs).
 
-        Raises whatever the stage raises; MachineError when the disk is full or read-only.
+        Raises whatever the stage raises; MachineError when the disk is full or read-only; Stopped
+        behind `until`.
         """
+        if stage.name != self.until and any(row["stage"] == self.until for row in self.log):
+            raise Stopped
         made_from = self._made_from(stage, section, inputs)
         key = digest_json(made_from)[:32]
         step = Step(stage.name, key, self.root / stage.name / key, stage.measured)

@@ -13,6 +13,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import digest
 from optimizer.outcome import Result, finish
 from optimizer.package import look
+from optimizer.pipeline import Built
 from optimizer.recipe.schema import Recipe
 from optimizer.store import MADE_FROM, Step, Store
 from tests.package import small_bundle
@@ -56,12 +57,13 @@ def result(tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch) -> Result
         (made / "manifest.json").write_text(json.dumps(manifest))
         packaged = Step("package", "key", made.parent)
 
-    def run(_recipe: Recipe, store: Store, _until: str) -> pipeline.Outcome:
+    def run(recipe: Recipe, store: Store) -> pipeline.Outcome:
         source = tmp_path / "source"
         source.mkdir()
         (source / "source.json").write_text("{}")
         store.log.append({"stage": "load", "path": str(source)})
-        return pipeline.Outcome((ok, bad), packaged)
+        parts = zip(recipe.targets, (ok, bad), strict=True)
+        return pipeline.Outcome(tuple(Built(t, step, step, step) for t, step in parts), packaged)
 
     monkeypatch.setattr(pipeline, "run", run)
     places = tmp_path / "store", tmp_path / "artifacts"

@@ -14,7 +14,7 @@ import pytest
 
 from optimizer.errors import MachineError
 from optimizer.recipe.schema import Package
-from optimizer.store import MADE_FROM, Stage, Step, Store, digest_json
+from optimizer.store import MADE_FROM, Stage, Step, Stopped, Store, digest_json
 
 
 def write_a(section: Package | None, *inputs: Path, out: Path) -> None:
@@ -206,3 +206,12 @@ def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
 def test_a_step_knows_whether_it_is_done(tmp_path: Path) -> None:
     assert not Step("s", "k", tmp_path / "nothing").done
     assert Store(tmp_path).step(COUNT, Package()).done
+
+
+def test_no_step_is_begun_behind_the_stage_to_stop_after(tmp_path: Path) -> None:
+    store = Store(tmp_path, until="count")
+    one = store.step(COUNT, Package())
+    assert store.step(COUNT, None, one).done
+    with pytest.raises(Stopped):
+        store.step(Stage("after", 1, write_a), None, one)
+    assert not (tmp_path / "after").exists()
