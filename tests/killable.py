@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def work(job: dict[str, str]) -> int:
-    from optimizer.outcome import finish
+    from optimizer.commands.outcome import finish
     from optimizer.recipe import file as recipe_file
 
     return finish(

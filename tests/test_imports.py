@@ -20,7 +20,7 @@ ALLOWED = {
     "transformers": ("load/", "export/", "validate/"),
     "datasets": ("load/",),
     "huggingface_hub": ("load/",),
-    "click": ("cli.py", "cli_explain.py", "cli_options.py"),
+    "click": ("cli.py", "commands/"),
 }
 
 

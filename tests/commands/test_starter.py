@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.commands.starter import starter_recipe
 from optimizer.errors import RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import METRICS
-from optimizer.starter import starter_recipe
 
 
 @pytest.mark.parametrize("task", METRICS)

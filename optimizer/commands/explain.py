@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.cli_options import with_debug_and_json
+from optimizer.commands.options import with_debug_and_json
 from optimizer.progress import show
 
 

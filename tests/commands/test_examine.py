@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from optimizer import doctor
+from optimizer.commands import examine
 from optimizer.harness.machine import Gpu, Machine
 from tests.package import small_bundle
 
@@ -11,7 +11,7 @@ EVERYTHING = {"onnxruntime-gpu": "1.31.1", "tensorrt-rtx": "1.7.1.116", "cuda-bi
 
 
 def rows(machine: Machine) -> dict[tuple[str, str], dict[str, object]]:
-    return {(t["runtime"], t["provider"]): t for t in doctor.examine(machine)["targets"]}
+    return {(t["runtime"], t["provider"]): t for t in examine.examine(machine)["targets"]}
 
 
 def test_what_is_missing_has_a_reason_and_what_can_be_installed_a_line() -> None:
@@ -34,10 +34,10 @@ def test_a_gpu_makes_its_runtimes_run_and_nothing_else_change() -> None:
 def test_of_a_bundle_it_says_of_each_engine_whether_it_runs_and_why(tmp_path: Path) -> None:
     made = small_bundle.make(tmp_path, (small_bundle.ORT,)) / "bundle"
     here = Machine("linux", "x86_64", {"onnxruntime": "1.31.1"})
-    (row,) = doctor.bundle(made, here)
+    (row,) = examine.bundle(made, here)
     assert (row["target"], row["how"]) == ("onnxruntime-cpu", "load")
     assert row["why"].startswith("fits: ")
     (made / "model" / "onnxruntime-cpu" / "model.onnx").write_bytes(b"x")
-    (row,) = doctor.bundle(made, here)
+    (row,) = examine.bundle(made, here)
     assert row["how"] is None
     assert row["why"].startswith("digest: damaged")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from optimizer import pipeline
+from optimizer.commands.outcome import Result, finish
 from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import digest
-from optimizer.outcome import Result, finish
 from optimizer.package import look
 from optimizer.pipeline import Built
 from optimizer.recipe.schema import Recipe

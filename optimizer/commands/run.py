@@ -1,0 +1,59 @@
+"""The command `optimize run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_recipe
+from optimizer.progress import show
+
+
+@click.command()
+@with_recipe
+@click.option(
+    "--until",
+    type=click.Choice(["load", "compress", "export", "lower", "build", "validate", "package"]),
+    default="package",
+    show_default=True,
+    help="Stop after this stage.",
+)
+@click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path),
+    default="artifacts",
+    show_default=True,
+    help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
+)
+@click.option("--remeasure", is_flag=True, help="Validate again, even if it was done before.")
+@click.pass_obj
+def run(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    until: str,
+    artifacts: Path,
+    remeasure: bool,
+) -> None:
+    """Take RECIPE from checkpoint to bundle. Finished steps are found again, not redone.
+
+    \b
+    Examples:
+      optimize recipes/minilm-int8.yaml
+      optimize run recipes/minilm-int8.yaml --until compress
+      optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
+    """
+    from optimizer.commands.outcome import finish
+    from optimizer.recipe import file as recipe_file
+
+    checked, lines = recipe_file.read_with_lines(recipe, overrides)
+    with recipe_file.located(lines):
+        document = finish(checked, store, artifacts, until=until, remeasure=remeasure)
+    if obj["json"]:
+        show(json.dumps(document.as_dict(), indent=1))
+    else:
+        show(document.text)
+    raise SystemExit(document.exit_code)
