@@ -83,7 +83,7 @@ def reference(kind: str, model: Path, contract: Path, grid: Mapping[str, Any], o
     """Write the CPU's answers for ROWS: of an encoder "<sequence>.<output>" (rows, ...), of a
     decoder "logits" (1 + STEPS, rows, vocabulary)."""
     from optimizer.harness.contract import read
-    from optimizer.harness.runtimes.ort import OrtRunner
+    from optimizer.harness.runtimes.ort.run import OrtRunner
 
     rows = chosen_rows(max(grid["batch"]))
     made: Arrays = {}

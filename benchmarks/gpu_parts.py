@@ -124,17 +124,17 @@ def build(job: Job) -> Result:
     """Engines of the float and of the coded graph, for the GPU that is here: seconds, bytes, what
     is known of them, and the kernels that run each module."""
     from optimizer.harness.engines import spans
-    from optimizer.harness.runtimes import trt
+    from optimizer.harness.runtimes.trt import builder
 
     made, prepared = {}, job.prepared
     for form in ("float", "lowered"):
         start = time.perf_counter()
-        known = trt.build(
+        known = builder.build(
             Path(prepared[form]),
             engine_path(job, form),
             shapes=spans(prepared["shapes"]),
             product=job.system,
-            options=trt.Options(compute_capabilities=named_gpu(job.system)),
+            options=builder.Options(compute_capabilities=named_gpu(job.system)),
             modules=prepared["modules"] if form == "lowered" else {},
         )
         asked = prepared["asked"] if form == "lowered" else {}
@@ -147,7 +147,7 @@ def named_gpu(product: str) -> tuple[str, ...]:
     """The GPU that is here, for a product that is told which to build for."""
     from optimizer.harness.fit_columns import capability
     from optimizer.harness.machine import this_machine
-    from optimizer.harness.runtimes.trt_products import PRODUCTS
+    from optimizer.harness.runtimes.trt.products import PRODUCTS
 
     gpu = this_machine().gpu
     if gpu is None or not PRODUCTS[product].compute_capabilities:
@@ -156,17 +156,17 @@ def named_gpu(product: str) -> tuple[str, ...]:
 
 
 def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
-    """What a report keeps of trt.build's sidecar. asked: lowering.json's modules. kernels, and
+    """What a report keeps of builder.build's sidecar. asked: lowering.json's modules. kernels, and
     with them wider and untold, are null where the engine could not be opened."""
-    from optimizer.harness.runtimes import trt_inspect
+    from optimizer.harness.runtimes.trt import inspect
 
     kept = ("version", "compute_capabilities", "bytes", "kept_packed", "warnings", "kernels")
     kernels = known["kernels"]
     return {
         **{k: known[k] for k in kept},
         "layers": len(known["layers"]),
-        "wider": None if kernels is None else trt_inspect.wider(asked, kernels),
-        "untold": None if kernels is None else trt_inspect.untold(asked, kernels),
+        "wider": None if kernels is None else inspect.wider(asked, kernels),
+        "untold": None if kernels is None else inspect.untold(asked, kernels),
     }
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from optimizer.harness import fit_columns  # noqa: E402
 from optimizer.harness.machine import Machine  # noqa: E402
-from optimizer.harness.runtimes.trt_products import PRODUCTS  # noqa: E402
+from optimizer.harness.runtimes.trt.products import PRODUCTS  # noqa: E402
 
 SECONDS = 470  # of eight minutes; the rest is for starting and writing
 OURS = (

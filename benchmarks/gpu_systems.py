@@ -155,7 +155,7 @@ def _torch_peak() -> Mapping[str, Any]:
 
 def ort_encoder(files: Files, rehearse: bool) -> System:
     from optimizer.harness.errors import HarnessError
-    from optimizer.harness.runtimes.ort import OrtRunner, version
+    from optimizer.harness.runtimes.ort.run import OrtRunner, version
 
     device = "cpu" if rehearse else "cuda"
     about: dict[str, Any] = {"onnxruntime": version(), "dtype": "float16", "device": device}
@@ -178,7 +178,7 @@ def ort_encoder(files: Files, rehearse: bool) -> System:
 
 
 def ort_decoder(files: Files, rehearse: bool) -> System:
-    from optimizer.harness.runtimes.ort import OrtRunner, version
+    from optimizer.harness.runtimes.ort.run import OrtRunner, version
 
     device = "cpu" if rehearse else "cuda"
     runner = OrtRunner(Path(files["onnx"]), device=device)
@@ -230,9 +230,9 @@ def _engine(files: Files, product: str) -> tuple[Any, dict[str, Any]]:
     """The engine open, and what is said of it. Raises Refused when the runtime says that it is
     not for this machine."""
     from optimizer.harness.errors import MachineError
-    from optimizer.harness.runtimes.trt_products import PRODUCTS, imported
-    from optimizer.harness.runtimes.trt_run import TrtRunner
-    from optimizer.harness.runtimes.trt_validity import refuse_invalid
+    from optimizer.harness.runtimes.trt.products import PRODUCTS, imported
+    from optimizer.harness.runtimes.trt.run import TrtRunner
+    from optimizer.harness.runtimes.trt.validity import refuse_invalid
 
     path = Path(files["engine"])
     try:

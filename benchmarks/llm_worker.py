@@ -78,7 +78,7 @@ class Ort:
         return np.zeros((1, heads, room, width), np.float32)
 
     def _step(self) -> None:
-        """As the harness does it (ort_decoder.py): a shared cache is bound once."""
+        """As the harness does it (ort/decoder.py): a shared cache is bound once."""
         count, binding = len(self.ids), self.binding
         total = self.done + count
         given = {

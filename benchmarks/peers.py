@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.harness.runtimes.ort import SLOW_ON_CPU
+from optimizer.harness.runtimes.ort.run import SLOW_ON_CPU
 
 WORKER = Path(__file__).with_name("worker.py")
-NO_SKIP = {"disabled_optimizers": SLOW_ON_CPU}  # see harness/runtimes/ort.py
+NO_SKIP = {"disabled_optimizers": SLOW_ON_CPU}  # see harness/runtimes/ort/run.py
 REFERENCE = "onnxruntime-float"
 
 

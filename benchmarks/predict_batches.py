@@ -30,7 +30,7 @@ from optimizer.harness.answering import WINDOW, Answered, Asked, Encoder, answer
 from optimizer.harness.bench import percentile, percentile_interval  # noqa: E402
 from optimizer.harness.contract import load_tokenizer, read  # noqa: E402
 from optimizer.harness.machine import this_machine  # noqa: E402
-from optimizer.harness.runtimes.ort import OrtRunner  # noqa: E402
+from optimizer.harness.runtimes.ort.run import OrtRunner  # noqa: E402
 from optimizer.progress import say  # noqa: E402
 from optimizer.recipe.file import read as read_recipe  # noqa: E402
 from optimizer.store import Store  # noqa: E402

@@ -46,7 +46,7 @@ def pin(threads: int) -> None:
 
 def ours(model: str, threads: int, _options: dict[str, Any]) -> Run:
     """Through the runner that serves a bundle."""
-    from optimizer.harness.runtimes.ort import OrtRunner
+    from optimizer.harness.runtimes.ort.run import OrtRunner
 
     runner = OrtRunner(Path(model), device="cpu", threads=threads)
     return lambda batch: runner.infer(batch)["last_hidden_state"]

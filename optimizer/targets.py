@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from optimizer.errors import RecipeError
 from optimizer.harness.errors import BuildError
-from optimizer.harness.runtimes.trt_products import Options, refuse_options
+from optimizer.harness.runtimes.trt.products import Options, refuse_options
 from optimizer.recipe.schema import Recipe, Target, TensorRTTarget, Weights
 
 

@@ -34,10 +34,10 @@ def copy(tmp_path: Path) -> Path:
     [
         ("validate/stage.py", True),
         ("harness/tasks/sentence_embedding.py", True),
-        ("harness/runtimes/ort.py", True),
+        ("harness/runtimes/ort/run.py", True),
         ("qtensor.py", True),
         ("cli.py", False),
-        ("package/report.py", False),
+        ("package/report/page.py", False),
     ],
 )
 def test_the_digest_of_validate_changes_with_what_it_imports_and_nothing_else(

@@ -9,7 +9,7 @@ import pytest
 
 from optimizer import targets
 from optimizer.errors import RecipeError
-from optimizer.harness.runtimes.trt_products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.recipe import file as recipe_file
 
 RECIPE = """

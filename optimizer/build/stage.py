@@ -30,9 +30,11 @@ from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness import errors as harness
 from optimizer.harness.engines import spans
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes import ort, trt, trt_inspect
-from optimizer.harness.runtimes.trt_cuda import first_device
-from optimizer.harness.runtimes.trt_watch import PARTS
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.runtimes.trt import builder, inspect
+from optimizer.harness.runtimes.trt.cuda import first_device
+from optimizer.harness.runtimes.trt.products import PRODUCTS
+from optimizer.harness.runtimes.trt.watch import PARTS
 from optimizer.progress import meter, say
 from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage
@@ -92,7 +94,7 @@ def _fit(target: Target) -> dict[str, Any]:
     """What holds before anything is built; see harness/fit.py for how it is read."""
     if isinstance(target, OnnxRuntimeTarget):
         return {"runtime_minimum": ONNXRUNTIME_MINIMUM}
-    row = trt.PRODUCTS[target.runtime]
+    row = PRODUCTS[target.runtime]
     asked = asdict(options(target))
     profiles = _profiles(target)
     return {
@@ -113,7 +115,7 @@ def _profiles(target: TensorRTTarget) -> list[dict[str, Any]]:
 def _built_on(target: TensorRTTarget) -> dict[str, str]:
     """The GPU whose model binds the engine, where the product builds for the one that is here: as
     CUDA names it, for it is CUDA's first device that was built on."""
-    if not trt.PRODUCTS[target.runtime].needs_gpu:
+    if not PRODUCTS[target.runtime].needs_gpu:
         return {}
     asked, gpu = first_device(), this_machine().gpu
     name = asked[0] if asked is not None else gpu.name if gpu is not None else None
@@ -126,7 +128,7 @@ def _onnxruntime(target: OnnxRuntimeTarget, model: Path) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        with ort.OrtRunner(
+        with OrtRunner(
             model / "model.onnx", device=target.runs_on, threads=target.threads
         ) as runner:
             runner.save_optimized(optimized)
@@ -146,7 +148,7 @@ def _tensorrt(target: TensorRTTarget, model: Path, engine: Path) -> dict[str, An
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))["modules"]
     cache = engine.with_name(TIMING_CACHE)
     with meter("build: engine", PARTS) as tell:
-        network = trt.build(
+        network = builder.build(
             model / "model.onnx",
             engine,
             shapes=spans(_profiles(target)),
@@ -181,7 +183,7 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
         or (asked["activation"] != "float" and found[name]["activation"] is None)
     }
     if kernels is not None:
-        wider |= trt_inspect.wider(lowering, kernels)
+        wider |= inspect.wider(lowering, kernels)
     if network["kept_packed"] is False:
         wider = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
     known, unknown = _told(lowering, network)
@@ -217,7 +219,7 @@ def _told(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str],
         )
         return known, unknown
     known.append("the engine's own layers: which kernel each module runs in, and its types")
-    untold = trt_inspect.untold(lowering, kernels)
+    untold = inspect.untold(lowering, kernels)
     if untold:
         unknown.append(f"what these compute in, which the engine does not say: {', '.join(untold)}")
     return known, unknown
@@ -240,7 +242,7 @@ def _translated() -> Iterator[None]:
 def files(target: Target) -> Mapping[str, str]:
     """The GPU, where what is built, or that nothing is, depends on it."""
     if isinstance(target, TensorRTTarget):
-        row = trt.PRODUCTS[target.runtime]
+        row = PRODUCTS[target.runtime]
         looks = row.needs_gpu or bool(row.with_gpu & set(options(target).asked()))
     else:
         looks = target.device != "cpu"
@@ -262,7 +264,7 @@ STAGE = Stage(
     packages=(
         "onnxruntime",
         "onnxruntime-gpu",
-        *(name for row in trt.PRODUCTS.values() for name in row.distributions),
+        *(name for row in PRODUCTS.values() for name in row.distributions),
     ),
     files=files,
     estimate=estimate,

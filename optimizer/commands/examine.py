@@ -12,7 +12,7 @@ from typing import Any
 from optimizer.harness.fit import verdicts
 from optimizer.harness.fit_columns import REQUIRED
 from optimizer.harness.machine import Machine, this_machine
-from optimizer.harness.runtimes.trt_products import PRODUCTS
+from optimizer.harness.runtimes.trt.products import PRODUCTS
 from optimizer.store import package_version
 
 EXTRAS = {

@@ -80,8 +80,8 @@ def finish(
     if not outcome.built:
         return Result(0, None, None, None, steps, {}, "")
 
-    from optimizer.package import report as html
     from optimizer.package.publish_local import publish_local
+    from optimizer.package.report import page as html
 
     document = _document(recipe, steps, outcome)
     verdict = pipeline.verdict(outcome.built)
@@ -101,7 +101,7 @@ def finish(
 
 def _write_failed(folder: Path, document: dict[str, Any]) -> Path:
     """The report of a run whose gates did not pass. Returns report.html."""
-    from optimizer.package import report as html
+    from optimizer.package.report import page as html
     from optimizer.store import disk_errors_explained
     from optimizer.store import finish as rename
 
@@ -128,7 +128,7 @@ def _fresh(folder: Path) -> Path:
 def _document(
     recipe: Recipe, steps: tuple[dict[str, Any], ...], outcome: pipeline.Outcome
 ) -> dict[str, Any]:
-    """What the report is drawn from: see package/report.py."""
+    """What the report is drawn from: see package/report/page.py."""
     from optimizer.package import on_fail
     from optimizer.package.stage import target_names
 

@@ -19,7 +19,7 @@ from optimizer.errors import LedgerError
 from optimizer.export.pieces import begun, continued, in_blocks
 from optimizer.export.reference import Arrays
 from optimizer.harness.contract import Contract
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.progress import say
 
 ANOTHER = {"fp32": 1e-3, "fp16": 1e-1}

@@ -21,7 +21,7 @@ from optimizer.export.clean import module_of
 from optimizer.export.interface import PARTS, past_name, present_name
 from optimizer.export.reference import Arrays
 from optimizer.export.repeat import Numbers
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 
 PAST = 4
 """Tokens of a batch that torch alone reads; the graph goes on from the cache it left."""

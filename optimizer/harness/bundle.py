@@ -26,10 +26,10 @@ from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
 from .manifest import MANIFEST, damaged_files, read_manifest, unlisted_files
 from .runtimes.decoder import DecoderRunner
-from .runtimes.genai import GenaiRunner
-from .runtimes.onnx_external import check_inside
+from .runtimes.ort.genai import GenaiRunner
+from .runtimes.ort.onnx_external import check_inside
 from .runtimes.runner import Runner
-from .runtimes.trt_products import PRODUCTS
+from .runtimes.trt.products import PRODUCTS
 from .tasks import Array, decode, encode
 from .tasks.batch import check_texts
 from .tasks.text_generation import Prompt

@@ -203,7 +203,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     from .fit import Refuse, decide, verdicts
     from .machine import this_machine
     from .manifest import damaged_files, read_manifest, unlisted_files
-    from .runtimes.onnx_external import check_inside
+    from .runtimes.ort.onnx_external import check_inside
 
     manifest = read_manifest(folder)
     damaged = damaged_files(folder, manifest, measured=True)

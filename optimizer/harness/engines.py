@@ -16,9 +16,9 @@ from .fit import How
 from .fit_columns import Asked, capability, profiles
 from .machine import Machine
 from .runtimes.fitted import FittedRunner
-from .runtimes.ort import OrtRunner
+from .runtimes.ort.run import OrtRunner
 from .runtimes.runner import Runner
-from .runtimes.trt_products import PRODUCTS, Options
+from .runtimes.trt.products import PRODUCTS, Options
 
 Span = tuple[int, int, int]
 EVERY = 1.0  # seconds between two lines of progress
@@ -50,7 +50,7 @@ class Workshop:
 
     def _open_engine(self, engine: Mapping[str, Any], how: How) -> Runner:
         """Of a runtime with engine files."""
-        from .runtimes.trt_run import TrtRunner
+        from .runtimes.trt.run import TrtRunner
 
         path = self.folder / engine["engine"] if how == "load" else self.built(engine)
         product, gpu = engine["runtime"], self.machine.gpu
@@ -110,7 +110,7 @@ class Workshop:
 
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
     """Builds with the runtime's own builder, for the GPU of shop.machine, saying how far it is."""
-    from .runtimes import trt
+    from .runtimes.trt import builder
 
     product, gpu = engine["runtime"], shop.machine.gpu
     named = PRODUCTS[product].compute_capabilities
@@ -126,7 +126,7 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
     )
 
     def build(path: Path, timing_cache: Path) -> None:
-        trt.build(
+        builder.build(
             shop.folder / engine["model"],
             path,
             shapes=spans(engine["fit"]["shapes"]),

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from . import fit_columns as columns
 from .fit_columns import Asked, Column
 from .machine import Machine
-from .runtimes.trt_products import PRODUCTS
+from .runtimes.trt.products import PRODUCTS
 
 How = Literal["load", "build"]
 FITS = "fits"

@@ -21,7 +21,7 @@ TensorRT (docs.nvidia.com, TensorRT 11.4, Engine Compatibility and Support Matri
 in the version that built it; one built version_compatible also in later versions of the same
 major, and from 10 in 11. It runs on the GPU model that built it; built for the same compute
 capability, on any GPU of it; built ampere_plus, on 8.0 and later. Engines do not move between
-operating systems. TensorRT-RTX (its header, see runtimes/trt_header.py): the same version, and the
+operating systems. TensorRT-RTX (its header, see runtimes/trt/header.py): the same version, and the
 compute capabilities of its mask. Its documentation says that engines move between Windows and
 Linux; that is untried here, and another system is built for anew.
 """
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .machine import Gpu, Machine
-from .runtimes.trt_products import PRODUCTS
+from .runtimes.trt.products import PRODUCTS
 
 TENSORRT, RTX = PRODUCTS["tensorrt"].distributions, PRODUCTS["tensorrt-rtx"].distributions
 RTX_PLUGIN = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in ("", "-cu13", "-cu12"))

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .runtimes.ort import cores
+from .runtimes.ort.run import cores
 
 PACKAGES = (
     "cuda-bindings",

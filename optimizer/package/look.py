@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness.machine import RUNNERS
-from optimizer.harness.runtimes.trt_products import PRODUCTS
+from optimizer.harness.runtimes.trt.products import PRODUCTS
 
 
 def inspect(bundle: Path) -> dict[str, Any]:

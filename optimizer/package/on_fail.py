@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.package.comparison import Document, gates_in_order
-from optimizer.package.verdict import Verdict, worst
+from optimizer.package.report.comparison import Document, gates_in_order
+from optimizer.package.report.verdict import Verdict, worst
 
 
 def shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:

@@ -27,8 +27,8 @@ from optimizer import harness
 from optimizer.errors import MachineError
 from optimizer.harness.contract import Contract
 from optimizer.harness.machine import RUNNERS
-from optimizer.harness.runtimes.onnx_external import metadata
-from optimizer.harness.runtimes.ort_decoder import SHARED
+from optimizer.harness.runtimes.ort.decoder import SHARED
+from optimizer.harness.runtimes.ort.onnx_external import metadata
 from optimizer.load.source import LICENCES
 from optimizer.package import genai_config, on_fail, tokenizer_check
 from optimizer.package import manifest as manifests
@@ -291,9 +291,9 @@ def _add_harness(bundle: Path) -> None:
 def _add_report(
     bundle: Path, document: dict[str, Any], source: dict[str, Any], reports: list[dict[str, Any]]
 ) -> None:
-    from optimizer.package import report
+    from optimizer.package.report.page import render
 
-    page = report.render(
+    page = render(
         {
             "name": document["name"],
             "recipe": document["recipe"],

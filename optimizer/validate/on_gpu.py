@@ -11,9 +11,9 @@ import numpy as np
 from optimizer.harness.engines import Workshop
 from optimizer.harness.fit import verdicts
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.harness.runtimes.trt_products import PRODUCTS
+from optimizer.harness.runtimes.trt.products import PRODUCTS
 from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.trace import Trace

@@ -15,7 +15,7 @@ from optimizer.build.stage import STAGE as BUILD
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.harness.engines import spans
-from optimizer.harness.runtimes import trt
+from optimizer.harness.runtimes.trt import builder
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe import file as recipe_file
@@ -66,7 +66,7 @@ def test_every_linear_reaches_the_builder_with_coded_inputs_and_stays_coded(
 def test_the_same_graph_in_fp16_is_larger_by_the_codes(
     steps: dict[str, Path], made: dict[str, Any], target: TensorRTTarget, tmp_path: Path
 ) -> None:
-    wide = trt.build(
+    wide = builder.build(
         steps["export"] / "model.onnx", tmp_path / "e", shapes=spans(target.shapes.model_dump())
     )
     weights = made["network"]["weights"]

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from optimizer.harness.errors import BuildError, HarnessError, MachineError
-from optimizer.harness.runtimes import trt
+from optimizer.harness.runtimes.trt import builder
 
 pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
 
@@ -61,14 +61,16 @@ def refusal(
 ) -> str:
     engine = model.with_suffix(".engine")
     with pytest.raises(kind) as caught:
-        trt.build(model, engine, shapes={"batch": span}, options=trt.Options(**options))
+        builder.build(model, engine, shapes={"batch": span}, options=builder.Options(**options))
     assert not engine.exists()
     return str(caught.value)
 
 
 def test_the_same_model_without_a_fault_is_built(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
-    made = trt.build(model, tmp_path / "e", shapes={"batch": (1, 2, 4)}, modules={DENSE: "codes"})
+    made = builder.build(
+        model, tmp_path / "e", shapes={"batch": (1, 2, 4)}, modules={DENSE: "codes"}
+    )
     assert made["modules"][DENSE]["product"] == f"{DENSE}/MatMul"
 
 
@@ -114,10 +116,10 @@ def test_a_profile_out_of_order_is_refused(tmp_path: Path) -> None:
 def test_an_axis_without_a_range_is_refused_by_name(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
     with pytest.raises(BuildError, match=r"dynamic axis 'batch' of input x has no range"):
-        trt.build(model, tmp_path / "e", shapes={"sequence": (1, 2, 4)})
+        builder.build(model, tmp_path / "e", shapes={"sequence": (1, 2, 4)})
 
 
-@pytest.mark.parametrize("option", sorted(trt.PRODUCTS["tensorrt-rtx"].with_gpu))
+@pytest.mark.parametrize("option", sorted(builder.PRODUCTS["tensorrt-rtx"].with_gpu))
 def test_what_takes_a_gpu_to_build_says_so(option: str, tmp_path: Path) -> None:
     from optimizer.harness.machine import this_machine
 
@@ -141,19 +143,19 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones(tmp_path: Path) -> None:
 def test_every_profile_is_in_the_engine(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
     several = [{"batch": (1, 1, 1)}, {"batch": (2, 4, 8)}]
-    made = trt.build(model, tmp_path / "e", shapes=several)
+    made = builder.build(model, tmp_path / "e", shapes=several)
     assert [p["x"]["opt"][0] for p in made["profiles"]] == [1, 4]
 
 
 @pytest.mark.parametrize("option", [{"workspace_gb": 0.5}, {"sparse_weights": True}])
 def test_options_it_has_are_taken(option: dict[str, Any], tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
-    made = trt.build(
-        model, tmp_path / "e", shapes={"batch": (1, 2, 4)}, options=trt.Options(**option)
+    made = builder.build(
+        model, tmp_path / "e", shapes={"batch": (1, 2, 4)}, options=builder.Options(**option)
     )
     assert made["bytes"] > 0
 
 
 def test_a_product_that_is_not_installed_is_the_machines_fault(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r'pip install "tensorrt>=10\.3,<12"'):
-        trt.build(tmp_path / "m.onnx", tmp_path / "e", shapes={}, product="tensorrt")
+        builder.build(tmp_path / "m.onnx", tmp_path / "e", shapes={}, product="tensorrt")

@@ -16,7 +16,7 @@ from optimizer.build.stage import STAGE as BUILD
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.harness.engines import spans
-from optimizer.harness.runtimes import trt
+from optimizer.harness.runtimes.trt import builder
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe.schema import Compression, Model, Quantize, TensorRTTarget
@@ -80,7 +80,7 @@ def test_the_same_graph_in_fp16_is_larger_by_the_codes(
     steps: dict[str, Path], made: dict[str, Any], tmp_path: Path
 ) -> None:
     profile = spans(TARGET.shapes.model_dump())
-    wide = trt.build(steps["export"] / "model.onnx", tmp_path / "e", shapes=profile)
+    wide = builder.build(steps["export"] / "model.onnx", tmp_path / "e", shapes=profile)
     weights = made["network"]["weights"]
     tied = VOCABULARY * WIDTH * 2  # in fp16 the head is the embedding
     saved = weights["widened"] - weights["stored"] - tied

@@ -13,9 +13,9 @@ from optimizer.build import stage
 from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, HarnessError
-from optimizer.harness.runtimes import trt
-from optimizer.harness.runtimes.trt_header import read_header
-from optimizer.harness.runtimes.trt_validity import refuse_invalid
+from optimizer.harness.runtimes.trt import builder
+from optimizer.harness.runtimes.trt.header import read_header
+from optimizer.harness.runtimes.trt.validity import refuse_invalid
 from optimizer.lower import stage as lower
 from optimizer.recipe.schema import OnnxRuntimeTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
@@ -117,15 +117,15 @@ def test_defer_leaves_it_to_be_built_elsewhere_and_says_why(
 def without_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    row = replace(trt.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
-    monkeypatch.setitem(trt.PRODUCTS, "tensorrt-rtx", row)
+    row = replace(builder.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
+    monkeypatch.setitem(builder.PRODUCTS, "tensorrt-rtx", row)
 
 
 def test_an_engine_is_built_without_a_gpu_and_described(engine: Path) -> None:
     made = json.loads((engine / "engine.json").read_text())
     header = read_header(engine / "model.engine")
     network = made["network"]
-    assert made["fit"]["runtime_version"] == header.version == trt.version()
+    assert made["fit"]["runtime_version"] == header.version == builder.version()
     assert made["fit"]["compute_capabilities"] == ["80", "86", "89", "120", "121"]
     assert [i["name"] for i in network["io"]["inputs"]] == ["input_ids", "attention_mask"]
     assert network["io"]["outputs"][0]["dtype"] == "FLOAT"
@@ -163,7 +163,7 @@ def test_only_the_asked_gpus_are_in_the_header(rtx_model: Path, tmp_path: Path) 
 
 def test_progress_reaches_the_end(rtx_model: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    trt.build(
+    builder.build(
         rtx_model / "model.onnx",
         tmp_path / "e",
         shapes=SHAPES.model_dump(),
@@ -181,7 +181,7 @@ def test_an_interrupt_stops_the_build_and_leaves_no_engine(rtx_model: Path, tmp_
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        trt.build(
+        builder.build(
             rtx_model / "model.onnx",
             tmp_path / "e",
             shapes=SHAPES.model_dump(),
@@ -267,7 +267,7 @@ MEASURED = {  # engines of 1.7.1 for the default GPUs
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_size_of_an_engine_tells_whether_codes_stayed_codes(name: str) -> None:
     sizes, kept = MEASURED[name]
-    assert trt.kept_packed(*sizes) is kept
+    assert builder.kept_packed(*sizes) is kept
 
 
 def test_an_engine_for_a_product_that_is_not_here_is_left_to_its_machine(
@@ -323,7 +323,7 @@ def test_what_depends_on_the_gpu_is_looked_for_again_when_the_gpu_changes() -> N
         (ORT.model_copy(update={"device": "cuda"}), True),
     ):
         assert ("gpu" in stage.files(target)) == looks
-    for row in trt.PRODUCTS.values():
+    for row in builder.PRODUCTS.values():
         assert set(row.distributions) <= set(stage.STAGE.packages)
 
 
@@ -331,7 +331,7 @@ def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
     real: Any = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
     config = real.Builder(real.Logger()).create_builder_config()
     assert config.get_flag(real.BuilderFlag.TF32)  # what it is left at
-    trt._configure(real, config, trt.Options())
+    builder._configure(real, config, builder.Options())
     assert not config.get_flag(real.BuilderFlag.TF32)
 
 

@@ -18,7 +18,7 @@ from optimizer.export import check, names, onnx_file, pieces, reference, stage
 from optimizer.export.check import check_shapes, distance, random_inputs
 from optimizer.export.weights import Values
 from optimizer.harness.contract import Contract
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import skeleton, torch_model
 from optimizer.recipe.schema import Export

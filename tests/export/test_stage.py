@@ -14,7 +14,7 @@ from torch import nn
 
 from optimizer.errors import LedgerError
 from optimizer.export import check, reference, stage
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.recipe.schema import Export

@@ -13,12 +13,12 @@ from optimizer.harness.engines import spans
 from optimizer.harness.fit import verdicts
 from optimizer.harness.fit_columns import REQUIRED
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes import trt
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.runtimes.trt import builder
 from optimizer.validate.ledger.distance import distance
 from optimizer.validate.ledger.roundoff import UNIT
 from tests.harness import small_model
-from tests.harness.test_ort import arrays
+from tests.harness.runtimes.ort.test_run import arrays
 from tests.package import small_bundle
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -40,7 +40,7 @@ def need(runtime: str, provider: str = "cuda") -> None:
     missing = [g[0] for g in REQUIRED[runtime, provider] if HERE.version(g) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
-    if runtime in trt.PRODUCTS and (why := unfit(runtime, HERE)):
+    if runtime in builder.PRODUCTS and (why := unfit(runtime, HERE)):
         pytest.skip(why)
 
 
@@ -109,12 +109,12 @@ def test_engines_answer_as_the_cpu_does_replayed_resident_and_from_their_cache(
     prepared = gpu_models.prepare(kind, tmp_path, True, None)
     for form in ("float", "lowered"):
         engine = tmp_path / f"{form}.engine"
-        trt.build(
+        builder.build(
             Path(prepared[form]),
             engine,
             shapes=spans(prepared["shapes"]),
             product=product,
-            options=trt.Options(compute_capabilities=gpu_parts.named_gpu(product)),
+            options=builder.Options(compute_capabilities=gpu_parts.named_gpu(product)),
         )
         judge = gpu_check.judge(form, prepared)
         system = SYSTEMS[kind, product]({**prepared, "engine": str(engine)}, False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.contract import load_tokenizer
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
 

@@ -30,11 +30,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     targets = (small_bundle.RTX, small_bundle.ORT)
     from dataclasses import replace
 
-    from optimizer.harness.runtimes import trt
+    from optimizer.harness.runtimes.trt import builder
 
     with pytest.MonkeyPatch.context() as patch:
-        row = replace(trt.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
-        patch.setitem(trt.PRODUCTS, "tensorrt-rtx", row)
+        row = replace(builder.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
+        patch.setitem(builder.PRODUCTS, "tensorrt-rtx", row)
         return small_bundle.make(tmp_path_factory.mktemp("bundle"), targets)
 
 

@@ -15,7 +15,7 @@ from optimizer.harness.engine_cache import cached, key, made_from, obtain
 from optimizer.harness.engines import Workshop, builder, progress, spans
 from optimizer.harness.errors import BuildError, MachineError
 from optimizer.harness.machine import Gpu, Machine
-from optimizer.harness.runtimes.trt_header import read_header
+from optimizer.harness.runtimes.trt.header import read_header
 from tests.harness import small_model
 
 DOCUMENT = {"model": "a"}

@@ -11,7 +11,7 @@ from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.generate import Options, generate, loop, stream
 from optimizer.harness.generate.loop import prefill
 from optimizer.harness.runtimes.decoder import pieces
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks import text_generation
 from tests.decoders import write_tiny_decoder
 from tests.harness import small_model, tiny_decoder

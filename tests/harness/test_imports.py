@@ -12,8 +12,8 @@ from optimizer import harness
 FOLDER = Path(str(harness.__file__)).parent
 ALLOWED = {"numpy", "tokenizers"} | set(sys.stdlib_module_names)
 ALSO = {  # the one file that may import a package, and only inside its functions
-    "runtimes/ort.py": "onnxruntime",
-    "runtimes/genai.py": "onnxruntime_genai",
+    "runtimes/ort/run.py": "onnxruntime",
+    "runtimes/ort/genai.py": "onnxruntime_genai",
     "generate/chat.py": "jinja2",
 }
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))

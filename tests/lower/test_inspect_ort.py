@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.inspect_ort import inspect
 from optimizer.state import Activations
 from tests.export.folders import Exported

@@ -12,7 +12,7 @@ import pytest
 
 from optimizer.harness import tasks
 from optimizer.harness.contract import load_tokenizer, read
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.conftest import sentences
 from tests.package import small_bundle
 

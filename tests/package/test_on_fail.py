@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.package import look, on_fail, stage
-from optimizer.package.report import render
-from optimizer.package.verdict import worst
+from optimizer.package.report.page import render
+from optimizer.package.report.verdict import worst
 from optimizer.recipe.schema import TensorRTTarget
 from tests.package import small_bundle
 

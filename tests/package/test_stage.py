@@ -16,7 +16,7 @@ from optimizer.harness.manifest import content_digest
 from optimizer.package import look, stage
 from optimizer.package import manifest as manifests
 from optimizer.package.publish_local import publish_local
-from optimizer.package.verdict import worst
+from optimizer.package.report.verdict import worst
 from optimizer.store import digest_file
 from tests.package import small_bundle
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optimizer.errors import OptimizeError
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
 from tests.validate.runs import SCHEMES, Run

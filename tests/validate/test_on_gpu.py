@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.hops import UNCUT, Entry

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.validate import decoder
 from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.ledger import pieces

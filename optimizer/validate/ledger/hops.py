@@ -18,7 +18,7 @@ from torch import Tensor
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.runtimes.ort import OrtRunner
+from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
 from optimizer.lower.opened import opened

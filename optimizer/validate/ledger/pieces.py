@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness.errors import HarnessError
-from optimizer.harness.runtimes.ort import OrtRunner, check_names
+from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
 from optimizer.lower.opened import Source

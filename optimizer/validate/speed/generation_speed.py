@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness import bench, bench_generation
-from optimizer.harness.runtimes.ort import OrtRunner, cores
+from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import Gate
@@ -119,7 +119,7 @@ def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> s
         "from pathlib import Path\n"
         "from optimizer.harness import contract as contracts\n"
         "from optimizer.harness.generate import Options, generate\n"
-        "from optimizer.harness.runtimes.ort import OrtRunner\n"
+        "from optimizer.harness.runtimes.ort.run import OrtRunner\n"
         f"folder = Path({str(m.source)!r})\n"
         "contract = contracts.read(folder / 'contract.json')\n"
         "tokenizer = contracts.load_tokenizer(folder / 'checkpoint', contract)\n"

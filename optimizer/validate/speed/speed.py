@@ -23,7 +23,7 @@ from torch import nn
 from optimizer.harness import bench, tasks
 from optimizer.harness.bench import System
 from optimizer.harness.contract import Contract
-from optimizer.harness.runtimes.ort import OrtRunner, cores
+from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, Gate
@@ -166,7 +166,7 @@ def peak_memory(m: Materials, cell: tuple[int, int], threads: int) -> dict[str, 
 
     def ort(path: Path) -> str:
         return shared + (
-            "from optimizer.harness.runtimes.ort import OrtRunner\n"
+            "from optimizer.harness.runtimes.ort.run import OrtRunner\n"
             f"with OrtRunner(Path({str(path)!r}), threads={threads}) as runner:\n"
             "    runner.infer(batch)\n"
         )

@@ -14,7 +14,7 @@ import torch
 
 from optimizer.compress.methods.gptq import gptq
 from optimizer.harness.generate import loop
-from optimizer.harness.runtimes.ort_decoder import OrtDecoder
+from optimizer.harness.runtimes.ort.decoder import OrtDecoder
 from optimizer.harness.tasks import text_generation
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.state import CompressedState

@@ -1,0 +1,1 @@
+"""ONNX Runtime, and onnxruntime-genai on the same folder of ONNX."""

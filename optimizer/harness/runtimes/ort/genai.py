@@ -1,0 +1,87 @@
+"""Continue sequences with onnxruntime-genai, where it is installed: its cache and its session,
+our choice of tokens.
+
+A model folder of a bundle holds genai_config.json beside the ONNX. One row at a time: it pads on
+the right, which our graphs do not take. Its logits equal those of the plain loop, which stays the
+reference, up to float rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...contract import Contract
+from ...errors import BundleError, InputError, MachineError
+from ...tasks.batch import Array
+from ..decoder import check_step
+
+CONFIG = "genai_config.json"
+
+
+class GenaiRunner:
+    """A model folder opened by onnxruntime-genai; see decoder.DecoderRunner.
+
+    Raises MachineError when the package is missing, BundleError when it cannot open the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._genai = _import()
+        if not (folder / CONFIG).is_file():
+            raise BundleError(f"no {CONFIG}", where=str(folder), fix="Use the plain loop.")
+        try:
+            self._model = self._genai.Model(os.fspath(folder))
+        except Exception as e:  # the binding raises RuntimeError and its own
+            raise BundleError(
+                f"onnxruntime-genai {self._genai.__version__} cannot open it ({e})",
+                where=str(folder),
+                fix="Use the plain loop.",
+            ) from e
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> GenaiDecoder:
+        """One new, empty row. capacity: tokens it will hold; 0 means the whole context."""
+        assert contract.generation is not None
+        parameters = self._genai.GeneratorParams(self._model)
+        parameters.set_search_options(max_length=capacity or contract.generation.context)
+        return GenaiDecoder(self._genai.Generator(self._model, parameters))
+
+    def close(self) -> None:
+        self._model = None
+
+
+class GenaiDecoder:
+    """One row; see decoder.Decoder."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self.past = 0
+
+    def step(self, arrays: Mapping[str, Array]) -> Array:
+        """logits (1, 1, vocabulary) of the last new token: it computes no other.
+
+        Raises InputError for several rows, or padding.
+        """
+        rows, sequence = check_step(arrays, [*arrays], self.past, 1)
+        if rows != 1 or not np.all(arrays["attention_mask"]):
+            raise InputError(
+                f"{rows} rows, or padding", where="onnxruntime-genai", accepted="one row, unpadded"
+            )
+        self._generator.append_tokens(arrays["input_ids"].astype(np.int32))
+        self.past += sequence
+        logits = np.asarray(self._generator.get_logits(), np.float32)
+        return logits.reshape(1, -1, logits.shape[-1])[:, -1:]
+
+
+def _import() -> Any:
+    try:
+        import onnxruntime_genai
+    except ImportError as e:
+        raise MachineError(
+            f"onnxruntime-genai cannot be imported ({e})", fix="pip install onnxruntime-genai"
+        ) from None
+    onnxruntime_genai.disable_telemetry_events()
+    return onnxruntime_genai

@@ -1,0 +1,112 @@
+"""What an ONNX file says of itself, read without opening it: the files outside it that its
+weights are in, and its metadata.
+
+A model may name any path there, and the runtime would map it. So before a bundle's model is
+opened the names are read from the protobuf wire format itself; only the messages that can hold
+a tensor are walked, everything else is skipped by its length.
+https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (field numbers)
+https://protobuf.dev/programming-guides/encoding (wire format)
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from ...errors import BundleError
+
+# message -> {field number: the message in it}
+HOLDS = {
+    "model": {7: "graph", 14: "property", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+PAIRS = ("entry", "property")  # key and value: of a tensor's external data, of the metadata
+KEY, VALUE = 1, 2
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+def external_files(model: Path) -> set[str]:
+    """Every location of external data, as written in the file.
+
+    Raises BundleError when the file is no protobuf message.
+    """
+    return {value for kind, key, value in _pairs(model) if (kind, key) == ("entry", "location")}
+
+
+def metadata(model: Path) -> dict[str, str]:
+    """The model's own metadata_props. Raises BundleError as external_files does."""
+    return {key: value for kind, key, value in _pairs(model) if kind == "property"}
+
+
+def _pairs(model: Path) -> list[tuple[str, str, str]]:
+    """(kind, key, value) of every pair in the file, in its order."""
+    found: list[tuple[str, str, str]] = []
+    try:
+        with model.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            _walk(data, 0, len(data), "model", found)
+    except (IndexError, ValueError) as e:
+        raise BundleError(f"not an ONNX model ({e})", where=str(model)) from None
+    return found
+
+
+def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
+    """Raises BundleError when external data leaves the folder or is not a listed file.
+
+    listed: the manifest's file names, relative to `folder`.
+    """
+    for location in sorted(external_files(model)):
+        target = (model.parent / location).resolve()
+        inside = target.is_relative_to(folder.resolve())
+        if not inside or str(target.relative_to(folder.resolve())) not in listed:
+            raise BundleError(
+                f"the model keeps weights in {location!r}, which is "
+                f"{'not in the manifest' if inside else 'outside the bundle'}",
+                where=str(model),
+                fix="Do not run it: the bundle was tampered with. Get it again.",
+            )
+
+
+def _walk(
+    data: mmap.mmap, at: int, end: int, message: str, found: list[tuple[str, str, str]]
+) -> None:
+    entry: dict[int, bytes] = {}
+    while at < end:
+        tag, at = _varint(data, at)
+        field, wire = tag >> 3, tag & 7
+        if wire == VARINT:
+            _, at = _varint(data, at)
+        elif wire == FIXED64:
+            at += 8
+        elif wire == FIXED32:
+            at += 4
+        elif wire == BYTES:
+            size, at = _varint(data, at)
+            if at + size > end:
+                raise ValueError("a field is longer than what holds it")
+            if message in PAIRS:
+                entry[field] = data[at : at + size]
+            elif field in HOLDS[message]:
+                _walk(data, at, at + size, HOLDS[message][field], found)
+            at += size
+        else:
+            raise ValueError(f"wire type {wire}")
+    if message in PAIRS:
+        found.append((message, entry.get(KEY, b"").decode(), entry.get(VALUE, b"").decode()))
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is longer than 64 bits")

@@ -1,0 +1,274 @@
+"""Run an ONNX model with ONNX Runtime.
+
+Session options are chosen here, once, for the evaluator, the benchmark and the bundle alike.
+Measured on MiniLM with 1.31 on two cores:
+ - Worker threads wait busily between the operators of a run (a quarter faster: 0.76 of the time
+   for an encoder and a decoder alike) and sleep between runs: idle pools that spin take the
+   cores from whatever else runs in the process, a second session above all. Where other
+   processes keep all cores busy, waiting busily costs a quarter instead.
+ - SkipLayerNormFusion and BiasGeluFusion are off on the CPU: the fused kernels there are slower
+   than the LayerNormalization, Gelu and Add they replace (1 to 7 % of a whole model).
+ - One worker per usable core, counted from the affinity mask, not from the machine: in a
+   container the two differ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...closing import Closing
+from ...contract import Contract
+from ...errors import BundleError, InputError, MachineError, UnopenedError
+from ...tasks.batch import Array
+from .bound import BoundSession, Buffers
+from .decoder import OrtDecoder
+from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start
+
+DTYPES = {
+    "tensor(int64)": np.dtype("int64"),
+    "tensor(int32)": np.dtype("int32"),
+    "tensor(float)": np.dtype("float32"),
+    "tensor(float16)": np.dtype("float16"),
+    "tensor(bool)": np.dtype("bool"),
+}
+SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
+ERRORS_ONLY = 3
+
+
+class OrtRunner(Closing):
+    """A model opened for inference on one device: a row of providers.PROVIDERS.
+
+    threads: workers inside an operator; 0 means one per core this process may use.
+    Raises BundleError when the file is no model this version can run (off the CPU UnopenedError),
+    MachineError when the package or the device is missing. It never runs on another device than
+    asked. fuse: False runs the operators one by one as the file has them, which is how a proof
+    reads it. bound: run on buffers that stay on the device, see bound.py; graphs: and replay a
+    CUDA graph of each combination of shapes, which raises UnopenedError for a graph that cannot be
+    captured whole. device is where arrays live, "cpu" or "cuda"; placed says how many nodes each
+    provider runs, on_cpu which computing ones were left to the CPU (providers.on_cpu).
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        device: str = "cpu",
+        threads: int = 0,
+        fuse: bool = True,
+        bound: bool = False,
+        graphs: bool = False,
+    ) -> None:
+        self.model, self.provider, self.threads = Path(model), device, threads
+        self.device = provider(device).device
+        self._session = _session(self.model, device, threads, fuse=fuse, graphs=graphs)
+        self.placed = {} if device == "cpu" else placement(self._session)
+        self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
+        refuse_elsewhere(device, self._session.get_providers(), self.placed)
+        self._bound = (
+            BoundSession(_import(), self._session, self.device, graphs=graphs)
+            if bound or graphs
+            else None
+        )
+        self._inputs: dict[str, tuple[Any, tuple[Any, ...]]] = {
+            i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
+        }
+        self._outputs = [o.name for o in self._session.get_outputs()]
+
+    @property
+    def inputs(self) -> dict[str, np.dtype[Any] | None]:
+        """Name and element type of each input."""
+        return {name: dtype for name, (dtype, _) in self._inputs.items()}
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
+        self._check(arrays)
+        if self._bound is not None:
+            return self._bound.infer(arrays)
+        values = self._session.run(self._outputs, dict(arrays))
+        return dict(zip(self._outputs, values, strict=True))
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names, in the graph's order."""
+        return list(self._outputs)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself (metadata_props)."""
+        return dict(self._session.get_modelmeta().custom_metadata_map)
+
+    def resident(self, arrays: Mapping[str, Array]) -> Resident:
+        """The inputs copied to the device, for a benchmark. The runner must be `bound`."""
+        self._check(arrays)
+        assert self._bound is not None
+        return Resident(self._bound, self._bound.put(arrays))
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
+        """A new batch of sequences to continue; see decoder.DecoderRunner."""
+        return OrtDecoder(self, contract, capacity)
+
+    def binding(self) -> Any:
+        """A new IOBinding of the session."""
+        return self._session.io_binding()
+
+    def value(self, array: Array) -> Any:
+        """The array on this runner's device, as the runtime's own."""
+        return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
+
+    def run_bound(self, binding: Any) -> None:
+        """Run once on what is bound."""
+        self._session.run_with_iobinding(binding)
+
+    def save_optimized(self, path: Path) -> Path:
+        """Write the graph as this session runs it, fusions done, for inspection."""
+        _session(self.model, self.provider, self.threads, optimized=path)
+        return path
+
+    def close(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
+        self._bound = self._session = None
+
+    def _check(self, arrays: Mapping[str, Array]) -> None:
+        check_names(set(arrays), set(self._inputs), self.model.name)
+        axes: dict[str, tuple[int, str]] = {}
+        for name, (dtype, shape) in self._inputs.items():
+            check_array(name, arrays[name], dtype, shape, axes)
+
+
+class Resident:
+    """Inputs that are on the device."""
+
+    def __init__(self, session: BoundSession, buffers: Buffers) -> None:
+        self._session, self._buffers = session, buffers
+
+    def run(self) -> None:
+        """One forward with nothing copied, waited for."""
+        self._session.run(self._buffers)
+
+    def outputs(self) -> dict[str, Array]:
+        """What the last one gave."""
+        return self._session.outputs(self._buffers)
+
+
+def check_names(given: set[str], wanted: set[str], model: str) -> None:
+    """Raises InputError unless the names are the same."""
+    for problem, names in (("missing", wanted - given), ("unknown", given - wanted)):
+        if names:
+            raise InputError(
+                f"{problem} input {', '.join(sorted(names))}",
+                where=model,
+                accepted=", ".join(sorted(wanted)),
+            )
+
+
+def check_array(
+    name: str,
+    array: Array,
+    dtype: np.dtype[Any] | None,
+    shape: tuple[int | str | None, ...],
+    axes: dict[str, tuple[int, str]],
+) -> None:
+    """Raises InputError when an array has another dtype, rank or size than its input takes.
+
+    axes collects the size of each named axis and the input it was first seen on, so that two
+    inputs that disagree are both named.
+    """
+    where = f"input {name}"
+    if dtype is not None and array.dtype != dtype:
+        raise InputError(f"{array.dtype} was given", where=where, accepted=str(dtype))
+    if array.ndim != len(shape):
+        raise InputError(f"shape {array.shape} was given", where=where, accepted=f"{list(shape)}")
+    for size, axis in zip(array.shape, shape, strict=True):
+        if size == 0:
+            raise InputError(f"shape {array.shape} has an empty axis", where=where)
+        if isinstance(axis, int) and size != axis:
+            raise InputError(f"shape {array.shape} was given", where=where, accepted=f"{[*shape]}")
+        if isinstance(axis, str):
+            seen, first = axes.setdefault(axis, (size, name))
+            if seen != size:
+                raise InputError(
+                    f"axis {axis} is {size} here and {seen} on input {first}", where=where
+                )
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def version() -> str | None:
+    """The installed version, or None."""
+    from importlib import metadata
+
+    for distribution in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _session(
+    model: Path,
+    device: str,
+    threads: int,
+    optimized: Path | None = None,
+    fuse: bool = True,
+    graphs: bool = False,
+) -> Any:
+    ort = _import()
+    options = ort.SessionOptions()
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else levels.ORT_DISABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = threads or cores()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    if device != "cpu":
+        options.add_session_config_entry(*RECORD_PLACEMENT)
+    providers = start(ort, device, options, graphs=graphs)
+    if not model.is_file():
+        raise BundleError("the model is missing", where=str(model))
+    try:
+        return ort.InferenceSession(
+            str(model),
+            options,
+            providers=providers or None,
+            disabled_optimizers=SLOW_ON_CPU if device == "cpu" else None,
+        )
+    except Exception as e:  # the binding raises a dozen unrelated classes
+        # On a CPU nothing of the machine is in question; a GPU's library may be, or its memory.
+        kind = BundleError if device == "cpu" else UnopenedError
+        raise kind(
+            f"ONNX Runtime {ort.__version__} cannot open it ({_first_line(e)})",
+            where=str(model),
+            fix="The file is damaged, or needs a newer ONNX Runtime."
+            if device == "cpu"
+            else f"Its libraries may be missing. {provider(device).libraries}",
+        ) from e
+
+
+def _import() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as e:
+        raise MachineError(
+            f"ONNX Runtime cannot be imported ({e})", fix="pip install onnxruntime"
+        ) from None
+    return onnxruntime
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,152 @@
+"""The few CUDA calls that running an engine takes, through NVIDIA's cuda-python.
+
+A driver's call returns (error, results...); here an error is raised, and results returned.
+https://nvidia.github.io/cuda-python/cuda-bindings/latest/module/runtime.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ...errors import MachineError
+from ...tasks.batch import Array
+
+INSTALL = "pip install cuda-python"
+
+
+class Cuda:
+    """One stream of one device, and memory on it. runtime: the module cuda.bindings.runtime.
+
+    Raises MachineError when there is no device, and when a call fails.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        if self._call("cudaGetDeviceCount") == 0:
+            raise MachineError("no GPU was found", where="device cuda")
+        self._stream = self._call("cudaStreamCreate")
+        self.stream = int(self._stream)  # as TensorRT takes it
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """(name, compute capability "8.9") of device 0, which everything here runs on. A part of a
+        GPU (MIG) goes by the name of the whole, as nvidia-smi has it."""
+        found = self._call("cudaGetDeviceProperties", 0)
+        said = found.name.decode() if isinstance(found.name, bytes) else str(found.name)
+        name = said.partition("\0")[0].partition(" MIG ")[0].strip()
+        return name, f"{found.major}.{found.minor}"
+
+    def allocate(self, size: int) -> int:
+        """Address of `size` bytes on the device, aligned to 256."""
+        return int(self._call("cudaMalloc", size))
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave."""
+        self._call("cudaFree", address)
+
+    def pinned(self, size: int) -> tuple[int, Array]:
+        """Page-locked bytes of this process, which the device copies from and to by itself."""
+        address = int(self._call("cudaMallocHost", size))
+        held = (ctypes.c_uint8 * size).from_address(address)
+        return address, np.ctypeslib.as_array(held)
+
+    def free_pinned(self, address: int) -> None:
+        """Give back what `pinned` gave."""
+        self._call("cudaFreeHost", address)
+
+    def to_device(self, device: int, host: int, size: int) -> None:
+        """Enqueue a copy; `host` is pinned."""
+        self._copy(device, host, size, "cudaMemcpyHostToDevice")
+
+    def to_host(self, host: int, device: int, size: int) -> None:
+        """Enqueue a copy; `host` is pinned."""
+        self._copy(host, device, size, "cudaMemcpyDeviceToHost")
+
+    def on_device(self, target: int, source: int, size: int) -> None:
+        """Enqueue a copy."""
+        self._copy(target, source, size, "cudaMemcpyDeviceToDevice")
+
+    def wait(self) -> None:
+        """Until everything enqueued is done."""
+        if self.stream:
+            self._call("cudaStreamSynchronize", self._stream)
+
+    def begin_capture(self) -> None:
+        """From here on what is enqueued is recorded, not run."""
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", self._stream, mode)
+
+    def end_capture(self) -> Any:
+        """What was recorded, ready for `launch`."""
+        graph = self._call("cudaStreamEndCapture", self._stream)
+        try:
+            return self._call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._call("cudaGraphDestroy", graph)
+
+    def launch(self, graph: Any) -> None:
+        """Enqueue what a graph recorded."""
+        self._call("cudaGraphLaunch", graph, self._stream)
+
+    def free_graph(self, graph: Any) -> None:
+        """Give back what `end_capture` gave."""
+        self._call("cudaGraphExecDestroy", graph)
+
+    def close(self) -> None:
+        """The stream, once; memory is its owners', who may still give it back."""
+        if self.stream:
+            self._call("cudaStreamDestroy", self._stream)
+        self.stream, self._stream = 0, None
+
+    def _copy(self, target: int, source: int, size: int, kind: str) -> None:
+        if size:
+            which = getattr(self._runtime.cudaMemcpyKind, kind)
+            self._call("cudaMemcpyAsync", target, source, size, which, self._stream)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        error, *results = getattr(self._runtime, name)(*arguments)
+        if error != self._runtime.cudaError_t.cudaSuccess:
+            _, said = self._runtime.cudaGetErrorString(error)
+            text = said.decode() if isinstance(said, bytes) else str(said)
+            raise MachineError(f"{name} failed: {text}", where="device cuda")
+        return results[0] if results else None
+
+
+def open_cuda() -> Cuda:
+    """A stream on the current device. Raises MachineError when cuda-python is missing."""
+    try:
+        runtime = import_module("cuda.bindings.runtime")
+    except ImportError as e:
+        raise MachineError(
+            f"cuda.bindings cannot be imported ({e})", where="device cuda", fix=INSTALL
+        ) from None
+    return Cuda(runtime)
+
+
+def first_device() -> tuple[str, str] | None:
+    """(name, compute capability) of CUDA's device 0; None where CUDA cannot be asked."""
+    try:
+        driver = open_cuda()
+    except MachineError:
+        return None
+    try:
+        return driver.device
+    finally:
+        driver.close()
+
+
+def refuse_another(driver: Cuda, expected: tuple[str, str]) -> None:
+    """Raise MachineError when device 0 is not the GPU that a decision was made for: nvidia-smi
+    lists by bus, CUDA by speed, and CUDA_VISIBLE_DEVICES hides some. expected: as `device`."""
+    found = driver.device
+    if found != expected:
+        raise MachineError(
+            f"CUDA's first device is {found[0]} ({found[1]}); the engine was chosen for "
+            f"{expected[0]} ({expected[1]}), which nvidia-smi lists first",
+            where="device cuda",
+            fix="Start with CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=0.",
+        )

@@ -1,0 +1,130 @@
+"""Continue sequences with a TensorRT engine, the key/value cache staying on the device.
+
+A cache has two sets of buffers: a step reads past_key_values.{i} from one and writes
+present.{i}, one step longer, to the other; then they change places. Nothing of it passes through
+the host, and nothing is copied but when the buffers grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...contract import Contract
+from ...tasks.batch import Array
+from ..decoder import check_step
+from ..ort.decoder import LOGITS, cache_names, check_graph
+from .memory import Device, Pinned
+from .profiles import choose
+
+MASK = "attention_mask"
+
+
+class TrtDecoder:
+    """A batch of sequences; see decoder.Decoder, whose interface this is.
+
+    session: see session.Session. capacity: tokens its buffers are made for; they grow when it
+    is passed. Raises BundleError when the engine has not the inputs and outputs of the contract.
+    """
+
+    def __init__(self, session: Any, contract: Contract, capacity: int = 0) -> None:
+        assert contract.generation is not None
+        self._session, self._driver = session, session.driver
+        self._spec, self._capacity = contract.generation, capacity
+        self._names = cache_names(self._spec.layers)
+        self._wanted = [i.name for i in contract.inputs]
+        check_graph(session, self._wanted, self._names)
+        self._read = {past: Device(self._driver) for past, _ in self._names}
+        self._written = {past: Device(self._driver) for past, _ in self._names}
+        plain = (*self._wanted, LOGITS)
+        self._device = {n: Device(self._driver) for n in plain}
+        self._pinned = {n: Pinned(self._driver) for n in plain}
+        self._held = self._rows = 0  # tokens the buffers have room for, and rows
+        self.past = 0
+
+    def step(self, arrays: Mapping[str, Array]) -> Array:
+        """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
+        not the contract's, or that leave the engine's profiles."""
+        rows, sequence = check_step(arrays, self._wanted, self.past, self._rows)
+        shapes = {n: tuple(a.shape) for n, a in arrays.items()}
+        shapes |= {past: self._shape(rows, self.past) for past, _ in self._names}
+        profile = choose(self._session.profiles, shapes)
+        self._rows = rows
+        self._make_room(self.past + sequence)
+        context = self._session.context(profile, repeats=False)
+        made = self._session.set_shapes(context, shapes)
+        logits = self._forward(context, arrays, made[LOGITS])
+        self._read, self._written = self._written, self._read
+        self.past += sequence
+        return logits
+
+    def _forward(self, context: Any, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
+        """One forward from the buffers read to those written; the logits on the host."""
+        driver, dtype = self._driver, self._session.outputs[LOGITS]
+        for name, array in arrays.items():
+            given = array.astype(self._session.inputs[name], copy=False)
+            self._device[name].room(given.nbytes)
+            self._pinned[name].room(given.nbytes)
+            self._pinned[name].fill(given)
+            driver.to_device(self._device[name].address, self._pinned[name].address, given.nbytes)
+        size = int(np.prod(shape)) * dtype.itemsize
+        self._device[LOGITS].room(size)
+        self._pinned[LOGITS].room(size)
+        addresses = {n: held.address for n, held in self._device.items()}
+        for past, present in self._names:
+            addresses[past] = self._read[past].address
+            addresses[present] = self._written[past].address
+        self._session.enqueue(context, addresses)
+        driver.to_host(self._pinned[LOGITS].address, self._device[LOGITS].address, size)
+        driver.wait()
+        return self._pinned[LOGITS].array(shape, dtype).astype(np.float32, copy=False)
+
+    def cache(self) -> dict[str, Array]:
+        """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
+        head_dim) each; nothing before the first step."""
+        found: dict[str, Array] = {}
+        if not self.past:
+            return found
+        host = Pinned(self._driver)
+        for past, present in self._names:
+            dtype, shape = self._session.inputs[past], self._shape(self._rows, self.past)
+            size = int(np.prod(shape)) * dtype.itemsize
+            host.room(size)
+            self._driver.to_host(host.address, self._read[past].address, size)
+            self._driver.wait()
+            found[present] = host.array(shape, dtype)
+        host.close()
+        return found
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for held in (self._read, self._written, self._device):
+            for buffer in held.values():
+                buffer.close()
+        for pinned in self._pinned.values():
+            pinned.close()
+
+    def _shape(self, rows: int, tokens: int) -> tuple[int, int, int, int]:
+        return rows, self._spec.kv_heads, tokens, self._spec.head_dim
+
+    def _make_room(self, total: int) -> None:
+        """Both sets of buffers for at least `total` tokens, what is remembered kept."""
+        if total <= self._held:
+            return
+        self._held = max(total, self._capacity, 2 * self._held)
+        if MASK in self._wanted:  # as long as the cache
+            room = self._rows * self._held * self._session.inputs[MASK].itemsize
+            self._device[MASK].room(room)
+            self._pinned[MASK].room(room)
+        for past, _ in self._names:
+            item = self._session.inputs[past].itemsize
+            size = int(np.prod(self._shape(self._rows, self._held))) * item
+            old, new = self._read[past], Device(self._driver)
+            new.room(size)
+            kept = int(np.prod(self._shape(self._rows, self.past))) * item
+            self._driver.on_device(new.address, old.address, kept)
+            self._read[past] = new
+            old.close()  # waits for the copy
+            self._written[past].room(size)

@@ -1,0 +1,67 @@
+"""Which of an engine's profiles takes some shapes, and what to say when none does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ...errors import InputError
+
+Shape = tuple[int, ...]
+Range = tuple[Shape, Shape, Shape]  # min, opt, max of each axis
+Profile = Mapping[str, Range]
+
+
+def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
+    """The profile that takes `shapes` and whose middle is nearest to them, for its kernels were
+    chosen there. Of two as near, the first.
+
+    Raises InputError naming the input and the range it left, of the profile that takes most of
+    them.
+    """
+    misses = [_misses(profile, shapes) for profile in profiles]
+    fitting = [i for i, missed in enumerate(misses) if not missed]
+    if fitting:
+        return min(fitting, key=lambda i: _distance(profiles[i], shapes))
+    nearest = min(range(len(profiles)), key=lambda i: len(misses[i]))
+    name, axis = misses[nearest][0]
+    shape, ranges = shapes[name], profiles[nearest][name]
+    if len(shape) != len(ranges[0]):
+        raise InputError(
+            f"shape {list(shape)} was given", where=f"input {name}", accepted=_told(ranges)
+        )
+    several = f" (profile {nearest} of {len(profiles)})" if len(profiles) > 1 else ""
+    raise InputError(
+        f"axis {axis} is {shape[axis]} in shape {list(shape)}",
+        where=f"input {name}",
+        accepted=f"{ranges[0][axis]} to {ranges[2][axis]}{several}",
+        fix="Split the request, or build the engine with wider shapes.",
+    )
+
+
+def _misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, int]]:
+    """(input, axis) of everything outside the profile."""
+    found = []
+    for name, shape in shapes.items():
+        low, _, high = profile[name]
+        if len(shape) != len(low):
+            found.append((name, 0))
+            continue
+        found += [
+            (name, axis) for axis, size in enumerate(shape) if not low[axis] <= size <= high[axis]
+        ]
+    return found
+
+
+def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
+    """Sum of how many times each axis is its middle, or its middle it, as logarithms."""
+    return sum(
+        abs(math.log((size + 1) / (middle + 1)))  # an axis may be empty
+        for name, shape in shapes.items()
+        for size, middle in zip(shape, profile[name][1], strict=True)
+    )
+
+
+def _told(ranges: Range) -> str:
+    low, _, high = ranges
+    return str([a if a == b else f"{a} to {b}" for a, b in zip(low, high, strict=True)])

@@ -1,0 +1,317 @@
+"""Run a TensorRT engine of any product on a GPU, through NVIDIA's cuda-python.
+
+Arrays pass through pinned buffers, copies and forward are enqueued on one stream, and a shape
+that comes again is replayed as a CUDA graph, copies included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...closing import Closing
+from ...contract import Contract
+from ...errors import InputError, MachineError
+from ...tasks.batch import Array
+from ..ort.run import check_names
+from .cuda import open_cuda, refuse_another
+from .decoder import TrtDecoder
+from .graphs import Graphs
+from .inspect import layer_information
+from .memory import Device, Pinned
+from .products import PRODUCTS, imported
+from .profiles import Shape, choose
+from .session import Session, Specialize, allocator
+
+Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, shapes of the outputs
+
+
+class TrtRunner(Closing):
+    """An engine opened for inference; see OrtRunner, whose interface this is.
+
+    engine: a file that fit.py found to fit this machine; a wrong one is never given here.
+    product: a row of products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
+    that an engine without weights takes them from. host_code: let a version-compatible engine
+    run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps
+    the kernels it compiles, read if there and written at close, specialize: when it compiles for
+    just the shape at hand (session.Specialize); other products have neither. gpu: (name,
+    compute capability) that the engine was chosen for. trt, driver: what runs it, opened here when
+    they are None.
+    Raises BundleError when the file is missing, MachineError when the package, cuda-python or the
+    GPU is missing, is another than `gpu`, or does not open the engine (UnopenedError).
+    """
+
+    device = "cuda"
+    threads = 0
+
+    def __init__(
+        self,
+        engine: Path,
+        *,
+        product: str = "tensorrt-rtx",
+        graphs: bool = True,
+        weights: Path | None = None,
+        host_code: bool = False,
+        runtime_cache: Path | None = None,
+        specialize: Specialize = "lazy",
+        gpu: tuple[str, str] | None = None,
+        trt: Any = None,
+        driver: Any = None,
+    ) -> None:
+        self.model = Path(engine)
+        trt = trt if trt is not None else imported(product)
+        self._driver = driver if driver is not None else open_cuda()
+        if gpu is not None:
+            refuse_another(self._driver, gpu)
+        self.specialize = specialize if PRODUCTS[product].runtime_config else None
+        self.session = Session(
+            trt,
+            self._driver,
+            self.model,
+            product,
+            graphs=graphs,
+            weights=weights,
+            host_code=host_code,
+            runtime_cache=runtime_cache,
+            specialize=specialize,
+        )
+        names = (*self.session.inputs, *self.session.outputs)
+        self._device = {n: Device(self._driver) for n in names}
+        self._pinned = {n: Pinned(self._driver) for n in names}
+        self._graphs: Graphs[Captured] = Graphs(lambda held: self._driver.free_graph(held[0]))
+        self.not_captured: dict[str, str] = {}  # shapes -> why they run without a graph
+
+    @property
+    def inputs(self) -> dict[str, np.dtype[Any] | None]:
+        """Name and element type of each input."""
+        return dict(self.session.inputs)
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names, in the engine's order."""
+        return list(self.session.outputs)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """An engine says nothing of itself: {}."""
+        return {}
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Raises InputError naming the input that is missing, extra, mis-shaped or
+        outside every profile, and the range it left."""
+        shapes = check_arrays(self.session, arrays, self.model.name)
+        profile = choose(self.session.profiles, shapes)
+        for name, array in arrays.items():
+            self._room(name, array.nbytes)
+            self._pinned[name].fill(array)
+        key = (profile, tuple(sorted(shapes.items())))
+        captured = self._graphs.get(key)
+        if captured is not None:
+            graph, _, made = captured
+            self._driver.launch(graph)
+        else:
+            made = self._first(key, profile, shapes)
+        self._driver.wait()
+        return {n: self._pinned[n].array(made[n], t) for n, t in self.session.outputs.items()}
+
+    def _first(self, key: Any, profile: int, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        """Enqueue a forward that has no graph; captured now if the key is due. Output shapes."""
+        context = self.session.context(profile)
+        made = self.session.set_shapes(context, shapes)
+        if any(size < 0 for shape in made.values() for size in shape):
+            return self._dependent(context, shapes, made)
+        for name, shape in made.items():
+            self._room(name, _bytes(shape, self.session.outputs[name]))
+        if self.session.captures and self._graphs.due(key):
+            captured = self._capture(profile, shapes)
+            if captured is not None:
+                self._graphs.put(key, captured)
+                self._driver.launch(captured[0])
+                return made
+            self._graphs.refuse(key)
+        self._enqueue(context, shapes, made)
+        return made
+
+    def _enqueue(
+        self, context: Any, shapes: Mapping[str, Shape], made: Mapping[str, Shape]
+    ) -> None:
+        """Copies in, the forward, copies out."""
+        for name, shape in shapes.items():
+            size = _bytes(shape, self.session.inputs[name])
+            self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
+        self.session.enqueue(context, {n: d.address for n, d in self._device.items()})
+        for name, shape in made.items():
+            size = _bytes(shape, self.session.outputs[name])
+            self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
+
+    def _capture(self, profile: int, shapes: Mapping[str, Shape]) -> Captured | None:
+        """A graph of `_enqueue` with a context of its own; None, and why in `not_captured`, when
+        the engine cannot be captured."""
+        context = self.session.new_context(profile)
+        made = self.session.set_shapes(context, shapes)
+        self._enqueue(context, shapes, made)  # what is done once must not be in the graph
+        self._driver.wait()
+        graph, why = captured(self._driver, lambda: self._enqueue(context, shapes, made))
+        if graph is None:
+            self.not_captured[str(dict(shapes))] = why
+            return None
+        return graph, context, made
+
+    def _dependent(
+        self, context: Any, shapes: Mapping[str, Shape], made: Mapping[str, Shape]
+    ) -> dict[str, Shape]:
+        """A forward some of whose outputs have shapes that only the data decide."""
+        unknown = [n for n, shape in made.items() if any(size < 0 for size in shape)]
+        room = allocator(self.session.trt, self._driver)
+        for name in unknown:
+            context.set_output_allocator(name, room)
+        known = {n: shape for n, shape in made.items() if n not in unknown}
+        for name, shape in known.items():
+            self._room(name, _bytes(shape, self.session.outputs[name]))
+        for name, shape in shapes.items():
+            size = _bytes(shape, self.session.inputs[name])
+            self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
+        self.session.enqueue(
+            context, {n: d.address for n, d in self._device.items() if n not in unknown}
+        )
+        self._driver.wait()
+        found = {**known, **{n: room.shapes[n] for n in unknown}}
+        for name, shape in found.items():
+            size = _bytes(shape, self.session.outputs[name])
+            self._pinned[name].room(size)
+            held = room.memory[name] if name in unknown else self._device[name]
+            self._driver.to_host(self._pinned[name].address, held.address, size)
+        self._driver.wait()
+        for name in unknown:
+            context.set_output_allocator(name, None)
+        room.close()
+        return found
+
+    def _room(self, name: str, size: int) -> None:
+        """Buffers of a tensor; graphs hold their addresses, and go when one changes."""
+        moved = self._device[name].room(size)
+        moved = self._pinned[name].room(size) or moved
+        if moved:
+            self._graphs.clear()
+
+    def resident(self, arrays: Mapping[str, Array]) -> Resident:
+        """The inputs put on the device once, for a benchmark of the forward alone."""
+        return Resident(self.session, arrays, self.model.name)
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> TrtDecoder:
+        """A new batch of sequences to continue; see decoder.DecoderRunner."""
+        return TrtDecoder(self.session, contract, capacity)
+
+    def layer_information(self) -> str:
+        """The engine's layers as the inspector writes them (JSON)."""
+        return layer_information(self.session.trt, self.session.engine)
+
+    def close(self) -> None:
+        """Free the device's memory; writes the runtime cache."""
+        self._graphs.clear()
+        close_all(self._device, self._pinned)
+        self.session.close()
+        self._driver.close()
+
+
+class Resident:
+    """A forward whose inputs lie on the device. run() is one forward, waited for; outputs() what
+    the last one gave. Raises MachineError for an engine whose output shapes depend on the data.
+    """
+
+    def __init__(self, session: Session, arrays: Mapping[str, Array], model: str) -> None:
+        self._session, self._driver = session, session.driver
+        shapes = check_arrays(session, arrays, model)
+        self._context = session.new_context(choose(session.profiles, shapes))
+        self._made = session.set_shapes(self._context, shapes)
+        if any(size < 0 for shape in self._made.values() for size in shape):
+            raise MachineError("shapes of the outputs depend on the data", where=model)
+        sizes = {n: a.nbytes for n, a in arrays.items()}
+        sizes |= {n: _bytes(s, session.outputs[n]) for n, s in self._made.items()}
+        self._device = {n: Device(self._driver) for n in sizes}
+        self._pinned = {n: Pinned(self._driver) for n in sizes}
+        for name, size in sizes.items():
+            self._device[name].room(size)
+            self._pinned[name].room(size)
+        for name, array in arrays.items():
+            self._pinned[name].fill(array)
+            self._driver.to_device(
+                self._device[name].address, self._pinned[name].address, array.nbytes
+            )
+        self._forward()
+        self._driver.wait()
+        self.graph: Any = None
+        self.not_captured = ""
+        if session.captures:
+            self.graph, self.not_captured = captured(self._driver, self._forward)
+
+    def _forward(self) -> None:
+        self._session.enqueue(self._context, {n: d.address for n, d in self._device.items()})
+
+    def run(self) -> None:
+        """One forward, nothing copied."""
+        if self.graph is not None:
+            self._driver.launch(self.graph)
+        else:
+            self._forward()
+        self._driver.wait()
+
+    def outputs(self) -> dict[str, Array]:
+        """Copied to the host."""
+        types = self._session.outputs
+        for name, shape in self._made.items():
+            size = _bytes(shape, types[name])
+            self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
+        self._driver.wait()
+        return {n: self._pinned[n].array(s, types[n]) for n, s in self._made.items()}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.graph is not None:
+            self._driver.free_graph(self.graph)
+        close_all(self._device, self._pinned)
+
+
+def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> None:
+    """Give all buffers back."""
+    for held in device.values():
+        held.close()
+    for beside in pinned.values():
+        beside.close()
+
+
+def captured(driver: Any, enqueue: Any) -> tuple[Any, str]:
+    """(a graph of what `enqueue` enqueues, "") or (None, why it cannot be captured)."""
+    driver.begin_capture()
+    try:
+        enqueue()
+    except MachineError as e:
+        why = str(e)
+    else:
+        why = ""
+    try:
+        graph = driver.end_capture()  # ends it in either case
+    except MachineError as e:
+        return None, why or str(e)
+    if why:
+        driver.free_graph(graph)
+        return None, why
+    return graph, ""
+
+
+def check_arrays(session: Session, arrays: Mapping[str, Array], model: str) -> dict[str, Shape]:
+    """Shapes by name. Raises InputError for a name or a type that is not the engine's."""
+    check_names(set(arrays), set(session.inputs), model)
+    for name, dtype in session.inputs.items():
+        if arrays[name].dtype != dtype:
+            raise InputError(
+                f"{arrays[name].dtype} was given", where=f"input {name}", accepted=str(dtype)
+            )
+    return {name: tuple(map(int, arrays[name].shape)) for name in session.inputs}
+
+
+def _bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape)) * dtype.itemsize

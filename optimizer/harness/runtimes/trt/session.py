@@ -1,0 +1,252 @@
+"""An engine that is open: its tensors, its contexts, and forwards enqueued on one stream.
+
+A context is told shapes and addresses and enqueues a forward. Contexts are used one after another,
+so all share one piece of device memory for what passes between layers. NVIDIA's advice on CUDA
+graphs is followed: a context that was captured is used for nothing else afterwards
+(docs.nvidia.com, TensorRT: "use one execution context per captured graph").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import BundleError, MachineError, UnopenedError
+from .advice import errors
+from .caches import write
+from .memory import Device, Memory
+from .products import PRODUCTS
+from .profiles import Profile, Shape
+from .validity import refuse_invalid
+from .watch import logger
+
+DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+
+
+Specialize = Literal["lazy", "eager", "none"]
+"""When a kernel for just the shape at hand replaces the one for any shape: in time, while the
+other serves (TensorRT-RTX's default); at once, the first forward waiting for it; never."""
+
+
+class Session:
+    """trt: the product's module. driver: see cuda.Cuda. weights: the ONNX that a stripped
+    engine takes its weights from. host_code: a version-compatible engine brings a runtime of its
+    own, which is code that runs here. runtime_cache: compiled kernels, specialize: see Specialize;
+    for a product that has them.
+
+    Raises BundleError when the file is missing or has a tensor of a type numpy has not,
+    MachineError when it is not for this machine (which is asked before it is deserialized) or does
+    not open here.
+    """
+
+    def __init__(
+        self,
+        trt: Any,
+        driver: Any,
+        engine: Path,
+        product: str,
+        *,
+        graphs: bool = True,
+        weights: Path | None = None,
+        host_code: bool = False,
+        runtime_cache: Path | None = None,
+        specialize: Specialize = "lazy",
+    ) -> None:
+        self.trt, self.driver, self.file = trt, driver, engine
+        self.log = logger(trt)
+        self._row = PRODUCTS[product]
+        # A product with runtime configurations captures graphs itself.
+        self._graphs, self.captures = graphs, graphs and not self._row.runtime_config
+        self._runtime: Any = trt.Runtime(self.log)  # lives as long as the engine
+        if host_code:
+            self._runtime.engine_host_code_allowed = True
+        self.engine: Any = _open(trt, self._runtime, self.log, engine)
+        if weights is not None:
+            _refit(trt, self.log, self.engine, weights)
+        self._read_tensors()
+        self._scratch = Device(driver)
+        self._cache: Any = None
+        self._cache_file = runtime_cache
+        self._specialize = specialize
+        self._configs: dict[bool, Any] = {}
+        self._contexts: dict[tuple[int, bool], Any] = {}
+
+    def _read_tensors(self) -> None:
+        """inputs, outputs: {name: dtype}. profiles: what each takes of every input."""
+        engine, trt = self.engine, self.trt
+        self.inputs: dict[str, np.dtype[Any]] = {}
+        self.outputs: dict[str, np.dtype[Any]] = {}
+        for i in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(i)
+            kind = engine.get_tensor_dtype(name).name
+            if kind not in DTYPES:
+                raise BundleError(
+                    f"tensor {name} is {kind}, which numpy does not have",
+                    where=str(self.file),
+                    accepted=", ".join(DTYPES),
+                )
+            inward = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+            (self.inputs if inward else self.outputs)[name] = np.dtype(DTYPES[kind])
+        self.profiles: list[Profile] = []
+        for p in range(engine.num_optimization_profiles):
+            ranges = {n: engine.get_tensor_profile_shape(n, p) for n in self.inputs}
+            self.profiles.append(
+                {
+                    n: (tuple(low), tuple(middle), tuple(high))
+                    for n, (low, middle, high) in ranges.items()
+                }
+            )
+
+    def _config(self, graphs: bool) -> Any:
+        """How contexts run, of a product that is told; made once for each kind."""
+        if graphs not in self._configs:
+            trt = self.trt
+            config = self.engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(
+                trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            )
+            strategies = trt.CudaGraphStrategy
+            config.cuda_graph_strategy = (
+                strategies.WHOLE_GRAPH_CAPTURE if graphs else strategies.DISABLED
+            )
+            kinds = trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = {
+                "lazy": kinds.LAZY,
+                "eager": kinds.EAGER,
+                "none": kinds.NONE,
+            }[self._specialize]
+            self._give_cache(config)
+            self._configs[graphs] = config
+        return self._configs[graphs]
+
+    def _give_cache(self, config: Any) -> None:
+        """The runtime cache, one for all configurations."""
+        if self._cache_file is None:
+            return
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            if self._cache_file.is_file():  # one of another machine is not taken
+                self._cache.deserialize(self._cache_file.read_bytes())
+        config.set_runtime_cache(self._cache)
+
+    def context(self, profile: int, *, repeats: bool = True) -> Any:
+        """The context of a profile that is never captured by us. repeats: shapes and addresses
+        come again, so that a product that captures by itself should; a decoder's do not."""
+        key = (profile, repeats)
+        if key not in self._contexts:
+            self._contexts[key] = self.new_context(profile, repeats=repeats)
+        return self._contexts[key]
+
+    def new_context(self, profile: int, *, repeats: bool = True) -> Any:
+        """A context switched to a profile, with the shared memory to work in."""
+        engine = self.engine
+        if self._row.runtime_config:
+            context = engine.create_execution_context(self._config(self._graphs and repeats))
+        else:
+            strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = engine.create_execution_context(strategy)
+        if context is None:
+            raise MachineError(
+                f"no execution context was made ({errors(self.log.messages)[:300]})",
+                where=str(self.file),
+            )
+        self._scratch.room(engine.device_memory_size_v2)  # of the largest profile: made once
+        context.set_device_memory(self._scratch.address, self._scratch.size)
+        if not context.set_optimization_profile_async(profile, self.driver.stream):
+            raise MachineError(f"profile {profile} was not set", where=str(self.file))
+        self.driver.wait()
+        return context
+
+    def set_shapes(self, context: Any, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Tell a context the inputs' shapes; the outputs'. An axis that only the data decide
+        is -1."""
+        for name, shape in shapes.items():
+            if not context.set_input_shape(name, shape):
+                raise MachineError(
+                    f"shape {shape} was not taken ({errors(self.log.messages)[:300]})",
+                    where=f"input {name}",
+                )
+        return {name: tuple(context.get_tensor_shape(name)) for name in self.outputs}
+
+    def enqueue(self, context: Any, addresses: Mapping[str, int]) -> None:
+        """A forward with every tensor at its address; returns before it is done."""
+        for name, address in addresses.items():
+            context.set_tensor_address(name, address)
+        if not context.execute_async_v3(self.driver.stream):
+            raise MachineError(
+                f"the forward failed ({errors(self.log.messages)[:300]})", where=str(self.file)
+            )
+
+    def close(self) -> None:
+        """Contexts and memory; the runtime cache is written."""
+        self._contexts.clear()
+        if self._cache is not None and self._cache_file is not None:
+            write(self._cache_file, self._cache.serialize())
+        self._scratch.close()
+        self._configs.clear()
+        self._cache = self.engine = self._runtime = None
+
+
+def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
+    if not file.is_file():
+        raise BundleError("the engine is missing", where=str(file))
+    refuse_invalid(file, trt)
+    engine = runtime.deserialize_cuda_engine(file.read_bytes())
+    if engine is None:
+        raise UnopenedError(
+            f"it does not open here ({errors(log.messages)[:300]})",
+            where=str(file),
+            fix="It was built for another GPU or version, or is damaged: build it again.",
+        )
+    return engine
+
+
+def _refit(trt: Any, log: Any, engine: Any, weights: Path) -> None:
+    """Give a stripped engine the weights of the ONNX it was built from."""
+    refitter = trt.Refitter(engine, log)
+    taken = trt.OnnxParserRefitter(refitter, log).refit_from_file(str(weights))
+    if not taken or not refitter.refit_cuda_engine():
+        raise UnopenedError(
+            f"the engine did not take the weights ({errors(log.messages)[:300]})",
+            where=str(weights),
+        )
+
+
+def allocator(trt: Any, driver: Memory) -> Any:
+    """Room for outputs whose shape only the data decide: .memory and .shapes, by name."""
+
+    class Allocator(trt.IOutputAllocator):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory: dict[str, Device] = {}
+            self.shapes: dict[str, Shape] = {}
+
+        def reallocate_output(self, name: str, _memory: int, size: int, _alignment: int) -> int:
+            held = self.memory.setdefault(name, Device(driver))
+            held.room(size)
+            return held.address
+
+        def reallocate_output_async(
+            self, name: str, memory: int, size: int, alignment: int, _stream: int
+        ) -> int:
+            return self.reallocate_output(name, memory, size, alignment)
+
+        def notify_shape(self, name: str, shape: Any) -> None:
+            self.shapes[name] = tuple(shape)
+
+        def close(self) -> None:
+            for held in self.memory.values():
+                held.close()
+
+    return Allocator()

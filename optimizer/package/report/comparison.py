@@ -1,0 +1,188 @@
+"""Float against quantized, as rows of text that report.html and the terminal both print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.package.report.figures import (
+    NOT_MEASURED,
+    Writer,
+    change,
+    finite,
+    interval,
+    level,
+    ms,
+    plain,
+    size,
+    times,
+)
+from optimizer.recipe.methods import RENAMED
+
+Document = Mapping[str, Any]
+SYSTEMS = {
+    "torch-float": "PyTorch float",
+    "onnxruntime-float": "ONNX Runtime float",
+    "tensorrt-rtx-float": "TensorRT-RTX float",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure and what belongs under it: an interval, a reason."""
+
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    before: Cell
+    after: Cell
+    change: Cell = Cell("")
+
+    @property
+    def unmeasured(self) -> bool:
+        """Neither side has a figure; the reason stands in the notes."""
+        return self.before.text == self.after.text == NOT_MEASURED
+
+
+def part(holder: Any, key: str) -> Document:
+    """A section of a document; empty when it is absent or no object."""
+    found = holder.get(key) if isinstance(holder, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def parts(holder: Any, key: str) -> list[Document]:
+    """The objects of a list in a document; empty when it is absent or no list."""
+    found = holder.get(key) if isinstance(holder, Mapping) else None
+    return [p for p in found if isinstance(p, Mapping)] if isinstance(found, list) else []
+
+
+def gates_in_order(report: Document) -> list[Document]:
+    """Failed first, then undecided, then passed; otherwise as reported."""
+    rank = {"inconclusive": 1, "pass": 2}
+    return sorted(parts(report, "gates"), key=lambda g: rank.get(str(g.get("verdict")), 0))
+
+
+def why_missing(report: Document, section: str) -> str:
+    """The reason a section holds no measurement, as far as the report gives one.
+
+    Looked for in report["not_measured"][section], report[section]["not_measured"], and the
+    target's deferred engine.
+    """
+    reason = part(report, "not_measured").get(section) or part(report, section).get("not_measured")
+    engine = part(report, "engine")
+    if not reason and (engine.get("deferred") or report.get("deferred")):
+        reason = engine.get("why") or report.get("why") or "the engine was not built here"
+    return str(reason) if reason else "the report gives no reason"
+
+
+def quantized(recipe: Any) -> str:
+    """What to call the candidate: INT8, INT4 weights, ..."""
+    section = part(recipe, "quantize")
+    methods = (section.get("method"), *(section.get("methods") or ()))
+    if "pass_through" in (RENAMED.get(name, name) for name in methods):
+        return "kept codes"  # the recipe does not say how many bits the checkpoint's have
+    bits = part(section, "weights").get("bits")
+    if bits is None:
+        return "quantized"
+    return f"INT{bits}" if section.get("activations") else f"INT{bits} weights"
+
+
+def system(name: str, recipe: Any) -> str:
+    """A system's name for people."""
+    return quantized(recipe) if name == "candidate" else SYSTEMS.get(name, name)
+
+
+def baseline(cell: Document, target: str) -> str | None:
+    """The float system the candidate is held against: the same runtime's, else ONNX Runtime's,
+    else the first."""
+    others = [n for n in part(cell, "systems") if n != "candidate"]
+    for wanted in (f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
+        if wanted in others:
+            return wanted
+    return others[0] if others else None
+
+
+def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:
+    """A figure over its interval."""
+    return Cell(write(value), interval(bounds, write, unit=False))
+
+
+def quality_rows(report: Document) -> list[Row]:
+    """Of every metric but perplexity."""
+    quality = part(report, "quality")
+    if not quality.get("metric"):
+        gap = Cell(NOT_MEASURED, why_missing(report, "quality"))
+        return [Row("Quality", gap, gap)]
+    metric = str(quality["metric"])
+    value, differ = level(metric), change(metric)
+    before, after, moved = (part(quality, k) for k in ("baseline", "candidate", "difference"))
+    made = [
+        Row(
+            metric.replace("_", " ").capitalize(),
+            with_interval(before.get("value"), value, before.get("interval")),
+            with_interval(after.get("value"), value, after.get("interval")),
+            with_interval(moved.get("value"), differ, moved.get("interval")),
+        )
+    ]
+    cosine = part(quality, "cosine")
+    if cosine and metric != "cosine":
+        write = level("cosine")
+        lowest = Cell(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
+        made.append(Row("Cosine to float", Cell(""), lowest))
+    return made
+
+
+def latency_rows(report: Document) -> list[Row]:
+    """Of every batch x sequence."""
+    cells = parts(part(report, "speed"), "cells")
+    if not cells:
+        gap = Cell(NOT_MEASURED, why_missing(report, "speed"))
+        return [Row("Latency", gap, gap)]
+    made = []
+    for cell in cells:
+        first = baseline(cell, str(report.get("target", "")))
+        ends = [
+            part(part(part(cell, "systems"), n), "end_to_end") if n else {}
+            for n in (first, "candidate")
+        ]
+        for p in ("p50", "p99"):
+            before, after = (with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in ends)
+            ratio = part(cell, "ratio")
+            moved = Cell(times(ratio_of(ends[1].get(p), ends[0].get(p))))
+            if p == "p50" and "median" in ratio:
+                moved = with_interval(ratio["median"], times, ratio.get("interval"))
+            name = f"{p}, batch {plain(cell.get('batch'))} × {plain(cell.get('sequence'))}"
+            made.append(Row(name, before, after, moved))
+    return made
+
+
+def ratio_of(after: Any, before: Any) -> float | None:
+    """None when either is no number, or nothing can be divided by it."""
+    a, b = finite(after), finite(before)
+    return a / b if a is not None and b else None
+
+
+def size_rows(report: Document) -> list[Row]:
+    """Of the files and of memory."""
+    speed = part(report, "speed")
+    made = []
+    for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
+        holder = part(speed, key) or part(report, key)
+        before, after = _pair(holder, str(report.get("target", "")))
+        moved = Cell(times(ratio_of(after, before)))
+        gap = "" if holder else why_missing(report, key if speed else "speed")
+        made.append(Row(name, Cell(size(before), gap), Cell(size(after), gap), moved))
+    return made
+
+
+def _pair(holder: Document, target: str) -> tuple[Any, Any]:
+    """(float, candidate) bytes, from {"float_bytes", "candidate_bytes"} or from {system: bytes}."""
+    if "candidate_bytes" in holder or "float_bytes" in holder:
+        return holder.get("float_bytes"), holder.get("candidate_bytes")
+    first = baseline({"systems": holder}, target)
+    return holder.get(first) if first else None, holder.get("candidate")

@@ -1,0 +1,183 @@
+"""What a report says of text-generation: nats, agreement, first token and next ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimizer.package.report import plots
+from optimizer.package.report.comparison import (
+    Cell,
+    Document,
+    Row,
+    baseline,
+    part,
+    parts,
+    ratio_of,
+    system,
+    with_interval,
+)
+from optimizer.package.report.figures import (
+    Writer,
+    finite,
+    interval,
+    ms,
+    nats,
+    percent,
+    plain,
+    times,
+)
+from optimizer.package.report.markup import Html, details, table, tag
+
+LOSS = "Cost of held-out text"
+
+
+def generates(report: Document) -> bool:
+    """Whether the report is of a model that continues texts."""
+    return part(report, "quality").get("metric") == "perplexity"
+
+
+def cost(report: Document) -> tuple[Any, list[Any]]:
+    """Nats per token that the candidate loses, and their interval: `difference` turned round."""
+    moved = part(part(report, "quality"), "difference")
+    bounds = moved.get("interval")
+    ends = list(bounds) if isinstance(bounds, list | tuple) and len(bounds) == 2 else [None, None]
+    return _minus(moved.get("value")), [_minus(ends[1]), _minus(ends[0])]
+
+
+def _minus(value: Any) -> Any:
+    number = finite(value)
+    return value if number is None else -number
+
+
+def quality_rows(report: Document) -> list[Row]:
+    """Perplexity, what text costs more, and how alike the two predict and write."""
+    section = part(report, "quality")
+    before, after = part(section, "baseline"), part(section, "candidate")
+    value, bounds = cost(report)
+    made = [
+        Row(
+            "Perplexity",
+            with_interval(before.get("value"), plain, before.get("interval")),
+            with_interval(after.get("value"), plain, after.get("interval")),
+            with_interval(value, nats, bounds),
+        )
+    ]
+    told: list[tuple[str, str, Writer]] = [
+        ("KL from float", "kl", plain),
+        ("Same next token", "top1", percent),
+    ]
+    for name, key, write in told:
+        found = part(section, key)
+        if found:
+            cell = with_interval(found.get("value"), write, found.get("interval"))
+            made.append(Row(name, Cell(""), cell))
+    common = part(section, "divergence")
+    if common:
+        cell = Cell(
+            f"{plain(common.get('mean'))} tokens", f"of {plain(common.get('new_tokens'))} written"
+        )
+        made.append(Row("Same text, on average", Cell(""), cell))
+    return made
+
+
+def latency_rows(report: Document) -> list[Row]:
+    """Per batch x prompt: first token, between tokens, tokens a second."""
+    made = []
+    for cell in parts(part(report, "speed"), "cells"):
+        first = baseline(cell, str(report.get("target", "")))
+        both = [part(part(cell, "systems"), n) if n else {} for n in (first, "candidate")]
+        where = f"{plain(cell.get('batch'))} × {plain(cell.get('prompt'))}"
+        for key, name, percentiles in (
+            ("ttft", "First token", ("p50",)),
+            ("inter_token", "Next token", ("p50", "p99")),
+        ):
+            for p in percentiles:
+                before, after = (part(s, key) for s in both)
+                moved = Cell(times(ratio_of(after.get(p), before.get(p))))
+                known = part(part(cell, "ratio"), key)
+                if p == "p50" and "median" in known:
+                    moved = with_interval(known["median"], times, known.get("interval"))
+                a, b = (
+                    with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in (before, after)
+                )
+                made.append(Row(f"{name} {p}, {where}", a, b, moved))
+        rates = [s.get("tokens_per_second") for s in both]
+        made.append(
+            Row(
+                f"Tokens/s, {where}",
+                Cell(plain(rates[0])),
+                Cell(plain(rates[1])),
+                Cell(times(ratio_of(rates[1], rates[0]))),
+            )
+        )
+    return made
+
+
+def agreement(section: Document) -> Html | None:
+    """KL, equal next tokens and equal texts, with their intervals, folded away."""
+    body = []
+    told: list[tuple[str, str, Writer]] = [
+        ("KL from float, nats per token", "kl", plain),
+        ("Same likeliest next token", "top1", percent),
+    ]
+    for name, key, write in told:
+        found = part(section, key)
+        if found:
+            body.append([name, write(found.get("value")), interval(found.get("interval"), write)])
+    common = part(section, "divergence")
+    if common:
+        asked = f"{plain(common.get('prompts'))} prompts of {plain(common.get('prompt_tokens'))}"
+        asked = f"of {plain(common.get('new_tokens'))}; {asked}"
+        body.append(
+            [
+                f"Tokens before the greedy texts part, {asked}",
+                plain(common.get("mean")),
+                interval(common.get("interval"), plain),
+            ]
+        )
+        body.append(["Greedy texts alike to the end", percent(common.get("identical")), ""])
+    if not body:
+        return None
+    title = "Agreement with float"
+    return details(title, table([title, "", "Interval"], body, label=title, numbers=(1, 2)))
+
+
+def latency(report: Document, recipe: Any) -> list[Html]:
+    """A card per batch x prompt: the time to the first token drawn, all the rest in a table."""
+    made = []
+    for cell in parts(part(report, "speed"), "cells"):
+        where = f"batch {plain(cell.get('batch'))}, prompts of {plain(cell.get('prompt'))} tokens"
+        first = baseline(cell, str(report.get("target", "")))
+        drawn, body = {}, []
+        for name, found in part(cell, "systems").items():
+            shown = system(name, recipe)
+            kind = "candidate" if name == "candidate" else "baseline" if name == first else "other"
+            start, step = part(found, "ttft"), part(found, "inter_token")
+            drawn[shown] = (kind, start)
+            body.append(
+                [
+                    shown,
+                    *(ms(start.get(p)) for p in ("p50", "p99")),
+                    *(ms(step.get(p)) for p in ("p50", "p95", "p99")),
+                    plain(found.get("tokens_per_second")),
+                ]
+            )
+        heads = ["", "First p50", "First p99", "Next p50", "Next p95", "Next p99", "Tokens/s"]
+        title = f"Speed of writing, {where}"
+        made.append(
+            tag(
+                "section",
+                tag("h3", title),
+                tag(
+                    "p",
+                    f"Every dot is the time to the first token in one of {plain(cell.get('runs'))} "
+                    f"interleaved rounds; {plain(cell.get('new_tokens'))} tokens were written in "
+                    "each, and the table has the time from one to the next.",
+                    cls="hint",
+                ),
+                plots.latency(drawn, f"First token, {where}"),
+                table(heads, body, label=title, numbers=range(1, 7), stacked=True),
+                cls="card",
+            )
+        )
+    return made

@@ -1,0 +1,73 @@
+"""What a run prints last: verdicts, and float against quantized, for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from optimizer.package.report.comparison import Cell, Document, gates_in_order, parts, quantized
+from optimizer.package.report.rows import rows
+from optimizer.package.report.verdict import counts
+from optimizer.validate.ledger.explain import COMMAND
+
+WIDTH = 100
+COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 this fits WIDTH
+
+
+def summary(document: Mapping[str, Any]) -> str:
+    """A block per target: its verdict, the gates that did not pass with their messages, and the
+    table of quality with interval, p50 and p99 end to end, and size. The first line says which
+    targets were dropped and why. At most 100 columns wide, but for that line and for commands,
+    which are there to be copied."""
+    lines = [_first(document)]
+    for report in parts(document, "reports"):
+        lines += ["", *_target(report, quantized(document.get("recipe")))]
+    if len(lines) == 1:
+        lines.append("no target was judged")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _first(document: Mapping[str, Any]) -> str:
+    name, dropped = str(document.get("name", "unnamed")), parts(document, "dropped")
+    if not dropped:
+        return name
+    without = "; ".join(f"{d['target']} ({d['gate']}: {d['message']})" for d in dropped)
+    return f"{name}: the bundle was made without {without}"
+
+
+def _target(report: Document, name: str) -> list[str]:
+    verdict = str(report.get("verdict")).upper() + (", DROPPED" if report.get("dropped") else "")
+    heading = f"{report.get('target')}: {verdict}, {counts(report)}"
+    lines = _wrapped(heading, "")
+    for gate in gates_in_order(report):
+        if gate.get("verdict") != "pass":
+            text = f"{gate.get('verdict')}: {gate.get('name')}: {gate.get('message', '')}"
+            reason, command, rest = text.partition(COMMAND)
+            lines += _wrapped(reason, "  ")
+            lines += [f"    {command}{rest}"] if command else []
+    lines.append(_line("", "float", name, "change"))
+    for row in rows(report):
+        cells = [row.before, row.after, row.change]
+        if row.unmeasured:
+            lines += _wrapped(f"{row.name}: {row.before.text}: {row.before.note}", "")
+            continue
+        lines.append(_line(row.name, *(c.text for c in cells)))
+        if any(c.note for c in cells):
+            lines.append(_line("", *(_note(c) for c in cells)))
+    return lines
+
+
+def _note(cell: Cell) -> str:
+    return f"({cell.note})" if cell.note else ""
+
+
+def _line(name: str, *cells: str) -> str:
+    first, *rest = COLUMNS
+    return f"{name:<{first}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, rest, strict=True))
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent + "  "
+    )

@@ -1,0 +1,125 @@
+"""A report's verdict, in a sentence that needs no knowledge of the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from optimizer.errors import OptimizeError
+from optimizer.package.report import generation
+from optimizer.package.report.comparison import (
+    Document,
+    baseline,
+    part,
+    parts,
+    quantized,
+    why_missing,
+)
+from optimizer.package.report.figures import change, finite, interval, nats, plain, times, whole
+
+Verdict = Literal["pass", "fail", "inconclusive"]
+
+
+def worst(verdicts: Iterable[object]) -> Verdict:
+    """The verdict of several taken together: one that is unknown counts as a failure.
+
+    Raises OptimizeError for none at all: nothing judged is not a pass.
+    """
+    found = set(verdicts)
+    if not found:
+        raise OptimizeError("there is no verdict to take the worst of")
+    if found <= {"pass"}:
+        return "pass"
+    return "inconclusive" if found <= {"pass", "inconclusive"} else "fail"
+
+
+def counts(report: Document) -> str:
+    """ "all 6 gates passed", "2 of 6 gates failed", "1 of 6 gates is undecided",
+    "3 gates passed, 1 not measured here"."""
+    gates = [str(g.get("verdict")) for g in parts(report, "gates")]
+    if not gates:
+        return "no gate was judged"
+    bad = {v: gates.count(v) for v in gates if v != "pass"}
+    if not bad:
+        return f"all {len(gates)} gates passed" if len(gates) > 1 else "the one gate passed"
+    if set(bad) == {"not measured"}:
+        return f"{gates.count('pass')} gates passed, {bad['not measured']} not measured here"
+    words = {"fail": "failed", "inconclusive": "undecided"}
+    return f"of {len(gates)} gates, " + " and ".join(
+        f"{n} {words.get(v, v)}" for v, n in sorted(bad.items())
+    )
+
+
+def sentence(report: Document, recipe: Any) -> str:
+    """Ship it or not, and in numbers what changed."""
+    verdict = str(report.get("verdict"))
+    unmeasured = any(g.get("verdict") == "not measured" for g in parts(report, "gates"))
+    opening = {
+        "pass": "Good as far as this machine can tell" if unmeasured else "Good to ship",
+        "fail": "Do not ship",
+        "inconclusive": "Not decided",
+    }.get(verdict, f"Unknown verdict {verdict!r}")
+    if report.get("dropped"):
+        opening = "Not in the bundle (on_fail: drop)"
+    said = [
+        f"{opening}: {counts(report)}.",
+        _quality(report),
+        _speed(report, recipe),
+        _size(report),
+    ]
+    return " ".join(s for s in said if s)
+
+
+def _quality(report: Document) -> str:
+    section = part(report, "quality")
+    if not section.get("metric"):
+        return f"Quality was not measured: {why_missing(report, 'quality')}."
+    if generation.generates(report):
+        return _text_cost(report, section)
+    metric, moved = str(section["metric"]), part(section, "difference")
+    write = change(metric)
+    text = f"{metric.replace('_', ' ').capitalize()} changed by {write(moved.get('value'))}"
+    bounds = interval(moved.get("interval"), write)
+    text += f" (interval {bounds})" if bounds else ""
+    margin = finite(section.get("margin"))
+    if margin is not None:
+        text += f"; a drop of up to {write(margin).removeprefix('+')} was allowed"
+    needed = section.get("needed")
+    return f"{text}." + (f" {whole(needed)} examples would decide." if needed is not None else "")
+
+
+def _text_cost(report: Document, section: Document) -> str:
+    before, after = (plain(part(section, k).get("value")) for k in ("baseline", "candidate"))
+    value, bounds = generation.cost(report)
+    span = interval(bounds, nats)
+    text = f"Perplexity went from {before} to {after}: held-out text costs {nats(value)} more"
+    text += f" (interval {span})" if span else ""
+    margin = finite(section.get("margin"))
+    text += f"; up to {nats(margin).removeprefix('+')} was allowed." if margin is not None else "."
+    needed = section.get("needed")
+    return text + (f" {whole(needed)} windows would decide." if needed is not None else "")
+
+
+def _speed(report: Document, recipe: Any) -> str:
+    cells = parts(part(report, "speed"), "cells")
+    if not cells:
+        return f"Speed was not measured: {why_missing(report, 'speed')}."
+    ratios = [finite(part(c, "ratio").get("median")) for c in cells]
+    if generation.generates(report):
+        ratios = [finite(part(part(c, "ratio"), "inter_token").get("median")) for c in cells]
+    known = [r for r in ratios if r is not None]
+    if not known or baseline(cells[0], str(report.get("target", ""))) is None:
+        return "The time relative to float is not known."
+    low, high = min(known), max(known)
+    span = times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
+    pace = "faster" if high < 1 else "slower" if low > 1 else "not clearly faster"
+    return f"{quantized(recipe).capitalize() if quantized(recipe).islower() else quantized(recipe)}\
+ takes {span} the time of float ({pace})."
+
+
+def _size(report: Document) -> str:
+    section = part(part(report, "speed"), "size") or part(report, "size")
+    before, after = (finite(section.get(k)) for k in ("float_bytes", "candidate_bytes"))
+    if not before or after is None:
+        return ""
+    return f"Its file is {100 * after / before:.0f} % of the float one."
