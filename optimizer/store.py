@@ -19,7 +19,6 @@ Laws (tested):
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from optimizer.errors import MachineError, OptimizeError
 from optimizer.progress import say
@@ -280,13 +281,16 @@ def _discard(folder: Path) -> None:
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
     """An exclusive lock, released by the kernel if we die. Says so when it has to wait."""
-    with path.open("w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another run that holds {path}")
-            fcntl.flock(f, fcntl.LOCK_EX)
+    exclusive = FileLock(path)
+    try:
+        exclusive.acquire(blocking=False)
+    except Timeout:
+        say(f"waiting for another run that holds {path}")
+        exclusive.acquire()
+    try:
         yield
+    finally:
+        exclusive.release()
 
 
 @contextmanager
