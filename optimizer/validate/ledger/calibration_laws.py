@@ -28,6 +28,7 @@ from optimizer.compress.methods.activation_ranges import (
     Histogram,
     chooser,
     limited,
+    minmax,
     neighbours,
     searched,
     worse,
@@ -158,34 +159,28 @@ class Ranges:
         empty = [m for m in self.modules if not self._seen[FINISHED][m].total]
         if empty:
             return Verdict([f"{m}:input: no input of that module was seen" for m in empty])
-        chosen = [{m: self._choose(h) for m, h in seen.items()} for seen in self._seen]
         wrong, unjudged = [], []
         for measure in self._measures:
-            bound = self._moved(measure, chosen)
-            wrong += self._beyond(measure, chosen[FINISHED], bound)
+            bound = self._moved(measure)
+            wrong += self._beyond(measure, bound)
             if not math.isfinite(bound):
                 unjudged.append(f"{len(self.modules)} static ranges, too few to know how they move")
         return Verdict([message for _, message in sorted(wrong, reverse=True)], unjudged)
 
-    def _moved(self, measure: _Measure, chosen: Sequence[Mapping[str, Range]]) -> float:
-        """How far quantization moves ranges of this model at most. chosen: by the method, on each
-        kind of inputs."""
-        moved = [
-            measure.far(histogram, chosen[FLOAT][module], chosen[COMMON][module])
-            for module, histogram in self._seen[COMMON].items()
-        ]
+    def _moved(self, measure: _Measure) -> float:
+        """How far quantization moves ranges of this model at most."""
+        moved = []
+        for module, common in self._seen[COMMON].items():
+            floats, own = measure.choose(self._seen[FLOAT][module]), measure.choose(common)
+            moved.append(measure.far(common, floats, own))
         # Before the first quantized module nothing moves: its zero says nothing of the others.
-        # Where all but two are zero, it is the measure that ignores small movements.
-        some = [far for far in moved if far]
-        return normal_bound(some if len(some) > 2 else moved, len(self.modules))
+        return normal_bound([far for far in moved if far], len(self.modules))
 
-    def _beyond(
-        self, measure: _Measure, chosen: Mapping[str, Range], bound: float
-    ) -> list[tuple[float, str]]:
-        """(measured over limit, what is wrong). chosen: on the finished model's inputs."""
+    def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str]]:
+        """(measured over limit, what is wrong)."""
         wrong = []
-        for module, wanted in chosen.items():
-            kept, histogram = self._state.ranges[f"{module}:input"], self._seen[FINISHED][module]
+        for module, histogram in self._seen[FINISHED].items():
+            kept, wanted = self._state.ranges[f"{module}:input"], self._choose(histogram)
             far = measure.far(histogram, kept, wanted)
             limit = bound + measure.resolution(histogram, wanted)
             if not far <= limit:
@@ -202,10 +197,12 @@ class Ranges:
 
 @dataclass(frozen=True)
 class _Measure:
-    """far: of (histogram, a range, the range that the method chooses there). resolution: how far
-    two ranges of one distribution may be, of (histogram, the chosen one)."""
+    """choose: the range whose movement limits how far others may be. far: of (histogram, a range,
+    the range chosen there). resolution: how far two ranges of one distribution may be, of
+    (histogram, the chosen one)."""
 
     unit: str
+    choose: Callable[[Histogram], Range]
     far: Callable[[Histogram, Range, Range], float]
     resolution: Callable[[Histogram, Range], float]
 
@@ -214,24 +211,30 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     """By the ends; of a searched range by its loss. The loss of entropy sees magnitudes only, so
     that the ends must besides be what was seen up to the range's own limit."""
     name = method.range
-    if not searched(name):
-        ends = _Measure("of its width", lambda _, kept, wanted: _apart(kept, wanted), _resolution)
-        return (ends,)
+    choose = chooser(name, method.percentile, method.symmetric)
+
+    def ends(_: Histogram, kept: Range, wanted: Range) -> float:
+        return _apart(kept, wanted)
 
     def beside(histogram: Histogram, wanted: Range) -> float:
         others = neighbours(name, histogram, wanted)
         return max(worse(name, histogram, other, wanted) for other in others)
+
+    def seen(histogram: Histogram) -> Range:
+        return minmax(histogram, method.symmetric)
 
     def cut(histogram: Histogram, kept: Range, _: Range) -> float:
         limit = max(-kept.low, kept.high)
         return _apart(kept, limited(histogram, method.symmetric, limit))
 
     loss = partial(worse, name)
+    if not searched(name):
+        return (_Measure("of its width", choose, ends, _resolution),)
     if name == "mse":
         words = "(root of the share by which the squared error is larger)"
-        return (_Measure(words, loss, beside),)
-    nats = _Measure("(root of the nats lost)", loss, beside)
-    return nats, _Measure("of its width", cut, _resolution)
+        return (_Measure(words, choose, loss, beside),)
+    nats = _Measure("(root of the nats lost)", choose, loss, beside)
+    return nats, _Measure("of its width", seen, cut, _resolution)
 
 
 def _resolution(histogram: Histogram, chosen: Range) -> float:
