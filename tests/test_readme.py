@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,9 @@ from optimizer.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXT = "\n".join([README, *(page.read_text() for page in PAGES)])
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, re.S)
 COMMANDS = [
     line.split("#")[0].strip()
     for kind, text in BLOCKS
@@ -57,7 +62,7 @@ def test_the_makefile_has_the_named_targets(command: str) -> None:
 
 
 def test_the_recipe_explained_in_the_readme_is_accepted(tmp_path: Path) -> None:
-    text = next(text for kind, text in BLOCKS if kind == "yaml")
+    (text,) = [t for kind, t in BLOCKS if kind == "yaml" and "# (part of a recipe)" not in t]
     assert yaml.safe_load(text)["name"] == "minilm-int8"
     file = tmp_path / "recipe.yaml"
     file.write_text(text)
@@ -75,3 +80,28 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
         if isinstance(e, type) and issubclass(e, errors.OptimizeError)
     }
     assert table == used | {0}
+
+
+def test_the_readme_names_every_page_and_links_lead_somewhere() -> None:
+    pages = {f"docs/{page.name}" for page in PAGES}
+    assert set(re.findall(r"\]\((docs/[^)]*)\)", README)) == pages
+    for file in (ROOT / "README.md", *PAGES):
+        for link in re.findall(r"\]\(([^):]*)\)", file.read_text()):
+            assert (file.parent / link).exists(), f"{file.name}: {link}"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run_in_their_order(tmp_path: Path) -> None:
+    for folder in ("recipes", "calibration"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    for line in COMMANDS:
+        if line not in README:
+            continue  # of another page
+        words = shlex.split(line)[1:]
+        for bundle in (w for w in words if w == "artifacts/other/1"):
+            shutil.copytree(tmp_path / "artifacts/minilm-int8/1", tmp_path / bundle)
+        command = [sys.executable, "-m", "optimizer", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        )
+        assert (done.returncode, line) == (0, line), done.stderr[-2000:]
