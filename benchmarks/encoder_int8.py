@@ -37,7 +37,8 @@ from encoder_table import markdown  # noqa: E402
 from peers import REFERENCE, System, Worker  # noqa: E402
 
 from optimizer.harness.bench import percentile, percentile_interval  # noqa: E402
-from optimizer.harness.contract import Contract, load_tokenizer, read  # noqa: E402
+from optimizer.harness.contract import Contract, read  # noqa: E402
+from optimizer.harness.inputs.text import load_tokenizer  # noqa: E402
 from optimizer.harness.machine import this_machine  # noqa: E402
 from optimizer.harness.tasks import encode  # noqa: E402
 from optimizer.load import datasets  # noqa: E402

@@ -81,13 +81,14 @@ def windows(file: Path, count: int, sequences: Path | None, source: Path) -> lis
         rows = (sequences / file.name).read_text(encoding="utf-8").splitlines()
         return [json.loads(row)["input_ids"] for row in rows[:count]]
     from optimizer.harness import contract as contracts
+    from optimizer.harness.inputs.text import load_tokenizer
     from optimizer.load import datasets
     from optimizer.recipe.schema import DataSpec
 
     name = {"calib.jsonl": "jargon-calibrate.jsonl", "eval.jsonl": "jargon-evaluate.jsonl"}
     spec = DataSpec(source="json", files=(str(ROOT / "calibration" / name[file.name]),))
     contract = contracts.read(source / "contract.json")
-    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
+    tokenizer = load_tokenizer(source / "checkpoint", contract)
     cut = datasets.windows(datasets.samples(spec), tokenizer, contract, 512)
     return [[int(t) for t in w] for w in cut[:count]]
 

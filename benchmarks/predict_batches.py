@@ -26,9 +26,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from encoder_int8 import lowered_model  # noqa: E402
 
-from optimizer.harness.answering import WINDOW, Answered, Asked, Encoder, answer  # noqa: E402
+from optimizer.harness.answering import WINDOW, Answered, Asked, Predictor, answer  # noqa: E402
 from optimizer.harness.bench import percentile, percentile_interval  # noqa: E402
-from optimizer.harness.contract import load_tokenizer, read  # noqa: E402
+from optimizer.harness.contract import read  # noqa: E402
+from optimizer.harness.inputs.text import load_tokenizer  # noqa: E402
 from optimizer.harness.machine import this_machine  # noqa: E402
 from optimizer.harness.runtimes.ort.run import OrtRunner  # noqa: E402
 from optimizer.progress import say  # noqa: E402
@@ -36,15 +37,15 @@ from optimizer.recipe.file import read as read_recipe  # noqa: E402
 from optimizer.store import Store  # noqa: E402
 
 BASE = "batch 1"
-System = Callable[[Encoder, Sequence[Asked]], Iterator[Answered]]
+System = Callable[[Predictor, Sequence[Asked]], Iterator[Answered]]
 
 
 def by_length(size: int) -> System:
     """As predict does: batches of like lengths within each window."""
 
-    def run(encoder: Encoder, asked: Sequence[Asked]) -> Iterator[Answered]:
+    def run(predictor: Predictor, asked: Sequence[Asked]) -> Iterator[Answered]:
         for start in range(0, len(asked), WINDOW * size):
-            yield from answer(encoder, asked[start : start + WINDOW * size], size)
+            yield from answer(predictor, asked[start : start + WINDOW * size], size)
 
     return run
 
@@ -52,9 +53,9 @@ def by_length(size: int) -> System:
 def neighbours(size: int) -> System:
     """Batches of lines as they come."""
 
-    def run(encoder: Encoder, asked: Sequence[Asked]) -> Iterator[Answered]:
+    def run(predictor: Predictor, asked: Sequence[Asked]) -> Iterator[Answered]:
         for start in range(0, len(asked), size):
-            yield from answer(encoder, asked[start : start + size], size)
+            yield from answer(predictor, asked[start : start + size], size)
 
     return run
 
@@ -87,9 +88,9 @@ def main() -> None:
     for threads in args.threads:
         with OrtRunner(model, threads=threads) as runner:
             tokenizer = load_tokenizer(source.path / "checkpoint", contract)
-            encoder = Encoder(contract, tokenizer, runner.infer)
-            padding = {name: padded(encoder, run, asked) for name, run in SYSTEMS.items()}
-            times = timed(encoder, asked, args.rounds)
+            predictor = Predictor(contract, tokenizer, runner.infer)
+            padding = {name: padded(predictor, run, asked) for name, run in SYSTEMS.items()}
+            times = timed(predictor, asked, args.rounds)
         parts.append(table(threads, times, padding))
     machine = this_machine()
     text = (
@@ -103,22 +104,22 @@ def main() -> None:
     print(text)
 
 
-def padded(encoder: Encoder, run: System, asked: Sequence[Asked]) -> float:
+def padded(predictor: Predictor, run: System, asked: Sequence[Asked]) -> float:
     """Tokens computed over tokens of the texts. It also warms the system up."""
     computed = 0
 
     def infer(arrays):  # type: ignore[no-untyped-def]
         nonlocal computed
         computed += arrays["input_ids"].size
-        return encoder.infer(arrays)
+        return predictor.infer(arrays)
 
-    counted = Encoder(encoder.contract, encoder.tokenizer, infer)
+    counted = Predictor(predictor.contract, predictor.encoder, infer)
     kept = sum(a.kept or 0 for a in run(counted, asked))
     return computed / kept
 
 
 def timed(
-    encoder: Encoder, asked: Sequence[Asked], rounds: int
+    predictor: Predictor, asked: Sequence[Asked], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
     """(wall, CPU) seconds of each system and round."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}
@@ -127,7 +128,7 @@ def timed(
         at = number % len(names)
         for name in names[at:] + names[:at]:
             wall, cpu = time.perf_counter(), time.process_time()
-            answers = sum(1 for _ in SYSTEMS[name](encoder, asked))
+            answers = sum(1 for _ in SYSTEMS[name](predictor, asked))
             assert answers == len(asked)
             times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
         say(f"round {number + 1} of {rounds}")

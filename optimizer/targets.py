@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from optimizer.errors import RecipeError
+from optimizer.harness import tasks
 from optimizer.harness.errors import BuildError
 from optimizer.harness.runtimes.trt.products import Options, refuse_options
 from optimizer.recipe.schema import Recipe, Target, TensorRTTarget, Weights
@@ -88,7 +89,7 @@ def _check_calibrated_length(recipe: Recipe, target: TensorRTTarget, at: str) ->
     """Ranges measured on texts that no profile takes are ranges of something else."""
     if recipe.calibrate is None:
         return
-    length, generates = recipe.calibrate.sequence_length, recipe.model.task == "text-generation"
+    length, generates = recipe.calibrate.sequence_length, tasks.task(recipe.model.task).generates
     spans = [
         (p.sequence[0], p.sequence[2] + (p.past[2] if generates else 0))
         for p in target.shapes.profiles()

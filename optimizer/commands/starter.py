@@ -7,16 +7,8 @@ import re
 from pathlib import Path
 
 from optimizer.errors import RecipeError, closest
-from optimizer.recipe.schema import METRICS, Metric, Task
-
-ENDINGS = {  # of transformers' class names
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-}
-PREFERRED: dict[str, Metric] = {"text-classification": "accuracy", "token-classification": "f1"}
-"""The metric to start with, where it is not the first that the task has."""
+from optimizer.harness import tasks
+from optimizer.harness.tasks import feature_extraction, sentence_embedding
 
 TEMPLATE = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
@@ -108,20 +100,20 @@ validate:                       # the proof; rows must not appear in the calibra
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
     """The text of the recipe. Raises RecipeError for an unknown task or one it cannot guess."""
     task = task or _guess(model, gguf_file)
-    if task not in METRICS:
+    known = tasks.names()
+    if task not in known:
         raise RecipeError(
-            f"{task!r} is not a task{closest(task, list(METRICS))}",
+            f"{task!r} is not a task{closest(task, known)}",
             where="--task",
-            accepted=", ".join(METRICS),
+            accepted=", ".join(known),
         )
-    known: Task = next(t for t in METRICS if t == task)
-    metric = PREFERRED.get(task, next(iter(METRICS[known])))
-    needs = next(iter(METRICS[known][metric]), ())
+    record = tasks.task(task)
+    metric, ways = next(iter(record.metrics.items()))
+    needs = next(iter(ways), ())
     base = model.split(":")[-1].rstrip("/").split("/")[-1].lower()
     name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
-    generates = task == "text-generation"
-    return (GENERATION if generates else TEMPLATE).format(
-        name=f"{name}-{'int4' if generates else 'int8'}",
+    return (GENERATION if record.generates else TEMPLATE).format(
+        name=f"{name}-{'int4' if record.generates else 'int8'}",
         model=model,
         file=f"  gguf_file: {gguf_file}\n" if gguf_file else "",
         task=task,
@@ -135,19 +127,19 @@ def _guess(model: str, gguf_file: str | None) -> str:
     from optimizer.load.source import local_folder
 
     if gguf_file is not None:
-        return "text-generation"
+        return tasks.generating()[0]
     folder = local_folder(model)
     if folder is None:
         raise RecipeError(
             f"cannot guess the task of {model!r}: its files are not on this machine",
             where="optimize init",
-            fix=f"Say it: --task {' | '.join(METRICS)}.",
+            fix=f"Say it: --task {' | '.join(tasks.names())}.",
         )
     if (Path(folder) / "modules.json").is_file():
-        return "sentence-embedding"
+        return sentence_embedding.TASK.name
     named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
     for architecture in named if isinstance(named, list) else ():
-        for ending, task in ENDINGS.items():
-            if str(architecture).endswith(ending):
-                return task
-    return "feature-extraction"
+        for task in tasks.TASKS.values():
+            if task.heads and str(architecture).endswith(task.heads):
+                return task.name
+    return feature_extraction.TASK.name

@@ -19,6 +19,7 @@ from collections import defaultdict
 from math import prod
 
 from optimizer.compress.apply.rounding import HELD
+from optimizer.harness import tasks
 from optimizer.recipe.schema import Compression
 from optimizer.store import Estimate, Shapes
 
@@ -44,7 +45,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
             outputs += shape[0]
             hidden, widest = max(hidden, min(shape)), max(widest, *shape)
     quantize, calibrate = section.quantize, section.calibrate
-    generates = section.task == "text-generation"
+    generates = tasks.task(section.task).generates
     tokens = calibrate.samples * calibrate.sequence_length if calibrate else 0
     batch = calibrate.batch_size * calibrate.sequence_length if calibrate else 0
     streams = 2 if {"gptq", "autoround"} & set(quantize.rounders) else 1

@@ -1,8 +1,8 @@
-"""Texts to answers, one for each and in their order, however they are put together on the way.
+"""Inputs to answers, one for each and in their order, however they are put together on the way.
 
-Batches are formed by length, over all the texts given at once: a batch costs what its longest text
-costs times its rows, so long and short ones are kept apart. A text that cannot be answered has its
-error in its place and stops no other.
+Batches are formed by size (of texts: their length in tokens), over all the inputs given at once: a
+batch costs what its largest costs times its rows, so large and small ones are kept apart. An input
+that cannot be answered has its error in its place and stops no other.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from itertools import chain
 from typing import Any
 
 from .contract import Contract
-from .errors import AnswerError, HarnessError
+from .errors import AnswerError, HarnessError, InputError
 from .tasks import Array, answers, decode
-from .tasks.batch import has_tokens, no_tokens, pad, tokenize, whole_lengths
 
-WINDOW = 16  # batches whose texts are looked at together: enough to find alike ones, soon read
+WINDOW = 16  # batches whose inputs are looked at together: enough to find alike ones, soon read
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One text to answer. where: what a message calls it, "line 7"."""
+    """One input to answer. where: what a message calls it, "line 7". pair: its second input."""
 
     where: str
-    text: str
-    pair: str | None = None
+    input: Any
+    pair: Any = None
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of one text: its answer, or the error that stands in its place.
+    """What became of one input: its answer, or the error that stands in its place.
 
-    tokens: how many the text has, special tokens included; None where that is part of the answer.
-    kept: how many of them the model read.
+    tokens: how many a text has, special tokens included; None where that is part of the answer,
+    and of inputs that are never cut. kept: how many of them the model read.
     """
 
     where: str
@@ -49,11 +48,12 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """A model that answers a batch in one run. infer: Runner.infer."""
+class Predictor:
+    """A model that answers a batch in one run. encoder: what its kind of input opened, of text the
+    tokenizer. infer: Runner.infer."""
 
     contract: Contract
-    tokenizer: Any
+    encoder: Any
     infer: Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
@@ -67,43 +67,54 @@ def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
     return sorted(sorted(order[i : i + size]) for i in range(0, len(order), size))
 
 
-def answer(encoder: Encoder, asked: Sequence[Asked], batch_size: int) -> Iterator[Answered]:
-    """An answer or an error for each text, in order, each as soon as those before it are there.
+def answer(predictor: Predictor, asked: Sequence[Asked], batch_size: int) -> Iterator[Answered]:
+    """An answer or an error for each input, in order, each as soon as those before it are there.
 
-    Raises InputError as tokenize does, AnswerError never: that is the text's error.
+    Raises InputError as the kind's encode does, AnswerError never: that is the input's error.
     """
-    texts, pairs = [a.text for a in asked], [a.pair for a in asked]
-    encodings = tokenize(encoder.contract, encoder.tokenizer, texts, pairs)
-    tokens = [len(e.ids) for e in encodings]
-    cut = [i for i, e in enumerate(encodings) if e.overflowing]
-    if cut:
-        whole = whole_lengths(encoder.tokenizer, [texts[i] for i in cut], [pairs[i] for i in cut])
-        for i, length in zip(cut, whole, strict=True):
-            tokens[i] = length
-    silent = [i for i, e in enumerate(encodings) if not has_tokens(e)]
-    rest = [i for i, e in enumerate(encodings) if has_tokens(e)]
+    contract, kind = predictor.contract, predictor.contract.task_record.inputs
+    inputs, pairs = [a.input for a in asked], [a.pair for a in asked]
+    encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
+    kept: list[int | None] = [None] * len(asked)
+    tokens = kept
+    if kind.whole_sizes is not None:
+        kept = [e.size for e in encoded]
+        tokens = list(kept)
+        cut = [i for i, e in enumerate(encoded) if e.cut]
+        if cut:
+            some = [inputs[i] for i in cut], [pairs[i] for i in cut]
+            for i, size in zip(cut, kind.whole_sizes(predictor.encoder, *some), strict=True):
+                tokens[i] = size
+    rest = [i for i, e in enumerate(encoded) if not e.problem]
     refused = {
-        i: Answered(asked[i].where, None, no_tokens(asked[i].where), tokens[i], tokens[i])
-        for i in silent
+        i: Answered(
+            asked[i].where,
+            None,
+            InputError(e.problem, where=asked[i].where, fix=e.fix),
+            tokens[i],
+            tokens[i],
+        )
+        for i, e in enumerate(encoded)
+        if e.problem
     }
 
     def computed(rows: Sequence[int]) -> dict[int, Answered]:
-        batch = pad(encoder.contract, [texts[i] for i in rows], [encodings[i] for i in rows])
+        batch = kind.collate(contract, [encoded[i] for i in rows])
         try:
-            values = decode(encoder.contract, encoder.infer(batch), batch)
+            values = decode(contract, predictor.infer(batch), batch)
         except AnswerError as e:
             if len(rows) > 1:  # whose fault it is shows when each is alone
                 return {i: a for row in rows for i, a in computed([row]).items()}
             (i,) = rows
             error = AnswerError(e.found, where=f"{asked[i].where}: {e.where}")
-            return {i: Answered(asked[i].where, None, error, tokens[i], len(encodings[i].ids))}
-        made = answers(encoder.contract, values, batch)
+            return {i: Answered(asked[i].where, None, error, tokens[i], kept[i])}
+        results = answers(contract, values, batch)
         return {
-            i: Answered(asked[i].where, a, None, tokens[i], len(encodings[i].ids))
-            for i, a in zip(rows, made, strict=True)
+            i: Answered(asked[i].where, a, None, tokens[i], kept[i])
+            for i, a in zip(rows, results, strict=True)
         }
 
-    groups = by_length([len(encodings[i].ids) for i in rest], batch_size)
+    groups = by_length([encoded[i].size for i in rest], batch_size)
     parts = (computed([rest[i] for i in group]) for group in groups)
     return _in_order(chain([refused], parts))
 

@@ -96,9 +96,7 @@ def _checked(
     iterations: int,
 ) -> Options:
     """Raises InputError for what cannot be measured; returns how every cell generates."""
-    spec = contract.generation
-    if spec is None:
-        raise InputError("no text-generation", where=contract.task, accepted="text-generation")
+    spec = contract.decoder
     given: Sequence[Any]
     for name, given in (("systems", [*systems]), ("lengths", lengths), ("batch", batch)):
         if not given:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import contract as contracts
-from .answering import Answered, Asked, Encoder, answer
+from .answering import Answered, Asked, Predictor, answer
 from .bench import System
 from .closing import Closing
 from .engines import Workshop
@@ -30,8 +30,7 @@ from .runtimes.ort.genai import GenaiRunner
 from .runtimes.ort.onnx_external import check_inside
 from .runtimes.runner import Runner
 from .runtimes.trt.products import PRODUCTS
-from .tasks import Array, decode, encode
-from .tasks.batch import check_texts
+from .tasks import Array, decode, encode, generating
 from .tasks.text_generation import Prompt
 
 BATCH = 8
@@ -65,7 +64,8 @@ class Bundle(Closing):
         damaged = damaged_files(self.folder, self.manifest)
         _refuse_shared_damage(self.folder, self.manifest, damaged)
         self.contract = contracts.Contract.from_json(self.manifest["contract"], MANIFEST)
-        self.tokenizer = contracts.load_tokenizer(self.folder / "tokenizer", self.contract)
+        self.task = self.contract.task_record
+        self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
         self._shop = Workshop(
             self.folder,
             self.manifest,
@@ -125,9 +125,9 @@ class Bundle(Closing):
                 return
 
     def _open_genai(self, folder: Path) -> GenaiRunner:
-        if self.contract.generation is None:
+        if not self.task.generates:
             raise InputError(
-                f"the model does {self.contract.task}", where="genai", accepted="text-generation"
+                f"the model does {self.task.name}", where="genai", accepted=", ".join(generating())
             )
         extra = unlisted_files(self.folder, self.manifest, str(folder.relative_to(self.folder)))
         if extra:  # it reads what lies beside the model
@@ -140,36 +140,43 @@ class Bundle(Closing):
 
     def predict(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str | None] | None = None,
+        inputs: Sequence[Any],
+        pairs: Sequence[Any] | None = None,
         batch_size: int = BATCH,
     ) -> list[dict[str, Any]]:
-        """One JSON object per text, in order; see tasks/ for what is in it.
+        """One JSON object per input, in order; see tasks/ for what is in it.
 
-        pairs: a second text per text, or None for none. text-generation: texts are continued as
-        the model's makers advise; `generate` takes options and conversations.
-        Raises InputError, also for a text without a token, and AnswerError; `answer` goes on.
+        inputs: of the kind that the contract says, e.g. texts. pairs: a second input per input, or
+        None for none. text-generation: texts are continued as the model's makers advise;
+        `generate` takes options and conversations.
+        Raises InputError, also for an input that the model cannot read, and AnswerError; `answer`
+        goes on.
         """
-        if self.contract.generation is not None:
+        if self.task.generates:
             if pairs is not None:
                 raise InputError("a text to continue has no second", where="pairs")
-            return [c.to_json() for c in self.generate(texts, batch_size=batch_size)]
-        check_texts(texts, pairs)
-        seconds = pairs or [None] * len(texts)
+            return [c.to_json() for c in self.generate(inputs, batch_size=batch_size)]
+        plural = f"{self.task.inputs.name}s"
+        if isinstance(inputs, str) or not len(inputs):
+            raise InputError(f"a list of at least one {plural[:-1]} is needed", where=plural)
+        if pairs is not None and len(pairs) != len(inputs):
+            raise InputError(f"{len(pairs)} pairs for {len(inputs)} {plural}", where="pairs")
+        seconds = pairs or [None] * len(inputs)
         asked = [
-            Asked(f"texts[{i}]", t, p) for i, (t, p) in enumerate(zip(texts, seconds, strict=True))
+            Asked(f"{plural}[{i}]", *both)
+            for i, both in enumerate(zip(inputs, seconds, strict=True))
         ]
-        made: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for answered in self.answer(asked, batch_size):
             if answered.error is not None:
                 raise answered.error
-            made.append(dict(answered.answer or {}))
-        return made
+            results.append(dict(answered.answer or {}))
+        return results
 
     def answer(self, asked: Sequence[Asked], batch_size: int = BATCH) -> Iterator[Answered]:
-        """An answer or an error in its place for each text: see answering.answer."""
-        encoder = Encoder(self.contract, self.tokenizer, self._runner.infer)
-        return answer(encoder, asked, batch_size)
+        """An answer or an error in its place for each input: see answering.answer."""
+        predictor = Predictor(self.contract, self.encoder, self._runner.infer)
+        return answer(predictor, asked, batch_size)
 
     def generate(
         self,
@@ -182,7 +189,7 @@ class Bundle(Closing):
         return generate(
             self.contract,
             self.decoders,
-            self.tokenizer,
+            self.encoder,
             prompts,
             options,
             batch_size=1 if self._genai else batch_size,
@@ -200,7 +207,7 @@ class Bundle(Closing):
         return stream(
             self.contract,
             self.decoders,
-            self.tokenizer,
+            self.encoder,
             prompts,
             options,
             batch_size=1 if self._genai else batch_size,
@@ -220,16 +227,16 @@ class Bundle(Closing):
             )
         return self._open
 
-    def values(self, texts: Sequence[str]) -> Array:
-        """The array the task is about, for texts as one batch; see tasks.decode."""
-        batch = encode(self.contract, self.tokenizer, texts)
+    def values(self, inputs: Sequence[Any]) -> Array:
+        """The array the task is about, for inputs as one batch; see tasks.decode."""
+        batch = encode(self.contract, self.encoder, inputs)
         return decode(self.contract, self._runner.infer(batch), batch)
 
     def system(self) -> System:
         """This bundle as bench.measure takes it."""
         return System(
             pre=lambda texts, length: encode(
-                self.contract, self.tokenizer, texts, None, min(length, self.max_length)
+                self.contract, self.encoder, texts, None, min(length, self.max_length)
             ),
             forward=self._runner.infer,
             post=lambda outputs, batch: decode(self.contract, outputs, batch),
@@ -237,7 +244,7 @@ class Bundle(Closing):
 
     @property
     def max_length(self) -> int:
-        return self.contract.tokenizer.max_length
+        return self.contract.text.max_length
 
     @property
     def size(self) -> int:

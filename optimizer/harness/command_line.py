@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .answering import Answered, Asked
     from .bundle import Bundle
     from .lines import Source
+    from .tasks.task import Task
 
 JSON = "one JSON document; of predict one object per line"
 RECORDED = "default: the recipe's, from the manifest"
@@ -86,25 +88,37 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     from . import output
 
     with _opened(folder, args) as bundle:
-        engine = bundle.engine["target"]
+        engine, task = bundle.engine["target"], bundle.contract.task_record
 
         def emit(answered: Answered) -> None:
             as_json = args.json or args.jsonl
-            line = output.json_line(answered, engine) if as_json else output.text_line(answered)
+            line = (
+                output.json_line(answered, engine) if as_json else output.text_line(answered, task)
+            )
             print(line, flush=True)
 
         windows = _asked(args)
-        if bundle.contract.generation is not None:
+        if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
         else:
-            generation.refuse_others(args, bundle.contract.task)
-            made = (a for asked in windows for a in bundle.answer(asked, args.batch_size))
-            summary = output.write(made, emit)
+            generation.refuse_others(args, task)
+            parsed = (_parsed(asked, task) for asked in windows)
+            answers = (a for asked in parsed for a in bundle.answer(asked, args.batch_size))
+            summary = output.write(answers, emit)
     if not summary.texts:
         raise InputError("no text was given", fix='Give one: predict "some text".')
     for line in summary.lines:
         _say(line)
     return summary.exit_code
+
+
+def _parsed(asked: Sequence[Asked], task: Task) -> list[Asked]:
+    """The inputs that lines of text stand for, of the task's kind."""
+    parse = task.inputs.parse
+    return [
+        replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
+        for a in asked
+    ]
 
 
 def _asked(args: argparse.Namespace) -> Iterator[list[Asked]]:
@@ -113,8 +127,8 @@ def _asked(args: argparse.Namespace) -> Iterator[list[Asked]]:
     Raises InputError for a text that cannot be read, and pairs that are not one per text.
     """
     from .answering import WINDOW, Asked
+    from .inputs.text import check_text
     from .lines import windows
-    from .tasks.batch import check_text
 
     most = WINDOW * args.batch_size
     source = cast("Source", sys.stdin.buffer)
@@ -153,17 +167,17 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     texts = texts_of(args.texts_file) if args.texts_file else TEXTS
     texts = [t for t in texts if t.strip()]
     with _opened(folder, args) as bundle:
-        generates = bundle.contract.generation is not None
-        if generates:
+        task = bundle.contract.task_record
+        if task.generates:
             document = generation.bench(bundle, args, texts)
         else:
-            generation.refuse_others(args, bundle.contract.task)
+            generation.refuse_others(args, task)
             document = _bench_batches(bundle, args, texts)
         document["engine"] = bundle.engine["target"]
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
-    job = generation.largest(document) if generates else f"predict([{' '.join(TEXTS)!r}])"
+    job = generation.largest(document) if task.generates else f"predict([{' '.join(TEXTS)!r}])"
     cache = f"Path({str(args.cache.resolve())!r})"
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
@@ -172,7 +186,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         f"threads={args.threads!r}, genai={args.genai!r}, cache={cache}).{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
-    text = (generation.bench_text if generates else bench_text)(document)
+    text = (generation.bench_text if task.generates else bench_text)(document)
     return _shown(document, text, args)
 
 

@@ -1,13 +1,13 @@
 """The I/O contract of a model: which arrays go in and come out, and what they mean.
 
-contract.json, version 1:
+contract.json, version 2:
 
-    {"version": 1, "task": "sentence-embedding",
+    {"version": 2, "task": "sentence-embedding", "input_kind": "text",
      "inputs":  [{"name": "input_ids", "dtype": "int64", "axes": ["batch", "sequence"]}, ...],
      "outputs": [{"name": "last_hidden_state", "dtype": "float32",
                   "axes": ["batch", "sequence", 384]}],
      "tokenizer": {"file": "tokenizer.json", "max_length": 256,
-                   "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0},
+                   "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0} | null,
      "pooling": "mean" | "cls" | null, "normalize": true | false | null,
      "labels": ["negative", "positive"] | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
@@ -15,9 +15,10 @@ contract.json, version 1:
                     "chat_template": "{% for m in messages %}..." | null,
                     "defaults": {"do_sample": true, "temperature": 0.2, "top_p": 0.9}} | null}
 
-axes: a string names a dynamic axis, a number is a fixed size. pooling and normalize belong to
-sentence-embedding and are null elsewhere; labels, in id order, to the classification tasks;
-generation to text-generation.
+axes: a string names a dynamic axis, a number is a fixed size. input_kind: the task's, of inputs/.
+tokenizer belongs to inputs of kind text and is null elsewhere; pooling and normalize to
+sentence-embedding; labels, in id order, to the classification tasks; generation to
+text-generation. Version 1 had no input_kind: all inputs were texts.
 
 text-generation: inputs are input_ids [batch, sequence], attention_mask [batch, total] (total is
 the cached tokens and the new ones) and, where the family takes them, position_ids [batch,
@@ -32,30 +33,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .errors import BundleError
+from . import tasks
+from .errors import BundleError, InputError, require
+from .tasks.task import Task
 
-VERSION = 1
-TASKS = (
-    "sentence-embedding",
-    "text-classification",
-    "token-classification",
-    "feature-extraction",
-    "text-generation",
-)
-ENCODED = ("input_ids", "attention_mask", "token_type_ids")  # what a tokenizer can supply
-GENERATED = ("input_ids", "attention_mask", "position_ids")  # what a decoder can take
+VERSION = 2
+READ = (1, 2)  # versions that can be read
+POOLINGS = ("mean", "cls")
+SECTIONS = ("tokenizer", "pooling", "normalize", "labels", "generation")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
-OUTPUTS = {
-    "sentence-embedding": "last_hidden_state",
-    "feature-extraction": "last_hidden_state",
-    "text-classification": "logits",
-    "token-classification": "logits",
-    "text-generation": "logits",
-}
 
 
 @dataclass(frozen=True)
@@ -76,6 +67,15 @@ class TokenizerSpec:
     pad_id: int
     pad_token: str
     pad_type_id: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.max_length >= 2, "tokenizer.max_length", self.max_length, "2 or more")
+        require(
+            bool(self.file) and Path(self.file).name == self.file and self.file != "..",
+            "tokenizer.file",
+            self.file,
+            "a file name without a folder",
+        )
 
 
 @dataclass(frozen=True)
@@ -104,28 +104,28 @@ class Generation:
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "vocabulary", "context"):
             value = getattr(self, name)
-            _require(_whole(value) and value > 0, f"generation.{name}", value, "1 or more")
+            require(_whole(value) and value > 0, f"generation.{name}", value, "1 or more")
         known = f"ids below {self.vocabulary}"
         ids = [*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])]
-        _require(bool(self.eos_ids), "generation.eos_ids", self.eos_ids, "one id or more")
-        _require(
+        require(bool(self.eos_ids), "generation.eos_ids", self.eos_ids, "one id or more")
+        require(
             all(_whole(i) and 0 <= i < self.vocabulary for i in ids),
             "generation.eos_ids, bos_id",
             ids,
             known,
         )
         template = self.chat_template
-        _require(
+        require(
             template is None or isinstance(template, str),
             "generation.chat_template",
             template,
             "Jinja text, or null",
         )
         unknown = sorted(set(self.defaults) - set(SAMPLING))
-        _require(not unknown, "generation.defaults", unknown, ", ".join(SAMPLING))
+        require(not unknown, "generation.defaults", unknown, ", ".join(SAMPLING))
         for name, value in self.defaults.items():
             fits = isinstance(value, bool) == (name == "do_sample")
-            _require(
+            require(
                 fits and isinstance(value, int | float) and value >= 0,
                 f"generation.defaults.{name}",
                 value,
@@ -144,62 +144,76 @@ class Contract:
     task: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    tokenizer: TokenizerSpec
+    tokenizer: TokenizerSpec | None = None
     pooling: str | None = None
     normalize: bool | None = None
     labels: tuple[str, ...] | None = None
     generation: Generation | None = None
+    input_kind: str = "text"
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.version == VERSION,
             "version",
             self.version,
-            str(VERSION),
+            " or ".join(map(str, READ)),
             "Use the harness that came with this bundle, or package the model again.",
         )
-        _require(self.task in TASKS, "task", self.task, ", ".join(TASKS))
-        generates = self.task == "text-generation"
+        try:
+            task = self.task_record
+        except KeyError:
+            require(False, "task", self.task, ", ".join(tasks.names()))
+            raise
+        kind = task.inputs
+        require(self.input_kind == kind.name, "input_kind", self.input_kind, kind.name)
         names = [i.name for i in self.inputs]
-        known = GENERATED if generates else ENCODED
-        _require(
-            "input_ids" in names and "attention_mask" in names and set(names) <= set(known),
+        known = None if task.arrays is None else {*kind.arrays, *task.arrays}
+        require(
+            set(kind.arrays) <= set(names) and (known is None or set(names) <= known),
             "inputs",
             names,
-            f"input_ids and attention_mask, and perhaps {known[2]}",
+            " and ".join(kind.arrays) + f", and perhaps {', '.join(task.arrays or ['any'])}",
         )
-        _require(len(set(names)) == len(names), "inputs", names, "each name once")
+        require(len(set(names)) == len(names), "inputs", names, "each name once")
         for tensor in (*self.inputs, *self.outputs):
-            _require(tensor.dtype in DTYPES, tensor.name, tensor.dtype, ", ".join(DTYPES))
-        wanted = OUTPUTS[self.task]
-        found = [o.name for o in self.outputs]
-        _require(wanted in found, "outputs", found, f"one called {wanted} for {self.task}")
-        embeds = self.task == "sentence-embedding"
-        poolings = ("mean", "cls") if embeds else (None,)
-        _require(self.pooling in poolings, "pooling", self.pooling, f"one of {poolings}")
-        _require((self.normalize is not None) == embeds, "normalize", self.normalize, "see task")
-        classifies = self.task.endswith("classification")
-        _require(bool(self.labels) == classifies, "labels", self.labels, "labels, to classify")
-        _require(
-            (self.generation is not None) == generates,
-            "generation",
-            self.generation,
-            "given for text-generation, null for other tasks",
-        )
-        t = self.tokenizer
-        _require(t.max_length >= 2, "tokenizer.max_length", t.max_length, "2 or more")
-        _require(
-            bool(t.file) and Path(t.file).name == t.file and t.file != "..",
-            "tokenizer.file",
-            t.file,
-            "a file name without a folder",
-        )
+            require(tensor.dtype in DTYPES, tensor.name, tensor.dtype, ", ".join(DTYPES))
+        outputs = [o.name for o in self.outputs]
+        require(task.output in outputs, "outputs", outputs, f"one called {task.output}")
+        for section in SECTIONS:
+            value, belongs = getattr(self, section), section in (*kind.sections, *task.sections)
+            accepted = f"a value, for {self.task}" if belongs else f"null, for {self.task}"
+            require((value is not None) == belongs, section, value, accepted)
+        require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, ", ".join(POOLINGS))
+        require(self.labels is None or bool(self.labels), "labels", self.labels, "one or more")
+
+    @cached_property
+    def task_record(self) -> Task:
+        """The task. Raises KeyError for one that is not known."""
+        return tasks.task(self.task)
 
     @property
     def output(self) -> str:
         """The name of the output the task reads."""
-        return OUTPUTS[self.task]
+        return self.task_record.output
+
+    @property
+    def text(self) -> TokenizerSpec:
+        """The tokenizer. Raises InputError for a model that takes no texts."""
+        if self.tokenizer is None:
+            raise InputError(f"the model takes inputs of kind {self.input_kind}", where=self.task)
+        return self.tokenizer
+
+    @property
+    def decoder(self) -> Generation:
+        """The cache. Raises InputError for a model that does not continue texts."""
+        if self.generation is None:
+            raise InputError(
+                f"the model does {self.task}",
+                where="task",
+                accepted=", ".join(tasks.generating()),
+            )
+        return self.generation
 
     def to_json(self) -> dict[str, Any]:
         """The document of the docstring; `Contract.from_json` is its inverse."""
@@ -214,15 +228,20 @@ class Contract:
                 fields[key] = tuple(
                     TensorSpec(t["name"], t["dtype"], tuple(t["axes"])) for t in fields[key]
                 )
-            fields["tokenizer"] = TokenizerSpec(**fields["tokenizer"])
+            if fields.get("version") in READ:
+                fields["version"] = VERSION
+            if fields.get("tokenizer") is not None:
+                fields["tokenizer"] = TokenizerSpec(**fields["tokenizer"])
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(map(str, fields["labels"]))
             if fields.get("generation") is not None:
-                said = fields["generation"]
-                fields["generation"] = Generation(**{**said, "eos_ids": tuple(said["eos_ids"])})
+                cache = fields["generation"]
+                fields["generation"] = Generation(**{**cache, "eos_ids": tuple(cache["eos_ids"])})
             return cls(**fields)
         except BundleError as e:
-            raise BundleError(e.found, where=f"{where}: {e.where}", accepted=e.accepted) from None
+            raise BundleError(
+                e.found, where=f"{where}: {e.where}", accepted=e.accepted, fix=e.fix
+            ) from None
         except (KeyError, TypeError, ValueError) as e:
             raise BundleError(f"not a contract ({e!r})", where=where) from None
 
@@ -234,37 +253,3 @@ def read(path: Path) -> Contract:
     except (OSError, ValueError) as e:
         raise BundleError(f"cannot be read ({e})", where=str(path)) from None
     return Contract.from_json(document, str(path))
-
-
-def load_tokenizer(folder: Path, contract: Contract) -> Any:
-    """The tokenizer of the contract as a `tokenizers.Tokenizer`.
-
-    What the file says about padding and truncation is dropped: many published files pad every
-    text to 128 tokens. The contract decides, and `tasks.encode` does it. Raises BundleError when
-    the file is missing, not a tokenizer, or does not know the contract's padding token.
-    """
-    from tokenizers import Tokenizer
-
-    path = folder / contract.tokenizer.file
-    if not path.is_file():
-        raise BundleError("the tokenizer is missing", where=str(path))
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as e:  # the library raises bare Exception
-        raise BundleError(f"not a tokenizer ({e})", where=str(path)) from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    spec = contract.tokenizer
-    known = tokenizer.token_to_id(spec.pad_token)
-    if known != spec.pad_id:
-        raise BundleError(
-            f"padding token {spec.pad_token!r} has id {known}, the contract says {spec.pad_id}",
-            where=str(path),
-            fix="The tokenizer does not belong to this model; package it again.",
-        )
-    return tokenizer
-
-
-def _require(good: bool, where: str, found: Any, accepted: str, fix: str = "") -> None:
-    if not good:
-        raise BundleError(f"{found!r} was found", where=where, accepted=accepted, fix=fix)

@@ -67,7 +67,7 @@ class Workshop:
             runtime_cache=kernels,
             gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
         )
-        if self.contract is None or self.contract.generation is not None:
+        if self.contract is None or self.contract.task_record.generates:
             return runner
         try:
             return FittedRunner(runner, self.contract, profiles(engine["fit"]["shapes"]))

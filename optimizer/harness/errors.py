@@ -87,3 +87,9 @@ class MachineError(HarnessError):
 class UnopenedError(MachineError):
     """An engine, or a model, that this machine's runtime does not open; one that is built here
     may open."""
+
+
+def require(good: bool, where: str, found: object, accepted: str, fix: str = "") -> None:
+    """Raises BundleError naming what was found and what is accepted, unless `good`."""
+    if not good:
+        raise BundleError(f"{found!r} was found", where=where, accepted=accepted, fix=fix)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # only to check types: the command line must open without num
     from .bundle import Bundle
     from .generate import Options
     from .output import Summary
+    from .tasks.task import Task
     from .tasks.text_generation import Prompt
 
 NUMBERS = {
@@ -59,15 +60,17 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     group.add_argument("--genai", action="store_true", help="run onnxruntime-genai, if installed")
 
 
-def refuse_others(args: argparse.Namespace, task: str) -> None:
+def refuse_others(args: argparse.Namespace, task: Task) -> None:
     """Raises InputError when an option of text-generation was given for another task."""
+    from .tasks import generating
+
     for name in (*ONLY, "new_tokens"):
         value = getattr(args, name, None)
         if value is not None and value is not False and value != []:
             raise InputError(
-                f"the model does {task}",
+                f"the model does {task.name}",
                 where=f"--{name.replace('_', '-')}",
-                accepted="text-generation",
+                accepted=", ".join(generating()),
             )
 
 
@@ -107,7 +110,7 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
     return measure_generation(
         {"candidate": bundle.decoders},
         bundle.contract,
-        bundle.tokenizer,
+        bundle.encoder,
         texts,
         grid.sequence,
         grid.batch,
@@ -147,8 +150,8 @@ def _ids(bundle: Bundle, args: argparse.Namespace, asked: Asked) -> list[int]:
     """The prompt's token ids. Raises InputError naming the text, as prompt_ids does."""
     from .tasks.text_generation import prompt_ids
 
-    prompt: Prompt = _conversation(args, asked.text) if args.chat else asked.text
-    return prompt_ids(bundle.contract, bundle.tokenizer, prompt, asked.where)
+    prompt: Prompt = _conversation(args, asked.input) if args.chat else asked.input
+    return prompt_ids(bundle.contract, bundle.encoder, prompt, asked.where)
 
 
 def _in_batches(
@@ -199,7 +202,7 @@ def _of_json(bundle: Bundle, args: argparse.Namespace, asked: Asked) -> Answered
 def _request(args: argparse.Namespace, asked: Asked) -> tuple[Prompt, Options]:
     """What a line of JSON asks for. Raises InputError."""
     try:
-        fields = dict(json.loads(asked.text))
+        fields = dict(json.loads(asked.input))
     except (ValueError, TypeError, RecursionError) as e:
         raise InputError(f"not a JSON object ({e})", where=asked.where) from None
     found = [k for k in PROMPT_KEYS if k in fields]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answering import Answered
-
-SHOWN = 4  # numbers of an embedding that are printed without --json
+from .tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,19 @@ class Summary:
     @property
     def lines(self) -> list[str]:
         """What to say on standard error; nothing when every text was read whole and answered."""
-        said = []
+        lines = []
         if self.longest is not None:
-            said.append(
+            lines.append(
                 f"{self.cut:,} of {self.texts:,} texts were cut to the {self.longest.kept} tokens "
                 f"that the model reads; the longest, {self.longest.where}, has "
                 f"{self.longest.tokens:,}"
             )
         if self.first is not None:
-            said.append(
+            lines.append(
                 f"{self.failed:,} of {self.texts:,} texts have no answer but an error in its "
                 f"place; the first: {self.first.error}"
             )
-        return said
+        return lines
 
 
 def write(answers: Iterable[Answered], emit: Callable[[Answered], None]) -> Summary:
@@ -79,22 +78,9 @@ def json_line(answered: Answered, engine: str) -> str:
     return json.dumps({**answered.answer, **more})
 
 
-def text_line(answered: Answered) -> str:
+def text_line(answered: Answered, task: Task) -> str:
     """One answer for a person, on one line; a generated text as it is."""
-    answer = answered.answer
-    if answer is None:
+    if answered.answer is None:
         return f"error: {answered.error}".replace("\n", " ")
-    if "finish" in answer:
-        return str(answer["text"])
-    if "entities" in answer:
-        found = "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
-        return found.replace("\n", " ")
-    if "hidden_states" in answer:
-        rows = answer["hidden_states"]
-        return f"{len(rows)} tokens x {len(rows[0])} numbers (all with --json)"
-    if "embedding" in answer:
-        numbers = answer["embedding"]
-        shown = " ".join(f"{x:.4f}" for x in numbers[:SHOWN])
-        return f"[{shown} ...] {len(numbers)} numbers (all with --json)"
-    value = answer.get("score", answer.get("value"))
-    return f"{answer['label']}  {value:.4f}".replace("\n", " ")
+    line = task.line(answered.answer)
+    return line if task.generates else line.replace("\n", " ")

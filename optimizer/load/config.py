@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from optimizer.errors import CheckpointError
+from optimizer.harness import tasks
 from optimizer.load import families, gguf
 from optimizer.load.checkpoint import read_json
 from optimizer.load.contract import read_modules
@@ -77,7 +78,7 @@ def read_config(folder: Path, section: Model) -> Any:
 def check_task(config: Any, section: Model, folder: Path) -> None:
     """Refuse an architecture that is not of the task's kind: its contract could not say what goes
     in and out. Raises CheckpointError naming what it is."""
-    generates, causal = section.task == "text-generation", families.is_causal(config)
+    generates, causal = tasks.task(section.task).generates, families.is_causal(config)
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         what = "an encoder-decoder"
@@ -105,7 +106,7 @@ def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -
 def _not_covered(
     config: Any, section: Model, folder: Path, what: str, fix: str = ""
 ) -> CheckpointError:
-    kind = "decoder" if section.task == "text-generation" else "encoder"
+    kind = "decoder" if tasks.task(section.task).generates else "encoder"
     rows = sorted(n for n, f in families.FAMILIES.items() if f.kind == kind)
     return CheckpointError(
         f"architecture {config.model_type!r} is not covered for task {section.task}: it is {what}",

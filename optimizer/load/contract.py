@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from optimizer.errors import CheckpointError, RecipeError
+from optimizer.harness import tasks
+from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.load.checkpoint import read_json
 from optimizer.load.families import Family
 from optimizer.load.generation import advice, context, eos_ids, generation
@@ -16,11 +18,12 @@ from optimizer.load.tokenizer import TEXTS, max_length
 from optimizer.progress import say
 from optimizer.recipe.schema import Model
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+SEGMENTS, POSITIONS = "token_type_ids", "position_ids"
+ENCODER_AXES = ("batch", "sequence")
 DECODER_INPUTS = {  # name: axes
     "input_ids": ("batch", "sequence"),
     "attention_mask": ("batch", "total"),
-    "position_ids": ("batch", "sequence"),
+    POSITIONS: ("batch", "sequence"),
 }
 PROMPTS = "config_sentence_transformers.json"
 POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
@@ -35,75 +38,59 @@ def contract(
     folder: Path,
     root: Path,
 ) -> dict[str, Any]:
-    """The document of contract.json, version 1.
+    """The document of contract.json, version 2.
 
     folder: the model's files; root: where modules.json of a sentence-transformers model is (the
     same, or the folder above). Raises CheckpointError for what a contract cannot say.
     """
-    if section.task == "text-generation":
-        return _decoder(section, config, family, tokenizer, folder, root)
-    embedding = section.task in ("sentence-embedding", "feature-extraction")
-    width = int(config.hidden_size)
-    labels = None if embedding else _labels(config)
-    if section.task == "text-classification":
-        _check_one_label(config)
-        output, axes = "logits", ["batch", len(labels or ())]
-    elif section.task == "token-classification":
-        output, axes = "logits", ["batch", "sequence", len(labels or ())]
-    else:
-        output, axes = "last_hidden_state", ["batch", "sequence", width]
-    pooling, normalize = _sentence(section, root)
-    if section.task == "sentence-embedding":
+    task = tasks.task(section.task)
+    sections: dict[str, Any] = dict.fromkeys(SECTIONS)
+    widths = {"width": int(config.hidden_size)}
+    if task.generates:
+        sections["generation"] = generation(config, tokenizer, folder)
+        widths["vocabulary"] = sections["generation"]["vocabulary"]
+    if task.classifies:
+        sections["labels"] = _labels(config)
+        widths["labels"] = len(sections["labels"])
+        if not task.per_position:
+            _check_one_label(config)
+    if "pooling" in task.sections:
+        sections["pooling"], sections["normalize"] = _sentence(section, root)
         _check_lower_case(root, tokenizer)
+    spec = _tokenizer(section, config, family, tokenizer, folder, root)
+    sections["tokenizer"] = spec
+    if task.generates:
+        sections["generation"]["context"] = spec["max_length"]
     return {
-        "version": 1,
-        "task": section.task,
-        "inputs": [
-            {"name": n, "dtype": "int64", "axes": ["batch", "sequence"]}
-            for n in _inputs(model, config)
-        ],
-        "outputs": [{"name": output, "dtype": "float32", "axes": axes}],
-        "tokenizer": _tokenizer(section, config, family, tokenizer, folder, root),
-        "pooling": pooling,
-        "normalize": normalize,
-        "labels": labels,
-        "generation": None,
-    }
-
-
-def _decoder(
-    section: Model, config: Any, family: Family, tokenizer: Any, folder: Path, root: Path
-) -> dict[str, Any]:
-    made = generation(config, tokenizer, folder)
-    about = _tokenizer(section, config, family, tokenizer, folder, root)
-    return {
-        "version": 1,
-        "task": section.task,
+        "version": VERSION,
+        "task": task.name,
+        "input_kind": task.inputs.name,
         "inputs": [
             {"name": name, "dtype": "int64", "axes": list(axes)}
-            for name, axes in DECODER_INPUTS.items()
-            if name != "position_ids" or family.position_ids
+            for name, axes in _inputs(task, model, config, family).items()
         ],
         "outputs": [
             {
-                "name": "logits",
+                "name": task.output,
                 "dtype": "float32",
-                "axes": ["batch", "sequence", made["vocabulary"]],
+                "axes": [widths.get(axis, axis) for axis in task.axes],
             }
         ],
-        "tokenizer": about,
-        "pooling": None,
-        "normalize": None,
-        "labels": None,
-        "generation": {**made, "context": about["max_length"]},
+        **sections,
     }
 
 
-def _inputs(model: nn.Module, config: Any) -> list[str]:
-    """Those of INPUTS that the model takes; segment ids only when it has two kinds of them."""
+def _inputs(
+    task: tasks.Task, model: nn.Module, config: Any, family: Family
+) -> dict[str, tuple[str, ...]]:
+    """{name: axes} of the arrays that the model takes; segment ids only when it has two kinds of
+    them."""
+    names = [*task.inputs.arrays, *(task.arrays or ())]
+    if task.generates:
+        return {n: DECODER_INPUTS[n] for n in names if n != POSITIONS or family.position_ids}
     takes = inspect.signature(model.forward).parameters
     segments = int(getattr(config, "type_vocab_size", 0) or 0) > 1
-    return [n for n in INPUTS if n in takes and (n != "token_type_ids" or segments)]
+    return {n: ENCODER_AXES for n in names if n in takes and (n != SEGMENTS or segments)}
 
 
 def _check_one_label(config: Any) -> None:
@@ -141,7 +128,7 @@ def _tokenizer(
     section: Model, config: Any, family: Family, tokenizer: Any, folder: Path, root: Path
 ) -> dict[str, Any]:
     pad, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
-    generates = section.task == "text-generation"
+    generates = tasks.task(section.task).generates
     if pad is None and generates:  # any token will do: the mask hides it
         pad_id = eos_ids(config, advice(folder), tokenizer.eos_token_id)[0]
         pad = tokenizer.convert_ids_to_tokens(pad_id)
@@ -186,13 +173,11 @@ def _tokenizer(
     }
 
 
-def _sentence(section: Model, root: Path) -> tuple[str | None, bool | None]:
-    """(pooling, normalize) of a sentence embedding; (None, None) for other tasks.
+def _sentence(section: Model, root: Path) -> tuple[str, bool]:
+    """(pooling, normalize) of a sentence embedding.
 
     The recipe decides; what it leaves open the checkpoint's modules.json says; else mean, true.
     """
-    if section.task != "sentence-embedding":
-        return None, None
     pooling: str | None = None
     normalize = True
     if (root / "modules.json").is_file():

@@ -136,7 +136,7 @@ def batches(
     A batch is padded to its own longest text, and cut to `length` tokens (never more than the
     contract's max_length) when that is longer.
     """
-    length = min(length, contract.tokenizer.max_length)
+    length = min(length, contract.text.max_length)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         texts = [s.text for s in part]
@@ -157,9 +157,7 @@ def windows(
     tokenizer: as contract.load_tokenizer opens it. Raises DataError when there is less than one
     window, or a window is longer than the model's context.
     """
-    about = contract.generation
-    if about is None:
-        raise ValueError(f"windows are of text-generation, the task is {contract.task}")
+    about = contract.decoder
     if not 2 <= length <= about.context:
         raise DataError(
             f"windows of {length} tokens, and the model takes {about.context}",
@@ -175,7 +173,7 @@ def windows(
         needed = math.ceil(characters * length / max(len(ids), 1))
         raise DataError(
             f"{len(rows)} texts make {len(ids)} tokens, and one window takes {length}",
-            where="text-generation data",
+            where=f"{contract.task} data",
             accepted=f"about {needed} characters or more for each window (there are {characters})",
             fix="Give more text, or a smaller sequence_length.",
         )

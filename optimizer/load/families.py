@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from optimizer.harness import tasks
 from optimizer.recipe.schema import Task
 
 
@@ -81,7 +82,7 @@ class Family:
 
     def prefix(self, task: Task) -> str:
         """What the base model's names start with in the model of this task: "" or "bert."."""
-        return "" if task in ("sentence-embedding", "feature-extraction") else self.base_prefix
+        return "" if tasks.task(task).headless else self.base_prefix
 
 
 _BERT_ATTENTION = tuple(f"attention.self.{n}" for n in ("query", "key", "value"))

@@ -9,6 +9,7 @@ import torch
 
 from optimizer.errors import CheckpointError
 from optimizer.harness.contract import SAMPLING
+from optimizer.harness.tasks import text_generation
 from optimizer.load.checkpoint import read_json
 from optimizer.load.model import auto_class
 from optimizer.progress import say
@@ -98,7 +99,9 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
     trouble = ""
     try:
         with torch.device("meta"), torch.no_grad():
-            model = auto_class("text-generation").from_config(config, attn_implementation="eager")
+            model = auto_class(text_generation.TASK.name).from_config(
+                config, attn_implementation="eager"
+            )
             ids = torch.zeros((1, 3), dtype=torch.int64)
             made = model.eval()(input_ids=ids, attention_mask=ids + 1, use_cache=True)
         shapes = {(tuple(x.keys.shape), tuple(x.values.shape)) for x in made.past_key_values.layers}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,30 +21,23 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.errors import CheckpointError
+from optimizer.harness import tasks
 from optimizer.load.checkpoint import Checkpoint
 from optimizer.recipe.schema import Task
 
 STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that stands for a Conv1D
-HEADLESS: tuple[Task, ...] = ("sentence-embedding", "feature-extraction")
 
 
 def auto_class(task: Task) -> Any:
     """The transformers Auto class that builds the model of a task."""
-    import transformers
-
-    return {
-        "sentence-embedding": transformers.AutoModel,
-        "feature-extraction": transformers.AutoModel,
-        "text-classification": transformers.AutoModelForSequenceClassification,
-        "token-classification": transformers.AutoModelForTokenClassification,
-        "text-generation": transformers.AutoModelForCausalLM,
-    }[task]
+    module, _, name = tasks.task(task).model.partition(":")
+    return getattr(import_module(module), name)
 
 
 def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     """The model of the task in eval mode, eager attention, every parameter on the meta device.
 
-    For sentence-embedding and feature-extraction the pooler is removed: the output is
+    Of a task without a head (tasks.Task.headless) the pooler is removed: the output is
     last_hidden_state. Raises CheckpointError when transformers has no such model.
     """
     from transformers import AutoConfig
@@ -72,7 +66,7 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
             fix="Use a checkpoint of a model that transformers has for this task.",
         ) from e
     _linear_for_conv1d(model)
-    if task in HEADLESS and getattr(model, "pooler", None) is not None:
+    if tasks.task(task).headless and getattr(model, "pooler", None) is not None:
         model.pooler = None
     return cast(nn.Module, model.eval().requires_grad_(False))
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from optimizer.errors import CheckpointError
+from optimizer.harness.tasks import feature_extraction, text_generation
 from optimizer.load.families import FAMILIES, Family, is_causal
 from optimizer.load.model import STORED_TRANSPOSED, skeleton_from_config
 
@@ -37,8 +38,10 @@ def recognised(model_type: str, config: Any) -> Family:
                 "transformers with one list of equal blocks",
             ) from e
     if is_causal(config):
-        return _recognised_decoder(model_type, skeleton_from_config(config, "text-generation"))
-    model: Any = skeleton_from_config(config, "feature-extraction")
+        return _recognised_decoder(
+            model_type, skeleton_from_config(config, text_generation.TASK.name)
+        )
+    model: Any = skeleton_from_config(config, feature_extraction.TASK.name)
     blocks = block_list(model, model_type)
     embeddings = next(
         (

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from optimizer.errors import CheckpointError, MachineError
+from optimizer.harness.tasks import feature_extraction
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
@@ -110,7 +111,7 @@ def local_folder(name: str) -> Path | None:
     """
     if not is_local(name):
         return None
-    folder = resolve(Model(source=name, task="feature-extraction")).folder
+    folder = resolve(Model(source=name, task=feature_extraction.TASK.name)).folder
     read_json(folder / "config.json")
     return folder
 

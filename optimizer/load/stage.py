@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import safetensors_stream
+from optimizer.harness import tasks
 from optimizer.load import architecture, faithful, gguf, source, tokenizer, weights
 from optimizer.load.checkpoint import open_checkpoint, read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
@@ -66,7 +67,7 @@ def run(section: Model, out: Path) -> None:
             del tensors
         chosen = weights.match(stored, model, section)
         rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        generates = section.task == "text-generation"
+        generates = tasks.task(section.task).generates
         fast = tokenizer.convert(files, checkpoint, rows, section.trust_remote_code, generates)
         copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]
         copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []

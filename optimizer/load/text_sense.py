@@ -107,9 +107,9 @@ def _token_rows(
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
     """Tokens of a text, its special ones apart, that the model is given; None for no limit."""
-    if contract.generation is not None:
+    if contract.task_record.generates:
         return None
-    limit = min(contract.tokenizer.max_length, length or contract.tokenizer.max_length)
+    limit = min(contract.text.max_length, length or contract.text.max_length)
     return max(limit - int(tokenizer.num_special_tokens_to_add(False)), 0)
 
 

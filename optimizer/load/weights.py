@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError, closest
+from optimizer.harness import tasks
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
-from optimizer.load.model import HEADLESS, STORED_TRANSPOSED, parameter_shapes, tied_names
+from optimizer.load.model import STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.quantized.parts import Coded
 from optimizer.load.source import shard_files
@@ -218,7 +219,7 @@ def _complete(
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     head = [n for n in missing if not n.startswith(prefix)]
     rest = [n for n in missing if n.startswith(prefix) and ".pooler." not in n]
-    if section.task not in HEADLESS and head and not rest:
+    if not tasks.task(section.task).headless and head and not rest:
         raise CheckpointError(
             f"the checkpoint has no head for task {section.task}: {', '.join(head[:4])} missing; a "
             "made-up head would answer at random",

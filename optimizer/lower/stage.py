@@ -89,14 +89,14 @@ def run(target: Target, source: Path, state: Path, graph: Path, *, out: Path) ->
 
 def _decoder(model: ir.Model, target: Target, contract: Contract) -> dict[str, Any] | None:
     """A decoder's attentions and norms as ONNX Runtime's own operators, in place; what of it."""
-    if contract.generation is None or target.runtime != "onnxruntime":
+    if not contract.task_record.generates or target.runtime != "onnxruntime":
         return None
     if not target.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}
     if target.device == "cuda" and target.export.float == "fp32":
         why = "ONNX Runtime's GroupQueryAttention takes no fp32 on CUDA, it would run on the CPU"
         return {"fused": [], "left": {"all": why}}
-    fused = ort_attention.fuse(model, contract.generation.context)
+    fused = ort_attention.fuse(model, contract.decoder.context)
     if ort_attention.SHARED in model.metadata_props.items():
         others = ort_past_length.count(model)
         if others:

@@ -26,7 +26,7 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
     past and present are one buffer of the whole context. Sampling is what the model's makers
     advise and greedy where they say nothing, as in our own loop.
     """
-    spec = contract.generation
+    spec = contract.decoder
     assert spec is not None
     inputs = {i.name: i.name for i in contract.inputs}
     inputs |= {"past_key_names": PAST.format("key"), "past_value_names": PAST.format("value")}
@@ -39,7 +39,7 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
             "context_length": spec.context,
             "bos_token_id": spec.eos_ids[0] if spec.bos_id is None else spec.bos_id,
             "eos_token_id": list(spec.eos_ids),
-            "pad_token_id": contract.tokenizer.pad_id,
+            "pad_token_id": contract.text.pad_id,
             "decoder": {
                 "filename": model,
                 "head_size": spec.head_dim,

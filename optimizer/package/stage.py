@@ -25,6 +25,7 @@ from typing import Any
 
 from optimizer import harness
 from optimizer.errors import MachineError
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.machine import RUNNERS
 from optimizer.harness.runtimes.ort.decoder import SHARED
@@ -32,7 +33,7 @@ from optimizer.harness.runtimes.ort.onnx_external import metadata
 from optimizer.load.source import LICENCES
 from optimizer.package import genai_config, on_fail, tokenizer_check
 from optimizer.package import manifest as manifests
-from optimizer.recipe.schema import OnnxRuntimeTarget, Packaging, Recipe, Task, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, Packaging, Recipe, TensorRTTarget
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
 
 MADE_WITH = (
@@ -72,6 +73,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
     targets, names = section.recipe.targets, target_names(section.recipe.targets)
     rules = [t.on_fail for t in targets]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
+    task = tasks.task(section.recipe.model.task)
     engines: list[dict[str, Any]] = []
     kept: list[Target] = []
     for name, target, (model, engine, _), report in zip(
@@ -81,7 +83,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
             continue
         kept.append(target)
         engines.append(_add_target(bundle, name, target, model, engine, engines))
-        if target.runtime == "onnxruntime" and section.recipe.model.task == "text-generation":
+        if target.runtime == "onnxruntime" and task.generates:
             _add_genai(bundle / engines[-1]["model"], source)
     _add_tokenizer(bundle, source)
     licences = _add_licences(bundle, source)
@@ -125,7 +127,7 @@ def target_names(targets: tuple[Target, ...]) -> list[str]:
     return names
 
 
-def requirements(targets: Sequence[Target], task: Task) -> str:
+def requirements(targets: Sequence[Target], task: str) -> str:
     """The lines of requirements.txt: what the harness imports for the targets of the bundle, at
     the versions used here."""
     wanted = ["numpy", "tokenizers"]
@@ -133,8 +135,7 @@ def requirements(targets: Sequence[Target], task: Task) -> str:
     if devices:  # the two own one module; the GPU build runs on the CPU too
         gpu = devices & {"cuda", "tensorrt"}  # tensorrt-rtx is a plugin of the other
         wanted.append("onnxruntime-gpu" if gpu else "onnxruntime")
-    if task == "text-generation":  # chat templates
-        wanted.append("jinja2")
+    wanted += tasks.task(task).requires
     return "".join(f"{name}=={_version(name)}\n" for name in wanted)
 
 
@@ -252,7 +253,6 @@ def _add_model(bundle: Path, name: str, model: Path, earlier: list[dict[str, Any
 def _add_genai(model: Path, source: Path) -> None:
     """Beside a decoder's ONNX, what onnxruntime-genai reads from the same folder."""
     contract = Contract.from_json(_read(source / "contract.json"))
-    assert contract.generation is not None
     shared = metadata(model).get(SHARED[0]) == SHARED[1]
     document = genai_config.document(contract, model.name, shared=shared)
     text = json.dumps(document, indent=1, sort_keys=True)
@@ -260,9 +260,9 @@ def _add_genai(model: Path, source: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / "checkpoint" / name).is_file():
             shutil.copyfile(source / "checkpoint" / name, model.parent / name)
-    if contract.generation.chat_template is not None:
+    if contract.decoder.chat_template is not None:
         template = model.parent / "chat_template.jinja"
-        template.write_text(contract.generation.chat_template, encoding="utf-8")
+        template.write_text(contract.decoder.chat_template, encoding="utf-8")
 
 
 def _add_tokenizer(bundle: Path, source: Path) -> None:

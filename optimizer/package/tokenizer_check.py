@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import GateError
-from optimizer.harness.contract import Contract, load_tokenizer
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import text_sense
 from optimizer.load.datasets import Sample
 from optimizer.store import digest_file
@@ -21,7 +22,7 @@ def check(
     """Raise GateError where a copy of the tokenizer's file is not, to the byte, what `sense` (the
     report's) was made with, or gives `rows` (validate.data's) other token ids; DataError as
     text_sense.check does."""
-    name = contract.tokenizer.file
+    name = contract.text.file
     for file in (bundle / "tokenizer" / name, *sorted(bundle.glob(f"model/*/{name}"))):
         if digest_file(file) != sense["tokenizer"]:
             raise GateError(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from optimizer.errors import closest
+from optimizer.harness import tasks
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.quantize import CALIBRATED, Activations, LayerRule, Method, Quantize, Weights
 from optimizer.recipe.targets import (
@@ -36,38 +38,30 @@ __all__ = [
     "Weights",
 ]
 
-Task = Literal[
-    "sentence-embedding",
-    "text-classification",
-    "token-classification",
-    "feature-extraction",
-    "text-generation",
-]
 Metric = Literal[
     "accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine", "perplexity"
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]  # of a file or folder, never a path
 
-# task -> metric -> the columns it needs, each way that will do. Classification has an arg max over
-# labels, an embedding a cosine between texts; hidden states of a text have no fixed width, so
-# only their distance to the float model's can be said.
-METRICS: dict[Task, dict[Metric, tuple[tuple[str, ...], ...]]] = {
-    "sentence-embedding": {
-        "cosine": (),
-        "probe_accuracy": (("label",),),
-        "retrieval": (("text_pair",), ("label",)),
-        "spearman": (("text_pair", "score"),),
-    },
-    "feature-extraction": {"cosine": ()},
-    "text-classification": {
-        "cosine": (),
-        "accuracy": (("label",),),
-        "f1": (("label",),),
-        "spearman": (("score",),),
-    },
-    "token-classification": {"cosine": (), "accuracy": (("tags",),), "f1": (("tags",),)},
-    "text-generation": {"perplexity": ()},
-}
+
+def _task(name: str) -> tasks.Task:
+    """The record of a task. Raises ValueError for one that is not known."""
+    try:
+        return tasks.task(name)
+    except KeyError:
+        known = tasks.names()
+        raise ValueError(
+            f"{name!r} is not a task{closest(name, known)} Accepted: {', '.join(known)}"
+        ) from None
+
+
+def _list_tasks(schema: dict[str, Any]) -> None:
+    schema["enum"] = tasks.names()
+
+
+Task = Annotated[
+    str, AfterValidator(lambda name: _task(name).name), Field(json_schema_extra=_list_tasks)
+]
 
 
 class Model(Section):
@@ -188,12 +182,12 @@ class Validate(Section):
     latency: Latency = Latency()
 
 
-def _check_metric(task: Task, asked: Validate) -> None:
+def _check_metric(task: tasks.Task, asked: Validate) -> None:
     """Raise ValueError when the metric has no meaning for the task, or its columns are missing."""
-    known, metric = METRICS[task], asked.metric
+    known, metric = task.metrics, asked.metric
     if metric not in known:
         raise ValueError(
-            f"metric {metric} has no meaning for task {task}; accepted: {', '.join(known)}"
+            f"metric {metric} has no meaning for task {task.name}; accepted: {', '.join(known)}"
         )
     sets = {"data": asked.data, **{f"also.{n}.data": s.data for n, s in asked.also.items()}}
     for where, spec in sets.items():
@@ -217,13 +211,13 @@ def _check_metric(task: Task, asked: Validate) -> None:
             )
 
 
-def _check_timing(task: Task, asked: Latency) -> None:
+def _check_timing(task: tasks.Task, asked: Latency) -> None:
     """Raise ValueError when so few runs can decide a speed gate whatever they measure."""
     from optimizer.harness.bench import fewest  # here: a recipe without it is read faster
 
     if asked.max_seconds > 0:
         return
-    steps = asked.new_tokens - 1 if task == "text-generation" else 1
+    steps = asked.new_tokens - 1 if task.generates else 1
     wanted = {"must_beat_float": fewest(50) if asked.must_beat_float else 0}
     wanted["p99_ms"] = 0 if asked.p99_ms is None else math.ceil(fewest(99) / steps)
     for gate, runs in wanted.items():
@@ -311,13 +305,15 @@ class Recipe(Section):
     @classmethod
     def _metric_suits_the_task(cls, asked: Validate, info: ValidationInfo) -> Validate:
         if "model" in info.data:
-            _check_metric(info.data["model"].task, asked)
-            _check_timing(info.data["model"].task, asked.latency)
+            task = tasks.task(info.data["model"].task)
+            _check_metric(task, asked)
+            _check_timing(task, asked.latency)
         return asked
 
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
-        generates = self.model.task == "text-generation"
+        generates = tasks.task(self.model.task).generates
+        others = ", ".join(tasks.generating())
         only = {
             "quantize": ("head", "embedding", "allocate"),
             "validate_": ("max_kl", "min_top1", "sequence_length"),
@@ -326,11 +322,11 @@ class Recipe(Section):
             given = sorted(getattr(self, section).model_fields_set & set(fields))
             if given and not generates:
                 raise ValueError(
-                    f"{section.rstrip('_')}.{given[0]} belongs to task text-generation, and the "
+                    f"{section.rstrip('_')}.{given[0]} belongs to task {others}, and the "
                     f"task is {self.model.task}"
                 )
         if self.calibrate is not None and self.calibrate.generated and not generates:
-            raise ValueError("calibrate.generated: only task text-generation writes text")
+            raise ValueError(f"calibrate.generated: only task {others} writes text")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
         return self

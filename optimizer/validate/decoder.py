@@ -71,8 +71,7 @@ class OnnxDecoder:
     """runner: an open OrtRunner, or what has its face."""
 
     def __init__(self, runner: Any, contract: Contract) -> None:
-        assert contract.generation is not None
-        self._runner, self._contract, self._made_of = runner, contract, contract.generation
+        self._runner, self._contract, self._made_of = runner, contract, contract.decoder
         self._kinds = {n: k for n, k in runner.inputs.items() if n.startswith("past_")}
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:

@@ -20,7 +20,8 @@ from optimizer.export.names import Names, from_dict
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks.batch import Batch
+from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.datasets import batches, samples, windows
@@ -67,7 +68,7 @@ class Materials:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return contracts.load_tokenizer(self.source / "checkpoint", self.contract)
+        return load_tokenizer(self.source / "checkpoint", self.contract)
 
     @cached_property
     def state(self) -> CompressedState:
@@ -151,10 +152,10 @@ class Materials:
     @property
     def cache_names(self) -> tuple[list[str], list[str]]:
         """(inputs, outputs) that a decoder's graph has besides the contract's."""
-        made_of = self.contract.generation
-        if made_of is None:
+        if not self.contract.task_record.generates:
             return [], []
-        return decoder.past_names(made_of.layers), decoder.present_names(made_of.layers)
+        layers = self.contract.decoder.layers
+        return decoder.past_names(layers), decoder.present_names(layers)
 
     @property
     def compared(self) -> list[str]:
@@ -177,16 +178,16 @@ class Materials:
     @cached_property
     def batches(self) -> list[Batch]:
         """One text alone; the shortest beside the longest; the rest; one batch padded further."""
-        if self.contract.generation is not None:
+        if self.contract.task_record.generates:
             kept = 4 * sum(sum(self._shape(name)) for name in self.modules)
             return decoder_batches.make(self.texts, self.contract, self.tokenizer, kept)
         texts = sorted(dict.fromkeys(self.texts), key=len)
-        longest = min(LONGEST, self.contract.tokenizer.max_length)
+        longest = min(LONGEST, self.contract.text.max_length)
 
         def encode(group: Sequence[str], length: int | None = None) -> Batch:
-            made = tasks.encode(self.contract, self.tokenizer, group, length=length)
+            made = tasks.encode(self.contract, self.tokenizer, group, None, length)
             if made["input_ids"].shape[1] > longest:
-                made = tasks.encode(self.contract, self.tokenizer, group, length=longest)
+                made = tasks.encode(self.contract, self.tokenizer, group, None, longest)
             return made
 
         middle = texts[len(texts) // 2]
@@ -199,7 +200,7 @@ class Materials:
     def calibration(self) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none."""
         wanted = self.section.calibrate
-        if wanted is not None and self.contract.generation is not None:
+        if wanted is not None and self.contract.task_record.generates:
             texts = samples(wanted.data, None, wanted.seed)
             cut_up = windows(texts, self.tokenizer, self.contract, wanted.sequence_length)
             for ids in cut_up[: wanted.samples]:
@@ -221,7 +222,7 @@ class Materials:
         texts that differ most in length, and a full one; of a decoder a text by itself first, which
         every graph can continue."""
         count = len(self.batches)
-        alone = [] if self.contract.generation is None else [0]
+        alone = [0] if self.contract.task_record.generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
 
     def traces(self, model: nn.Module, kept: Sequence[int], inputs: bool = False) -> list[Trace]:
@@ -240,7 +241,7 @@ class Materials:
         """The traces as the graph takes them, and (trace, past) of those whose last tokens are also
         given after a cache of `past`: of a decoder the first, and the next, which is padded, where
         the graph takes torch's cache of it."""
-        if self.contract.generation is None:
+        if not self.contract.task_record.generates:
             return list(traces), []
         by_column = cut.facts(model).by_column
         kept = [replace(t, by_column=by_column) for t in traces]

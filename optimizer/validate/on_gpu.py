@@ -45,7 +45,7 @@ def candidate(m: Materials, device: str) -> Any:
     if target.runtime in PRODUCTS and not not_here(m):
         return opened(m)
     threads = getattr(target, "threads", 0)
-    kind = pieces.Graph if m.task == "text-generation" else OrtRunner
+    kind = pieces.Graph if m.contract.task_record.generates else OrtRunner
     return kind(m.model / "model.onnx", device=device, threads=threads)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness import contract as contracts
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import text_sense
 from optimizer.load.datasets import Sample
 from optimizer.progress import say
@@ -30,7 +31,7 @@ def inputs(
     """`texts` and `tokenizer` of the report. source: the load stage's folder; data: rows by their
     place in the recipe. Raises DataError where the model cannot tell the texts of a set apart."""
     contract = contracts.read(source / "contract.json")
-    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
+    tokenizer = load_tokenizer(source / "checkpoint", contract)
     texts: dict[str, Any] = {}
     for name, rows in data.items():
         calibrate = section.calibrate if name == "calibrate" else None
@@ -38,7 +39,7 @@ def inputs(
         found = text_sense.measure(rows, contract, tokenizer, length)
         text_sense.check(found, name)
         texts[name] = {**found.as_dict(), "warnings": text_sense.warnings(found, name)}
-    file = source / "checkpoint" / contract.tokenizer.file
+    file = source / "checkpoint" / contract.text.file
     return {"texts": texts, "tokenizer": digest_file(file)}
 
 
@@ -60,7 +61,7 @@ def before(
     wanted, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
     sense_checks.answers_differ(baseline.text, terms)
-    told = sense_checks.labels_told(wanted.metric, m.task, rows, baseline, train)
+    told = sense_checks.labels_told(wanted.metric, m.contract.task_record, rows, baseline, train)
     other = None if told else sense_checks.agreement(wanted.metric, rows, baseline)
     names = m.contract.labels
     section = sense_checks.above_chance(wanted.metric, told, other, names, wanted.confidence)
@@ -72,9 +73,9 @@ def after(m: Materials, judged: Sequence[Gate], quality: dict[str, Any]) -> dict
     """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
     Raises DataError where all examples are one."""
     sense_checks.examples_differ(judged, quality["examples"])
-    if m.contract.generation is None:
+    if not m.contract.task_record.generates:
         return {}
-    section = sense_checks.language_model(quality, m.contract.generation.vocabulary)
+    section = sense_checks.language_model(quality, m.contract.decoder.vocabulary)
     warn(section["warnings"])
     return {"reference": section}
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.errors import DataError
+from optimizer.harness.tasks import Task
 from optimizer.load.datasets import Sample
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, quality
@@ -47,15 +48,15 @@ def answers_differ(vectors: Sequence[Floats], terms: int) -> None:
 
 
 def labels_told(
-    metric: str, task: str, rows: Sequence[Sample], baseline: Answers, train: Any
+    metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Told | None:
     """What the metric counts as right or wrong; None where it has no labels to count by."""
     if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
         probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
         told = probe.predict(np.stack(baseline.text))
-    elif task == "text-classification" and baseline.text[0].size > 1:
+    elif task.classifies and not task.per_position and baseline.text[0].size > 1:
         told = np.stack(baseline.text).argmax(1)
-    elif task == "token-classification" and baseline.words is not None:
+    elif task.classifies and baseline.words is not None:
         truth = [np.array(r.tags) for r in rows if r.tags is not None]
         if len(truth) < len(rows):
             return None

@@ -113,7 +113,7 @@ def run(
             )
     if not untimed:
         texts = [r.text for r in data.get("validate.latency.data", ())] or list(speed.NEUTRAL)
-        timing = generation_speed if materials.task == "text-generation" else speed
+        timing = generation_speed if materials.contract.task_record.generates else speed
         report["speed"] = timing.measure(materials, texts)
         inspected = materials.inspected.get("inspected") or {}
         gates += timing.gates(report["speed"], section.validate_.latency, inspected)

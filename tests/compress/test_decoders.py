@@ -20,7 +20,8 @@ from optimizer.compress.apply.scale_tuning import tune
 from optimizer.compress.selection import select
 from optimizer.compress.simulate import QuantLinear, simulated
 from optimizer.errors import CheckpointError, DataError, RecipeError
-from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.contract import read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import datasets
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.contract import load_tokenizer
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder

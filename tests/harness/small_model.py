@@ -180,7 +180,7 @@ def lowered(folder: Path, dialect: str = "ort_qdq", **options: Any) -> Path:
 
 def opened(folder: Path, task: str = "sentence-embedding", **changes: Any) -> tuple[Contract, Any]:
     """The contract and the tokenizer, as the harness reads them."""
-    from optimizer.harness.contract import load_tokenizer
+    from optimizer.harness.inputs.text import load_tokenizer
 
     made = Contract.from_json(contract(task, **changes))
     tokenizer(folder)

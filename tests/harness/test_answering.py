@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.harness import tasks
-from optimizer.harness.answering import Answered, Asked, Encoder, answer, by_length
+from optimizer.harness.answering import Answered, Asked, Predictor, answer, by_length
 from optimizer.harness.errors import InputError
 from optimizer.harness.output import json_line, text_line, write
 from tests.harness import small_model
@@ -31,9 +31,9 @@ class Model:
         return {"last_hidden_state": hidden}
 
 
-def served(folder: Path, model: Model) -> Encoder:
+def served(folder: Path, model: Model) -> Predictor:
     contract, tokenizer = small_model.opened(folder, normalize=False)
-    return Encoder(contract, tokenizer, model)
+    return Predictor(contract, tokenizer, model)
 
 
 def ask(texts: Sequence[str]) -> list[Asked]:
@@ -140,19 +140,20 @@ def test_the_summary_counts_what_was_cut_and_what_has_no_answer() -> None:
     assert (quiet.exit_code, quiet.lines) == (0, [])
 
 
-MADE: list[dict[str, Any]] = [
-    {"embedding": [1.0] * 9},
-    {"hidden_states": [[1.0] * 4] * 2},
-    {"label": "two\nlines", "score": 0.5, "scores": {}},
-    {"label": "x", "value": 0.5},
-    {"words": [], "entities": [{"text": "a\u2028b\n", "label": "x"}]},
-    {"words": [], "entities": []},
+ANSWERS: list[tuple[str, dict[str, Any]]] = [
+    ("sentence-embedding", {"embedding": [1.0] * 9}),
+    ("feature-extraction", {"hidden_states": [[1.0] * 4] * 2}),
+    ("text-classification", {"label": "two\nlines", "score": 0.5, "scores": {}}),
+    ("text-classification", {"label": "x", "value": 0.5}),
+    ("token-classification", {"words": [], "entities": [{"text": "a\u2028b\n", "label": "x"}]}),
+    ("token-classification", {"words": [], "entities": []}),
 ]
 
 
-@pytest.mark.parametrize("made", MADE, ids=lambda m: next(iter(m)))
-def test_an_answer_is_one_line_in_either_form(made: dict[str, Any]) -> None:
-    for line in (text_line(Answered("line 1", made)), json_line(Answered("line 1", made), "ort")):
+@pytest.mark.parametrize(("task", "result"), ANSWERS)
+def test_an_answer_is_one_line_in_either_form(task: str, result: dict[str, Any]) -> None:
+    answered = Answered("line 1", result)
+    for line in (text_line(answered, tasks.task(task)), json_line(answered, "ort")):
         assert line
         assert "\n" not in line
-    assert len(json_line(Answered("line 1", made), "ort").splitlines()) == 1
+    assert len(json_line(answered, "ort").splitlines()) == 1

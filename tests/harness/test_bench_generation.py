@@ -11,7 +11,7 @@ from optimizer.harness import bench_generation
 from optimizer.harness.bench_generation import measure_generation
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate import loop
-from optimizer.harness.tasks.batch import Array
+from optimizer.harness.inputs.batch import Array
 from tests.harness.tiny_decoder import ScriptRunner
 
 PROMPTS = ["the film was good", "a bad place"]

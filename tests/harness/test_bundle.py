@@ -158,7 +158,7 @@ def test_a_changed_bit_in_any_file_is_found(
     assert main(["check", "--bundle", str(bundle)]) == 0
 
 
-@pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "harness/tasks/batch.py"])
+@pytest.mark.parametrize("name", ["tokenizer/tokenizer.json", "harness/inputs/text.py"])
 def test_a_damaged_file_that_all_engines_share_stops_everything(name: str, bundle: Path) -> None:
     (bundle / name).write_bytes(b"x")
     with pytest.raises(BundleError, match=name):

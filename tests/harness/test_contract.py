@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
+from optimizer.harness.inputs.text import load_tokenizer
 from tests.harness import small_model
 
-TASKS = contracts.TASKS
+TASKS = tasks.names()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -29,7 +31,7 @@ def without(key: str) -> dict[str, Any]:
 
 INPUT = {"name": "input_ids", "dtype": "int64", "axes": ["batch", "sequence"]}
 BAD = {
-    "another version": small_model.contract(version=2),
+    "another version": small_model.contract(version=3),
     "an unknown task": small_model.contract(task="translation"),
     "an unknown key": small_model.contract(colour="red"),
     "no task": without("task"),
@@ -76,4 +78,4 @@ def test_a_missing_or_broken_tokenizer_names_its_path(content: str | None, tmp_p
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
-        contracts.load_tokenizer(tmp_path, Contract.from_json(small_model.contract()))
+        load_tokenizer(tmp_path, Contract.from_json(small_model.contract()))

@@ -52,7 +52,7 @@ def test_any_changed_missing_or_extra_source_is_named(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__main__.py", "command_line.py", "errors.py", "manifest.py", "tasks/batch.py"]
+    "name", ["__main__.py", "command_line.py", "errors.py", "manifest.py", "inputs/text.py"]
 )
 def test_a_source_that_python_cannot_read_is_a_sentence_and_no_traceback(
     name: str, bundle: Path

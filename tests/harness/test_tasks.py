@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from optimizer.harness import tasks
-from optimizer.harness.contract import Contract, load_tokenizer
+from optimizer.harness.contract import Contract
 from optimizer.harness.errors import AnswerError, InputError
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.text_classification import softmax
 from tests.conftest import sentences

@@ -18,8 +18,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.decoder import check_step
-from optimizer.harness.tasks.batch import Array
 from tests.conftest import heavy_tailed
 from tests.decoders import HEADS, KV_HEADS, TEMPLATE, WIDTH
 

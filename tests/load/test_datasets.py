@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from optimizer.errors import DataError, MachineError
-from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.contract import read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import datasets as ours
 from optimizer.load import tables
 from optimizer.load.datasets import Sample, batches, check_disjoint, digest, samples

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from optimizer.errors import CheckpointError, DataError, OptimizeError
-from optimizer.harness.contract import Contract, load_tokenizer, read
+from optimizer.harness.contract import Contract, read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import faithful, weights
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint

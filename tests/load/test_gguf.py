@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from optimizer.errors import CheckpointError, MachineError, OptimizeError
-from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.contract import read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import faithful, gguf, source
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model

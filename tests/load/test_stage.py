@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from optimizer.errors import CheckpointError
-from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.contract import read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import decode, encode
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.headers import shapes

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from optimizer.errors import DataError
-from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.contract import read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import text_sense
 from optimizer.load.datasets import Sample
 from optimizer.load.stage import STAGE

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from optimizer.harness import tasks
-from optimizer.harness.contract import load_tokenizer, read
+from optimizer.harness.contract import read
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.conftest import sentences
 from tests.package import small_bundle

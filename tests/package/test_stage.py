@@ -149,10 +149,10 @@ def test_a_changed_harness_is_another_key(tmp_path: Path) -> None:
     before = stage.harness_digests(section, copy)
     assert stage.STAGE.files is not None
     assert stage.STAGE.files(section) == before
-    with (copy / "tasks" / "batch.py").open("a") as f:
+    with (copy / "inputs" / "text.py").open("a") as f:
         f.write("\n")
     after = stage.harness_digests(section, copy)
-    assert [name for name in before if before[name] != after[name]] == ["harness/tasks/batch.py"]
+    assert [name for name in before if before[name] != after[name]] == ["harness/inputs/text.py"]
 
 
 def test_requirements_pin_the_versions_used(made: Path) -> None:

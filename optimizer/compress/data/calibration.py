@@ -21,14 +21,15 @@ def batches(section: Compression, source: Path) -> list[Batch]:
     """Token batches: of a decoder full windows; else texts of like length together, so that
     little is padding."""
     from optimizer.harness import contract as contracts
+    from optimizer.harness.inputs.text import load_tokenizer
     from optimizer.load import datasets
 
     calibrate = section.calibrate
     if calibrate is None:
         return []
     contract = contracts.read(source / "contract.json")
-    tokenizer = contracts.load_tokenizer(source / "checkpoint", contract)
-    generates = section.task == "text-generation"
+    tokenizer = load_tokenizer(source / "checkpoint", contract)
+    generates = contract.task_record.generates
     rows = datasets.samples(
         calibrate.data, None if generates else calibrate.samples, calibrate.seed
     )

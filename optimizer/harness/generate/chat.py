@@ -13,10 +13,12 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..contract import Contract
 from ..errors import InputError, MachineError
+
+if TYPE_CHECKING:
+    from ..contract import Contract
 
 
 def render(
@@ -28,8 +30,7 @@ def render(
     `where`: a message without a role, no template, or one that refuses this conversation;
     MachineError without jinja2.
     """
-    assert contract.generation is not None
-    template = contract.generation.chat_template
+    template = contract.decoder.chat_template
     if template is None:
         raise InputError(
             "the model has no chat template", where=where, fix="Give the prompt as a text."
@@ -69,10 +70,9 @@ def render(
 
 def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
     """Those that the tokenizer has; a template prints nothing for the others."""
-    assert contract.generation is not None
-    ids = {"bos_token": contract.generation.bos_id, "eos_token": contract.generation.eos_ids[0]}
+    ids = {"bos_token": contract.decoder.bos_id, "eos_token": contract.decoder.eos_ids[0]}
     tokens = {n: tokenizer.id_to_token(i) for n, i in ids.items() if i is not None}
-    tokens["pad_token"] = contract.tokenizer.pad_token
+    tokens["pad_token"] = contract.text.pad_token
     return {n: t for n, t in tokens.items() if t is not None}
 
 

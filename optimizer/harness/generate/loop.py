@@ -15,8 +15,8 @@ import numpy as np
 
 from ..contract import Contract, Generation
 from ..errors import InputError
+from ..inputs.batch import Array
 from ..runtimes.decoder import Decoder, DecoderRunner, pieces
-from ..tasks.batch import Array
 from ..tasks.text_generation import Prompt, arrays, next_arrays, prompt_ids
 from .options import Options, Sampling
 from .sampling import choose
@@ -112,10 +112,6 @@ def stream(
 def _prompts(
     contract: Contract, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int
 ) -> list[list[int]]:
-    if contract.generation is None:
-        raise InputError(
-            "the model does not continue texts", where=contract.task, accepted="text-generation"
-        )
     if isinstance(prompts, str) or not len(prompts):
         raise InputError("a list of at least one prompt is needed", where="prompts")
     if batch_size < 1:
@@ -159,8 +155,7 @@ def _stream(
     batch_size: int,
     numbers: Sequence[int] | None,
 ) -> Iterator[Piece]:
-    assert contract.generation is not None
-    spec = contract.generation
+    spec = contract.decoder
     rules = _Rules(
         spec,
         options.sampling(spec.defaults),
@@ -192,9 +187,8 @@ def batches(
     There are models that take a position for a column, and attentions that a batch cannot fill in
     pieces, only a single row.
     """
-    assert contract.generation is not None
-    room = contract.generation.context - options.max_new_tokens
-    tokens = LOGITS // (4 * contract.generation.vocabulary)
+    room = contract.decoder.context - options.max_new_tokens
+    tokens = LOGITS // (4 * contract.decoder.vocabulary)
     start = 0
     while start < len(lengths):
         stop = start + 1
@@ -242,7 +236,7 @@ def _batch(
     first = arrays(contract, prompts)
     mask = np.asarray(first["attention_mask"], np.int64)
     scores = prefill(decoder, first, PREFILL if len(rows) == 1 else width)
-    pad = contract.tokenizer.pad_id
+    pad = contract.text.pad_id
     while True:
         chosen = np.full((len(rows), 1), pad, np.int64)
         for i, row in enumerate(rows):

@@ -15,7 +15,7 @@ from collections.abc import Collection
 import numpy as np
 
 from ..errors import AnswerError
-from ..tasks.batch import Array
+from ..inputs.batch import Array
 from .options import Sampling
 
 

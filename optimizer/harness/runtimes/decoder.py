@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ..contract import Contract
 from ..errors import InputError
-from ..tasks.batch import Array
+from ..inputs.batch import Array
 
 
 class Decoder(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 from ..closing import Closing
 from ..contract import Contract
 from ..errors import BundleError
-from ..tasks.batch import Array
+from ..inputs.batch import Array
 from .decoder import Decoder
 from .runner import Runner
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ..contract import Contract
-from ..tasks.batch import Array
+from ..inputs.batch import Array
 from .decoder import Decoder
 
 

@@ -1,9 +1,9 @@
-"""From texts to arrays and from outputs to answers, one file per task.
+"""From inputs to arrays and from outputs to answers: a file per task, ending in its record.
 
-    batch   = encode(contract, tokenizer, texts)          arrays the model takes
+    batch   = encode(contract, encoder, inputs)           arrays the model takes
     outputs = runner.infer(batch)
     values  = decode(contract, outputs, batch)            the array the task is about
-    results = answers(contract, values, batch)            one JSON object per text
+    results = answers(contract, values, batch)            one JSON object per input
 
 decode's array, by task: sentence-embedding (batch, hidden); text-classification (batch, labels)
 logits; token-classification (batch, sequence, labels) logits; feature-extraction (batch,
@@ -11,20 +11,26 @@ sequence, hidden), zero where padded; text-generation (batch, sequence, vocabula
 where padded. A text to generate is many runs of the model, each the next one's input: its first
 arrays are text_generation.arrays, and generate/ does the rest.
 
-Law (tested): which other texts share the batch changes an answer by float rounding only. Nothing
+Law (tested): which other inputs share the batch changes an answer by float rounding only. Nothing
 here mixes rows, and padded positions never enter a sum.
+
+A task of another package is an entry point of the group "optimizer.tasks" whose name is the
+task's and whose object is its record. Its module, which imports the standard library, numpy and
+optimizer.harness only, is copied into this folder of a bundle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import Contract
-from ..errors import AnswerError
+from ..errors import AnswerError, InputError
+from ..inputs.batch import Array, Batch
 from . import (
     feature_extraction,
     sentence_embedding,
@@ -32,38 +38,93 @@ from . import (
     text_generation,
     token_classification,
 )
-from .batch import Array, Batch, encode
+from .task import Task
 
-__all__ = ["Array", "Batch", "answers", "decode", "encode"]
+if TYPE_CHECKING:
+    from ..contract import Contract
 
-_TASKS: dict[str, ModuleType] = {
-    "sentence-embedding": sentence_embedding,
-    "text-classification": text_classification,
-    "token-classification": token_classification,
-    "feature-extraction": feature_extraction,
-    "text-generation": text_generation,
+__all__ = ["Array", "Batch", "Task", "answers", "decode", "encode", "generating", "names", "task"]
+
+GROUP = "optimizer.tasks"
+TASKS: dict[str, Task] = {
+    t.name: t
+    for t in (
+        sentence_embedding.TASK,
+        text_classification.TASK,
+        token_classification.TASK,
+        feature_extraction.TASK,
+        text_generation.TASK,
+    )
 }
+
+
+def task(name: str) -> Task:
+    """The record of a task: of the table, of a module in this folder (of a bundle's), or of an
+    entry point. Raises KeyError for a task that none of them has."""
+    if name in TASKS:
+        return TASKS[name]
+    module = name.replace("-", "_")
+    if module.isidentifier() and (Path(__file__).parent / f"{module}.py").is_file():
+        for record in vars(import_module(f".{module}", __package__)).values():
+            if isinstance(record, Task) and record.name == name:
+                return record
+    for point in entry_points(group=GROUP, name=name):
+        record = point.load()
+        if not isinstance(record, Task) or record.name != name:
+            raise TypeError(f"entry point {point.value} is not the record of a task {name!r}")
+        return record
+    raise KeyError(name)
+
+
+def names() -> list[str]:
+    """Every task that `task` knows, the table's first."""
+    return [*TASKS, *sorted({p.name for p in entry_points(group=GROUP)} - {*TASKS})]
+
+
+def generating() -> list[str]:
+    """The names of the table's tasks whose answers are texts that continue others."""
+    return [t.name for t in TASKS.values() if t.generates]
+
+
+def encode(
+    contract: Contract,
+    encoder: Any,
+    inputs: Sequence[Any],
+    pairs: Sequence[Any] | None = None,
+    size: int | None = None,
+) -> Batch:
+    """The inputs as one batch, padded on the right to the largest.
+
+    encoder: what the kind of input opened, of text the tokenizer. pairs: a second input per
+    input, or None for none. size: cut and pad to exactly this many positions instead. Raises
+    InputError as the kind's encode does, and for an input that the model cannot read.
+    """
+    kind = contract.task_record.inputs
+    encoded = kind.encode(contract, encoder, inputs, pairs, size)
+    for i, one in enumerate(encoded):
+        if one.problem:
+            raise InputError(one.problem, where=f"{kind.name}s[{i}]", fix=one.fix)
+    return kind.collate(contract, encoded, size)
 
 
 def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Array:
     """The array the task is about, float32; see the module's docstring for its shape.
 
-    outputs: the model's, by name. inputs: what it was given (the attention mask is needed).
-    Raises AnswerError for NaN or infinity where a token is real.
+    outputs: the model's, by name. inputs: the arrays it was given, which say what is padding.
+    Raises AnswerError for NaN or infinity where a position is real.
     """
     raw = np.asarray(outputs[contract.output], dtype=np.float32)
-    mask = np.asarray(inputs["attention_mask"]).astype(bool)
-    _check_finite(contract.output, raw, mask)
-    values: Array = _TASKS[contract.task].decode(contract, raw, mask)
-    return values
+    real = contract.task_record.inputs.real(inputs)
+    _check_finite(contract.output, raw, real)
+    return contract.task_record.decode(contract, raw, real)
 
 
-def _check_finite(name: str, raw: Array, mask: Array) -> None:
+def _check_finite(name: str, raw: Array, real: Array) -> None:
     wrong = ~np.isfinite(raw)
     if not wrong.any():  # the usual case, and cheap
         return
-    if raw.shape[:2] == mask.shape:
-        wrong &= mask.reshape(*mask.shape, *[1] * (raw.ndim - 2))
+    if raw.shape[: real.ndim] == real.shape:
+        wrong &= real.reshape(*real.shape, *[1] * (raw.ndim - real.ndim))
     rows = np.flatnonzero(wrong.reshape(len(raw), -1).any(1))
     if len(rows):
         raise AnswerError(
@@ -73,6 +134,5 @@ def _check_finite(name: str, raw: Array, mask: Array) -> None:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """One JSON object per text, from decode's array: what is in it, the task's file says."""
-    made: list[dict[str, Any]] = _TASKS[contract.task].answers(contract, values, batch)
-    return made
+    """One JSON object per input, from decode's array: what is in it, the task's file says."""
+    return contract.task_record.answers(contract, values, batch)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import Contract
-from .batch import Array, Batch
+from ..inputs.batch import Array, Batch
+from ..inputs.text import TEXT
+from .task import Task
+
+if TYPE_CHECKING:
+    from ..contract import Contract
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
@@ -21,3 +26,23 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     del contract
     kept = [values[i][: len(e.ids)] for i, e in enumerate(batch.encodings)]
     return [{"hidden_states": [[float(x) for x in row] for row in rows]} for rows in kept]
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    """How many numbers there are."""
+    rows = answer["hidden_states"]
+    return f"{len(rows)} tokens x {len(rows[0])} numbers (all with --json)"
+
+
+TASK = Task(
+    name="feature-extraction",
+    inputs=TEXT,
+    output="last_hidden_state",
+    axes=("batch", "sequence", "width"),
+    metrics={"cosine": ()},  # states of a text have no fixed width: only their distance to float's
+    decode=decode,
+    answers=answers,
+    line=line,
+    arrays=("token_type_ids",),
+    headless=True,
+)

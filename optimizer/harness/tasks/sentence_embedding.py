@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from ..contract import Contract
-from .batch import Array, Batch
+from ..inputs.batch import Array, Batch
+from ..inputs.text import TEXT
+from .task import Task
 
+if TYPE_CHECKING:
+    from ..contract import Contract
+
+SHOWN = 4  # numbers of an embedding that are printed for a person
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's eps
 
 
@@ -28,7 +36,34 @@ def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
     return np.ascontiguousarray(pooled)
 
 
-def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, list[float]]]:
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """{"embedding": floats} per text."""
     del contract, batch
     return [{"embedding": [float(x) for x in row]} for row in values]
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    """The first numbers, and how many there are."""
+    numbers = answer["embedding"]
+    first = " ".join(f"{x:.4f}" for x in numbers[:SHOWN])
+    return f"[{first} ...] {len(numbers)} numbers (all with --json)"
+
+
+TASK = Task(
+    name="sentence-embedding",
+    inputs=TEXT,
+    output="last_hidden_state",
+    axes=("batch", "sequence", "width"),
+    metrics={
+        "cosine": (),
+        "probe_accuracy": (("label",),),
+        "retrieval": (("text_pair",), ("label",)),
+        "spearman": (("text_pair", "score"),),
+    },
+    decode=decode,
+    answers=answers,
+    line=line,
+    arrays=("token_type_ids",),
+    sections=("pooling", "normalize"),
+    headless=True,
+)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import Contract
-from .batch import Array, Batch
+from ..inputs.batch import Array, Batch
+from ..inputs.text import TEXT
+from .task import Task
+
+if TYPE_CHECKING:
+    from ..contract import Contract
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
@@ -37,3 +42,31 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
         scores = {label: float(p) for label, p in zip(labels, row, strict=True)}
         made.append({"label": labels[best], "score": float(row[best]), "scores": scores})
     return made
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    """The label and its probability, or the value."""
+    value = answer.get("score", answer.get("value"))
+    return f"{answer['label']}  {value:.4f}"
+
+
+TASK = Task(
+    name="text-classification",
+    inputs=TEXT,
+    output="logits",
+    axes=("batch", "labels"),
+    metrics={
+        "accuracy": (("label",),),
+        "f1": (("label",),),
+        "spearman": (("score",),),
+        "cosine": (),
+    },
+    decode=decode,
+    answers=answers,
+    line=line,
+    arrays=("token_type_ids",),
+    sections=("labels",),
+    pairs_together=True,
+    model="transformers:AutoModelForSequenceClassification",
+    heads=("ForSequenceClassification",),
+)

@@ -7,13 +7,17 @@ column: attention_mask is 0 where padded, and a token's position counts the real
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import Contract
 from ..errors import InputError
-from .batch import Array, Batch, check_text
+from ..inputs.batch import Array, Batch
+from ..inputs.text import TEXT, check_text
+from .task import Task
+
+if TYPE_CHECKING:
+    from ..contract import Contract
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -27,8 +31,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     Raises InputError naming `where` for a prompt without any token, of another type, with an id
     the model has not, or that leaves no room in the context for one more token.
     """
-    assert contract.generation is not None
-    spec = contract.generation
+    spec = contract.decoder
     given: Any = prompt
     if isinstance(prompt, str):
         check_text(prompt, where)
@@ -73,10 +76,10 @@ def _no_prompt(found: Any, where: str) -> InputError:
 def arrays(contract: Contract, rows: Sequence[Sequence[int]]) -> Batch:
     """Rows of token ids as a first step's arrays, padded on the left to the longest row.
 
-    texts and encodings of the batch are empty: the ids are what was given.
+    inputs and encodings of the batch are empty: the ids are what was given.
     """
     width = max(map(len, rows))
-    ids = np.full((len(rows), width), contract.tokenizer.pad_id, np.int64)
+    ids = np.full((len(rows), width), contract.text.pad_id, np.int64)
     mask = np.zeros((len(rows), width), np.int64)
     for i, row in enumerate(rows):
         ids[i, width - len(row) :] = row
@@ -98,11 +101,49 @@ def decode(contract: Contract, logits: Array, mask: Array) -> Array:
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
     """Raises InputError: a text is more than one run of the model."""
-    del contract, values, batch
-    raise InputError("logits are no text", where="text-generation", fix="Use generate().")
+    del values, batch
+    raise InputError("logits are no text", where=contract.task, fix="Use generate().")
 
 
 def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
-    positions = np.clip(mask.cumsum(1) - 1, 0, None)[:, mask.shape[1] - ids.shape[1] :]
-    made = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    return {i.name: made[i.name].astype(i.dtype, copy=False) for i in contract.inputs}
+    arrays = {"input_ids": ids, "attention_mask": mask}
+    arrays["position_ids"] = position_ids(mask, ids.shape[1])
+    return {i.name: arrays[i.name].astype(i.dtype, copy=False) for i in contract.inputs}
+
+
+def position_ids(mask: Array, new: int) -> Array:
+    """Positions of the last `new` columns, (batch, new): a token's counts the real tokens before
+    it, and padding before the first is at 0. mask (batch, past + new): 0 where padded."""
+    counted = np.maximum(np.asarray(mask, np.int64).cumsum(1) - 1, 0)
+    return np.asarray(counted[:, mask.shape[1] - new :])
+
+
+def cache_names(layers: int) -> list[tuple[str, str]]:
+    """(input, output) of a graph for each cached array, keys and values of layer 0 first."""
+    return [
+        (f"past_key_values.{i}.{part}", f"present.{i}.{part}")
+        for i in range(layers)
+        for part in ("key", "value")
+    ]
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    """The text, as it is."""
+    return str(answer["text"])
+
+
+TASK = Task(
+    name="text-generation",
+    inputs=TEXT,
+    output="logits",
+    axes=("batch", "sequence", "vocabulary"),
+    metrics={"perplexity": ()},
+    decode=decode,
+    answers=answers,
+    line=line,
+    arrays=("position_ids",),
+    sections=("generation",),
+    requires=("jinja2",),  # chat templates
+    model="transformers:AutoModelForCausalLM",
+    heads=("ForCausalLM", "LMHeadModel"),
+)

@@ -7,11 +7,16 @@ without a prefix continues itself; "O" is no entity.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..contract import Contract
-from .batch import Array, Batch
+from ..inputs.batch import Array, Batch
+from ..inputs.text import TEXT
+from .task import Task
 from .text_classification import softmax
+
+if TYPE_CHECKING:
+    from ..contract import Contract
 
 OUTSIDE = "O"
 
@@ -29,7 +34,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     score is the mean of its words'. Words cut off by truncation are not in the answer.
     """
     made = []
-    for text, encoding, row in zip(batch.texts, batch.encodings, values, strict=True):
+    for text, encoding, row in zip(batch.inputs, batch.encodings, values, strict=True):
         found = words(contract, text, encoding, row)
         made.append({"words": found, "entities": entities(text, found)})
     return made
@@ -90,3 +95,24 @@ def entities(text: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for kind, group in groups
     ]
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    """The entities, each with its label."""
+    return "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
+
+
+TASK = Task(
+    name="token-classification",
+    inputs=TEXT,
+    output="logits",
+    axes=("batch", "sequence", "labels"),
+    metrics={"f1": (("tags",),), "accuracy": (("tags",),), "cosine": ()},
+    decode=decode,
+    answers=answers,
+    line=line,
+    arrays=("token_type_ids",),
+    sections=("labels",),
+    model="transformers:AutoModelForTokenClassification",
+    heads=("ForTokenClassification",),
+)

@@ -119,7 +119,7 @@ class Served:
 
     def batch(self, rows: Sequence[Array], tail: int) -> Pairs:
         """Each row's logits in a batch whose last `tail` tokens come one by one, and alone."""
-        ids, mask = decoder.left_padded(rows, self.contract.tokenizer.pad_id)
+        ids, mask = decoder.left_padded(rows, self.contract.text.pad_id)
         first = ids.shape[1] - tail
         found = self.steps(ids, mask, [first, *([1] * tail)])
         return [

@@ -34,7 +34,7 @@ from optimizer.compress.methods.activation_ranges import (
     worse,
 )
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.harness.tasks.batch import Batch
+from optimizer.harness.inputs.batch import Batch
 from optimizer.recipe.schema import Activations
 from optimizer.state import CompressedState, Range
 from optimizer.validate.ledger import trace

@@ -19,7 +19,7 @@ import torch
 
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks.batch import Batch
+from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.roundoff import UNIT, deviations
 
@@ -46,7 +46,7 @@ def tokens(
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
     reference.padding_side = reference.truncation_side = "right"
-    long = " ".join([*texts, *STRANGE] * (1 + source.tokenizer.max_length // 20))
+    long = " ".join([*texts, *STRANGE] * (1 + source.text.max_length // 20))
     broken = []
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
         for pairs in (None, list(reversed(group))):
@@ -55,7 +55,7 @@ def tokens(
                 pairs,
                 padding=True,
                 truncation=True,
-                max_length=source.tokenizer.max_length,
+                max_length=source.text.max_length,
                 return_tensors="np",
             )
             ours = tasks.encode(served, tokenizer, group, pairs)
@@ -83,7 +83,7 @@ def values(
     how far float32 may be from it, element by element (0: equal)."""
     raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32)).double()
     mask = torch.from_numpy(np.asarray(batch["attention_mask"])).double()
-    if source.task != "sentence-embedding":
+    if source.pooling is None:
         if raw.ndim == 3:
             raw = raw.masked_fill(mask[..., None] == 0, 0.0)
         return raw.numpy(), np.zeros(raw.shape)
@@ -108,18 +108,18 @@ def values(
 
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
     """Law 3, through the harness's own answers: logits that favour label i must answer it."""
-    if not served.task.endswith("classification"):
+    if not served.task_record.classifies:
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     names = {int(i): n for i, n in config.get("id2label", {}).items()}
     wanted = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
     if list(served.labels or ()) != wanted:
         return [f"labels are {list(served.labels or ())}; the model's are {wanted}"]
-    if served.task == "token-classification":
+    if served.task_record.per_position:
         return []
     broken = []
     for i, name in enumerate(wanted if len(wanted) > 1 else []):
-        one = Batch({k: a[:1] for k, a in batch.items()}, batch.texts[:1], batch.encodings[:1])
+        one = Batch({k: a[:1] for k, a in batch.items()}, batch.inputs[:1], batch.encodings[:1])
         logits = np.eye(len(wanted), dtype=np.float32)[i : i + 1]
         answer = tasks.answers(served, logits, one)[0]["label"]
         if answer != name:
@@ -136,7 +136,7 @@ def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
         for key in ours
         if ours[key] != theirs[key]
     ]
-    spec, positions = served.tokenizer, config.get("max_position_embeddings")
+    spec, positions = served.text, config.get("max_position_embeddings")
     if positions is not None and spec.max_length > positions:
         broken.append(f"max_length {spec.max_length}; the model has {positions} positions")
     if config.get("pad_token_id") is not None and spec.pad_id != config["pad_token_id"]:

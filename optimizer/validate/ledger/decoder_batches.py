@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks.batch import Batch
+from optimizer.harness.inputs.batch import Batch
 from optimizer.validate import decoder
 from optimizer.validate.ledger.distance import Array
 
@@ -37,8 +37,7 @@ def make(
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
     """Token ids of the beginnings of texts, `tokens` together or a little more."""
-    assert contract.generation is not None
-    longest = min(contract.tokenizer.max_length, contract.generation.context) - PADDED_BY
+    longest = min(contract.text.max_length, contract.decoder.context) - PADDED_BY
     rows: list[Array] = []
     for text in texts:
         width = min(WIDTHS[len(rows) % len(WIDTHS)], longest)
@@ -51,7 +50,6 @@ def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: floa
 
 
 def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
-    assert contract.generation is not None
-    ids, mask = decoder.left_padded(rows, contract.tokenizer.pad_id, width)
+    ids, mask = decoder.left_padded(rows, contract.text.pad_id, width)
     given = decoder.inputs(contract, ids, mask)
-    return Batch({**given, **decoder.empty_cache(contract.generation, len(rows))}, (), ())
+    return Batch({**given, **decoder.empty_cache(contract.decoder, len(rows))}, (), ())

@@ -23,6 +23,7 @@ import numpy as np
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import text_generation
 from optimizer.validate.decoder import OnnxDecoder, inputs, logits_of
 from optimizer.validate.ledger import contract_laws, pieces
@@ -48,7 +49,7 @@ def harness(m: Materials) -> Entry:
     """Laws 1 to 4."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
-    tokenizer = contracts.load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
+    tokenizer = load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)
     problems += _ends(served, checkpoint)
@@ -72,11 +73,10 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
-    assert served.generation is not None
     broken = []
     for text in (*texts, *STRANGE):
         theirs = reference(text)["input_ids"]
-        if len(theirs) >= served.generation.context:
+        if len(theirs) >= served.decoder.context:
             continue
         ours = text_generation.prompt_ids(served, tokenizer, text, "prompt")
         if ours != theirs:
@@ -88,10 +88,9 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
     """Law 2."""
     from transformers import AutoTokenizer
 
-    assert served.generation is not None
     reference = AutoTokenizer.from_pretrained(checkpoint)
     known = reference.chat_template is not None
-    if known != (served.generation.chat_template is not None):
+    if known != (served.decoder.chat_template is not None):
         return [f"the contract has {'no' if known else 'a'} chat template; the source differs"]
     broken = []
     for conversation in CONVERSATIONS if known else ():
@@ -109,13 +108,12 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
 
 def _ends(served: Contract, checkpoint: Path) -> list[str]:
     """Law 3: every end that the source's files name ends a text here."""
-    assert served.generation is not None
     wanted: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         file = checkpoint / name
         said = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
         wanted |= set(said if isinstance(said, list) else [] if said is None else [said])
-    missing = sorted(wanted - set(served.generation.eos_ids))
+    missing = sorted(wanted - set(served.decoder.eos_ids))
     return [f"token {i} ends a text by the source's config, and not here" for i in missing]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
@@ -353,7 +354,7 @@ def harness(m: Materials) -> Entry:
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
-    tokenizer = contracts.load_tokenizer(tokens_folder, served)
+    tokenizer = load_tokenizer(tokens_folder, served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)
     problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
@@ -362,7 +363,7 @@ def harness(m: Materials) -> Entry:
     with OrtRunner(m.model / "model.onnx", threads=1) as runner:
         for batch in m.batches:
             given = tasks.encode(
-                served, tokenizer, batch.texts, length=int(batch["input_ids"].shape[1])
+                served, tokenizer, batch.inputs, None, int(batch["input_ids"].shape[1])
             )
             outputs = runner.infer(given)
             values = tasks.decode(served, outputs, given)

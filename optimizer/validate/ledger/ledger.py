@@ -68,7 +68,7 @@ LAST_USED = {
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
     a hop that cannot be carried out is a hop that failed."""
-    chosen = DECODER_HOPS if materials.task == "text-generation" else HOPS
+    chosen = DECODER_HOPS if materials.contract.task_record.generates else HOPS
     entries = []
     gc.collect()
     gc.freeze()  # what the program is made of need not be searched again after every hop

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness import tasks
+from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import token_classification
-from optimizer.harness.tasks.batch import Batch
 from optimizer.load.datasets import Sample
 from optimizer.progress import bar
 from optimizer.validate.ledger import trace
@@ -25,7 +25,7 @@ def reference(
 ) -> Reference | None:
     """The source model's answers to rows, and train with those to it for a probe; None of text
     that is continued, which is judged window by window."""
-    if m.task == "text-generation":
+    if m.contract.task_record.generates:
         return None
     baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
     if m.section.validate_.metric != "probe_accuracy" or train is None:
@@ -61,21 +61,22 @@ def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Ans
 
 def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
-    together = m.task == "text-classification"
+    task = m.contract.task_record
+    by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
     text: list[Any] = []
     pair: list[Any] = []
     words: list[Any] = []
     pairs = [r.text_pair for r in rows]
     for start in bar(range(0, len(rows), size), label):
         part = rows[start : start + size]
-        second = [r.text_pair for r in part] if together and any(pairs) else None
+        second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
         batch, values = _values(m, runner, [r.text for r in part], second)
-        text += _vectors(values, batch)
-        if m.task == "token-classification" and all(r.words is not None for r in rows):
+        text += _vectors(m, values, batch)
+        if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
-        if not together and all(p is not None for p in pairs):
+        if not task.pairs_together and all(p is not None for p in pairs):
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
-            pair += _vectors(values, other)
+            pair += _vectors(m, values, other)
     return Answers(tuple(text), tuple(pair) or None, tuple(words) or None)
 
 
@@ -86,11 +87,11 @@ def _values(
     return batch, tasks.decode(m.contract, runner.infer(batch), batch)
 
 
-def _vectors(values: Any, batch: Batch) -> list[Any]:
+def _vectors(m: Materials, values: Any, batch: Batch) -> list[Any]:
     """One flat vector per text; of values per token, the real tokens'."""
     if values.ndim == 2:
         return list(values)
-    mask = batch["attention_mask"].astype(bool)
+    mask = m.contract.task_record.inputs.real(batch)
     return [row[keep].ravel() for row, keep in zip(values, mask, strict=True)]
 
 

@@ -118,12 +118,13 @@ def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> s
     return (
         "from pathlib import Path\n"
         "from optimizer.harness import contract as contracts\n"
+        "from optimizer.harness.inputs import text\n"
         "from optimizer.harness.generate import Options, generate\n"
         "from optimizer.harness.runtimes.ort.run import OrtRunner\n"
         f"folder = Path({str(m.source)!r})\n"
         "contract = contracts.read(folder / 'contract.json')\n"
-        "tokenizer = contracts.load_tokenizer(folder / 'checkpoint', contract)\n"
-        f"prompts = [[contract.generation.eos_ids[0]] * {prompt}] * {batch}\n"
+        "tokenizer = text.load_tokenizer(folder / 'checkpoint', contract)\n"
+        f"prompts = [[contract.decoder.eos_ids[0]] * {prompt}] * {batch}\n"
         f"with OrtRunner(Path({str(file)!r}), threads={threads}) as runner:\n"
         "    generate(contract, runner, tokenizer, prompts, Options(2, ignore_eos=True))\n"
     )

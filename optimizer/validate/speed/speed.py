@@ -134,7 +134,7 @@ def answered(found: Mapping[str, Any], asked: Rounds) -> dict[str, Any]:
 def ort_system(runner: OrtRunner, contract: Contract, tokenizer: Any) -> System:
     """A bundle's own three steps."""
     return System(
-        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, length=length),
+        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, None, length),
         forward=runner.infer,
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
     )
@@ -144,7 +144,7 @@ def torch_system(model: nn.Module, contract: Contract, tokenizer: Any) -> System
     """The same steps around the source model."""
     names = [o.name for o in contract.outputs]
     return System(
-        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, length=length),
+        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, None, length),
         forward=lambda batch: trace.run(model, batch, names),
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
     )

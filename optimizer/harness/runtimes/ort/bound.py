@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 
 KEPT = 16  # sets of buffers; the one unused for longest goes first
 UNCAPTURED = -1

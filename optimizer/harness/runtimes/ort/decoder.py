@@ -19,7 +19,7 @@ import numpy as np
 
 from ...contract import Contract, Generation
 from ...errors import BundleError
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 from ..decoder import check_step
 
 LOGITS = "logits"
@@ -59,8 +59,7 @@ class OrtDecoder:
     """
 
     def __init__(self, runner: Opened, contract: Contract, capacity: int = 0) -> None:
-        assert contract.generation is not None
-        self._runner, self._spec = runner, contract.generation
+        self._runner, self._spec = runner, contract.decoder
         self._capacity = capacity
         self._names = cache_names(self._spec.layers)
         self._wanted = [i.name for i in contract.inputs]

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 from ..decoder import check_step
 
 CONFIG = "genai_config.json"
@@ -44,9 +44,8 @@ class GenaiRunner:
 
     def decoder(self, contract: Contract, capacity: int = 0) -> GenaiDecoder:
         """One new, empty row. capacity: tokens it will hold; 0 means the whole context."""
-        assert contract.generation is not None
         parameters = self._genai.GeneratorParams(self._model)
-        parameters.set_search_options(max_length=capacity or contract.generation.context)
+        parameters.set_search_options(max_length=capacity or contract.decoder.context)
         return GenaiDecoder(self._genai.Generator(self._model, parameters))
 
     def close(self) -> None:

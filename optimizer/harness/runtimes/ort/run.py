@@ -24,7 +24,7 @@ import numpy as np
 from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError, UnopenedError
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 from .bound import BoundSession, Buffers
 from .decoder import OrtDecoder
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start

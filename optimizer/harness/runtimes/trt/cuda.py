@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import MachineError
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 
 INSTALL = "pip install cuda-python"
 

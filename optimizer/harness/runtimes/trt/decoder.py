@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...contract import Contract
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 from ..decoder import check_step
 from ..ort.decoder import LOGITS, cache_names, check_graph
 from .memory import Device, Pinned
@@ -30,9 +30,8 @@ class TrtDecoder:
     """
 
     def __init__(self, session: Any, contract: Contract, capacity: int = 0) -> None:
-        assert contract.generation is not None
         self._session, self._driver = session, session.driver
-        self._spec, self._capacity = contract.generation, capacity
+        self._spec, self._capacity = contract.decoder, capacity
         self._names = cache_names(self._spec.layers)
         self._wanted = [i.name for i in contract.inputs]
         check_graph(session, self._wanted, self._names)

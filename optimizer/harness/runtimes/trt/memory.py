@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 
 GROWTH = 3  # halves: by half at least, so that sizes that creep up are not bought one by one
 

@@ -15,7 +15,7 @@ import numpy as np
 from ...closing import Closing
 from ...contract import Contract
 from ...errors import InputError, MachineError
-from ...tasks.batch import Array
+from ...inputs.batch import Array
 from ..ort.run import check_names
 from .cuda import open_cuda, refuse_another
 from .decoder import TrtDecoder

@@ -1,0 +1,173 @@
+"""Texts, or pairs of texts, to padded arrays of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import BundleError, InputError
+from .batch import Array, Batch
+from .kind import Encoded, InputKind
+
+if TYPE_CHECKING:
+    from ..contract import Contract
+
+MASK = "attention_mask"
+
+
+def load_tokenizer(folder: Path, contract: Contract) -> Any:
+    """The tokenizer of the contract as a `tokenizers.Tokenizer`.
+
+    What the file says about padding and truncation is dropped: many published files pad every
+    text to 128 tokens. The contract decides, and `encode` and `collate` do it. Raises BundleError
+    when the file is missing, not a tokenizer, or does not know the contract's padding token.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / contract.text.file
+    if not path.is_file():
+        raise BundleError("the tokenizer is missing", where=str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as e:  # the library raises bare Exception
+        raise BundleError(f"not a tokenizer ({e})", where=str(path)) from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    known = tokenizer.token_to_id(contract.text.pad_token)
+    if known != contract.text.pad_id:
+        raise BundleError(
+            f"padding token {contract.text.pad_token!r} has id {known}, "
+            f"the contract says {contract.text.pad_id}",
+            where=str(path),
+            fix="The tokenizer does not belong to this model; package it again.",
+        )
+    return tokenizer
+
+
+def encode(
+    contract: Contract,
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str | None] | None = None,
+    length: int | None = None,
+) -> list[Encoded]:
+    """Each text tokenized, and cut to `length` tokens or the contract's max_length.
+
+    pairs: a second text per text, or None for none. A text has a problem when nothing of it became
+    a token. Raises InputError for no texts, a text that is not a string or cannot be written as
+    UTF-8, or a length out of range.
+    """
+    longest = contract.text.max_length
+    check_texts(texts, pairs)
+    if length is not None and not 2 <= length <= longest:
+        raise InputError(
+            f"{length} tokens were asked for",
+            where="length",
+            accepted=f"2 to {longest}, the model's max_length",
+        )
+    limit = longest if length is None else length
+    current = tokenizer.truncation
+    if current is None or current["max_length"] != limit:
+        tokenizer.enable_truncation(limit)
+    encodings = tokenizer.encode_batch(_rows(texts, pairs))
+    return [_encoded(t, e) for t, e in zip(texts, encodings, strict=True)]
+
+
+def _encoded(text: str, encoding: Any) -> Encoded:
+    cut = bool(encoding.overflowing)
+    # not only the tokens that the tokenizer puts around every text, be it one that was cut off
+    if cut or not all(encoding.special_tokens_mask):
+        return Encoded(text, encoding, len(encoding.ids), cut)
+    return Encoded(
+        text,
+        encoding,
+        len(encoding.ids),
+        problem="the text has no token that the model could read",
+        fix="Give at least one word.",
+    )
+
+
+def whole_lengths(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str | None] | None = None
+) -> list[int]:
+    """How many tokens each text has when nothing is cut, special tokens included."""
+    tokenizer.no_truncation()  # encode sets it again
+    return [len(e.ids) for e in tokenizer.encode_batch(_rows(texts, pairs))]
+
+
+def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:
+    """One batch, padded on the right to the longest text, or to `length`. Arrays have the
+    contract's inputs and dtypes, and its order."""
+    spec = contract.text
+    encodings = [e.encoding for e in encoded]
+    width = max(e.size for e in encoded) if length is None else length
+    columns = {
+        "input_ids": (spec.pad_id, [e.ids for e in encodings]),
+        MASK: (0, [e.attention_mask for e in encodings]),
+        "token_type_ids": (spec.pad_type_id, [e.type_ids for e in encodings]),
+    }
+    arrays = {}
+    for tensor in contract.inputs:
+        padding, lists = columns[tensor.name]
+        array = np.full((len(lists), width), padding, dtype=tensor.dtype)
+        for row, values in zip(array, lists, strict=True):
+            row[: len(values)] = values
+        arrays[tensor.name] = array
+    return Batch(arrays, [e.input for e in encoded], encodings)
+
+
+def real(arrays: Mapping[str, Array]) -> Array:
+    """Which positions are tokens and not padding, (batch, sequence) bool."""
+    return np.asarray(arrays[MASK]).astype(bool)
+
+
+def check_text(text: object, where: str) -> None:
+    """Raises InputError for what is not a string, or holds half of a surrogate pair: JSON escapes
+    and arguments of a command can, and no tokenizer reads it."""
+    if not isinstance(text, str):
+        raise InputError(f"{type(text).__name__} was found", where=where, accepted="str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(
+            f"character {e.start + 1} is the lone surrogate U+{ord(text[e.start]):04X}",
+            where=where,
+            accepted="text that UTF-8 can hold",
+        ) from None
+
+
+def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
+    """Raises InputError for no texts, another number of pairs, and as check_text does."""
+    if isinstance(texts, str) or not len(texts):
+        raise InputError("a list of at least one text is needed", where="texts")
+    if pairs is not None and len(pairs) != len(texts):
+        raise InputError(f"{len(pairs)} pairs for {len(texts)} texts", where="pairs")
+    for i, text in enumerate(texts):
+        check_text(text, f"texts[{i}]")
+    for i, pair in enumerate(pairs or ()):
+        if pair is not None:
+            check_text(pair, f"pairs[{i}]")
+
+
+def _rows(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[Any]:
+    """As the tokenizer takes them."""
+    if pairs is None:
+        return list(texts)
+    return [t if p is None else (t, p) for t, p in zip(texts, pairs, strict=True)]
+
+
+TEXT = InputKind(
+    name="text",
+    encode=encode,
+    collate=collate,
+    parse=str,
+    open=load_tokenizer,
+    arrays=("input_ids", MASK),
+    sections=("tokenizer",),
+    columns=("text", "text_pair"),
+    real=real,
+    whole_sizes=whole_lengths,
+)
