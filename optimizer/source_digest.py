@@ -16,10 +16,12 @@ PACKAGE = __name__.partition(".")[0]
 
 
 @cache
-def source_digest(module: str) -> str:
+def source_digest(module: str, own: bool = False) -> str:
     """sha256 over the sources of `module` and, transitively, of the modules of this package that
-    it imports anywhere, also inside functions. "" for a module of another package."""
-    if module.partition(".")[0] != PACKAGE:
+    it imports anywhere, also inside functions. "" for a module of another package, unless `own`:
+    then that package's modules count like ours."""
+    packages = {PACKAGE, _top(module)} if own else {PACKAGE}
+    if _top(module) not in packages:
         return ""
     sources: dict[str, bytes] = {}
     waiting = [module]
@@ -29,7 +31,7 @@ def source_digest(module: str) -> str:
         if file is None or name in sources:
             continue
         sources[name] = file.read_bytes()
-        waiting += _imports(name, file, sources[name])
+        waiting += [n for n in _imports(name, file, sources[name]) if _top(n) in packages]
     whole = hashlib.sha256()
     for name in sorted(sources):
         whole.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
@@ -45,7 +47,7 @@ def _file(module: str) -> Path | None:
 
 
 def _imports(module: str, file: Path, source: bytes) -> list[str]:
-    """Names that may be modules of ours: `from a import b` gives both a and a.b."""
+    """Names that may be modules: `from a import b` gives both a and a.b."""
     found: list[str] = []
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
@@ -57,4 +59,8 @@ def _imports(module: str, file: Path, source: bytes) -> list[str]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([node.module] if node.module else [])])
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return [name for name in found if name.partition(".")[0] == PACKAGE]
+    return found
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

@@ -33,12 +33,12 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     blocks: dict[str, int] = defaultdict(int)
     outside = linear = hidden = widest = moments = outputs = 0
     for name, shape in shapes.items():
-        found = BLOCK.search(name)
-        if found is None:
+        block = BLOCK.search(name)
+        if block is None:
             outside += prod(shape)
             continue
         # bytes of a value: a wide layer's are not held de-quantized
-        blocks[name[: found.end()]] += (6 if prod(shape) > HELD else 10) * prod(shape)
+        blocks[name[: block.end()]] += (6 if prod(shape) > HELD else 10) * prod(shape)
         if len(shape) == 2:
             linear += prod(shape)
             moments += shape[1] ** 2
@@ -48,26 +48,26 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     generates = tasks.task(section.task).generates
     tokens = calibrate.samples * calibrate.sequence_length if calibrate else 0
     batch = calibrate.batch_size * calibrate.sequence_length if calibrate else 0
-    streams = 2 if {"gptq", "autoround"} & set(quantize.rounders) else 1
+    streams = 2 if quantize.float_reference else 1
     stream = 4 * tokens * hidden * streams
     held = min(2 * stream if streams == 1 else 3 * stream, int(section.compress.memory_gb * 1e9))
     lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
-    looks = streams == 2 or "awq" in quantize.transforms
-    statistics = 4 * widest**2 + 8 * widest * hidden if looks else 0
+    with_moments = any(m.moments for m in quantize.chosen)
+    statistics = 4 * widest**2 + 8 * widest * hidden if with_moments else 0
     inside = 12 * batch * widest if generates else 0
     codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
-    folded = 0 if not quantize.transforms else 4 * linear // 4
-    folded = 4 * (linear + outside) if {"awq", "rotation"} & set(quantize.transforms) else folded
+    shares = {"": 0, "some": linear // 4, "all": linear + outside}
+    folded = 4 * max((shares[m.folds] for m in quantize.chosen), default=0)
     full = tokens if generates else tokens / 2
     work = (_passes(section) * full + 40) * linear
-    work += streams * full * moments if looks else 0
+    work += streams * full * moments if with_moments else 0
     walked = max(lookup, one_block + statistics) + held
     if quantize.allocate and calibrate:
-        seen = quantize.allocate.windows * calibrate.sequence_length
-        slopes = min(4 * seen * outputs, int(section.compress.memory_gb * 1e9))
+        measured = quantize.allocate.windows * calibrate.sequence_length
+        slopes = min(4 * measured * outputs, int(section.compress.memory_gb * 1e9))
         walked = max(walked, 4 * (linear + outside) + slopes)
-        work += (3 * seen + full + 100 * len(quantize.allocate.choices)) * linear
+        work += (3 * measured + full + 100 * len(quantize.allocate.choices)) * linear
     return Estimate(
         memory=LIBRARIES + walked + inside,
         disk=2 * (codes + folded) + 2 * stream,
@@ -77,14 +77,8 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
 
 def _passes(section: Compression) -> float:
     """How often the calibration tokens go through the blocks."""
-    quantize = section.quantize
-    if section.calibrate is None:
+    quantize, calibrate = section.quantize, section.calibrate
+    if calibrate is None:
         return 0
-    passes = 3.0 + 2 * quantize.bias_correction
-    passes += quantize.activations is not None
-    passes += len([m for m in quantize.transforms if m != "rotation"])
-    passes += 2.5 * ("gptq" in quantize.rounders)
-    if "autoround" in quantize.rounders:
-        steps = quantize.autoround.steps * section.calibrate.batch_size
-        passes += 3 * (steps / section.calibrate.samples + 1)
-    return passes
+    passes = 3.0 + 2 * quantize.bias_correction + (quantize.activations is not None)
+    return passes + sum(m.passes(quantize, calibrate) for m in quantize.chosen)

@@ -10,8 +10,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError, closest
-from optimizer.load.families import Family
 from optimizer.qtensor import Scheme
 from optimizer.recipe.schema import Quantize, Weights
 from optimizer.state import Note
@@ -24,28 +24,24 @@ class Selection:
     """quantized: {module: scheme} inside the blocks; outside: {module: scheme} of a decoder's
     head and token embedding, where the recipe quantizes them; blocks: the names of the blocks, in
     the list's order; notes: why each other weighted module stays float; choices: what allocate may
-    give to a module instead, its scheme among them; said: why a module got the scheme it has."""
+    give to a module instead, its scheme among them; reasons: why a module got the scheme it has."""
 
     quantized: Mapping[str, Scheme]
     blocks: tuple[str, ...]
     notes: tuple[Note, ...]
     outside: Mapping[str, Scheme] = field(default_factory=dict)
     choices: Mapping[str, tuple[Scheme, ...]] = field(default_factory=dict)
-    said: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) -> Selection:
-    """model: a skeleton; prefix: of the base model's names in it.
-
-    Raises RecipeError for a pattern that matches nothing, for a group size that does not divide a
-    module's inputs, and when nothing would be left to quantize.
-    """
+def select(source: ModelSource, quantize: Quantize) -> Selection:
+    """By the skeleton alone. Raises RecipeError for a pattern that matches nothing, for a group
+    size that does not divide a module's inputs, and when nothing would be left to quantize."""
+    model, family = source.model, source.family
     patterns = matched(model, quantize.keep_float, "quantize.keep_float")
     rules = _rules(model, quantize)
-    outside = _outside(model, family, prefix, quantize)
-    path = prefix + family.blocks
-    count = len(list(model.get_submodule(path).children()))
-    blocks = tuple(f"{path}.{i}" for i in range(count))
+    outside = _outside(source, quantize)
+    path, blocks = f"{source.prefix}{family.blocks}", source.blocks
     listed = {f"{block}.{linear}" for block in blocks for linear in family.linears}
     quantized: dict[str, Scheme] = {}
     notes: list[Note] = []
@@ -70,14 +66,14 @@ def select(model: nn.Module, family: Family, prefix: str, quantize: Quantize) ->
     return Selection(quantized, blocks, tuple(notes), outside, choices)
 
 
-def _choices(model: nn.Module, name: str, asked: Scheme, quantize: Quantize) -> tuple[Scheme, ...]:
+def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> tuple[Scheme, ...]:
     """The scheme asked for, and those of quantize.allocate whose groups divide the inputs."""
     assert quantize.allocate is not None
     inputs = cast(nn.Linear, model.get_submodule(name)).in_features
-    given = quantize.allocate.choices
-    found = [Scheme(w.bits, w.symmetric, w.granularity, w.group_size) for w in given]
-    fitting = [s for s in found if not s.group_size or inputs % s.group_size == 0]
-    return tuple(dict.fromkeys([asked, *fitting]))
+    choices = quantize.allocate.choices
+    schemes = [Scheme(w.bits, w.symmetric, w.granularity, w.group_size) for w in choices]
+    fitting = [s for s in schemes if not s.group_size or inputs % s.group_size == 0]
+    return tuple(dict.fromkeys([first, *fitting]))
 
 
 def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:
@@ -89,32 +85,30 @@ def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights
     return found
 
 
-def _outside(
-    model: nn.Module, family: Family, prefix: str, quantize: Quantize
-) -> dict[str, Scheme]:
+def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
     """A decoder's head and embedding, where the recipe says how they are stored. Raises RecipeError
     for an embedding in codes that is tied to a float head."""
-    named = {"head": family.head, "embedding": f"{prefix}{family.embeddings}"}
-    found: dict[str, Scheme] = {}
+    model, head = source.model, source.family.head
+    named = {"head": head, "embedding": source.embedding}
+    schemes: dict[str, Scheme] = {}
     for place, name in named.items():
         weights = getattr(quantize, place)
         if weights == "float":
             continue
         module = model.get_submodule(name)
         inputs = int(cast(Tensor, module.weight).shape[1])
-        if place == "embedding" and family.head not in found:
-            _check_untied(model, family, name, quantize)
-        found[name] = _scheme(name, inputs, weights, f"quantize.{place}")
-    return found
+        if place == "embedding" and head not in schemes:
+            _check_untied(model, head, name, quantize)
+        schemes[name] = _scheme(name, inputs, weights, f"quantize.{place}")
+    return schemes
 
 
-def _check_untied(model: nn.Module, family: Family, name: str, quantize: Quantize) -> None:
+def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
     """A tied head that stays float keeps the float table, beside which codes are only more."""
-    unties = "rotation" in quantize.transforms and quantize.rotation.residual
-    table, head = model.get_submodule(name).weight, model.get_submodule(family.head).weight
-    if table is head and not unties:
+    unties = any(m.unties_head(quantize) for m in quantize.chosen)
+    if model.get_submodule(name).weight is model.get_submodule(head).weight and not unties:
         raise RecipeError(
-            f"{family.head} is tied to {name} and stays float, so codes would be stored beside "
+            f"{head} is tied to {name} and stays float, so codes would be stored beside "
             "the float values and make the model larger",
             where="quantize.embedding",
             fix="Quantize both: quantize.head: {bits: 8, ...}; or remove quantize.embedding.",

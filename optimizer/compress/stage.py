@@ -5,7 +5,7 @@ out/modules.json                      a line per weighted module: scheme, errors
 out/corrections.safetensors           {bias: what bias_correction added}, where it was asked for
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
-newest also the stream behind it, so that a killed run goes on where it was, to the same bytes.
+newest also the stream behind it, so that a killed run resumes where it was, bit-identical.
 A segment is one block, or all uses of shared ones. The bytes depend on the thread count only
 through float rounding of the activations, on the batch size also through gptq's token_limit,
 which takes the median of each batch; weights rounded without calibration depend on neither.
@@ -13,40 +13,40 @@ which takes the median of each batch; weights rounded without calibration depend
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizer import safetensors_stream, state
+from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
-from optimizer.compress.apply import bias_correction
-from optimizer.compress.apply import lm_head as outside
+from optimizer.compress.apply import bias_correction, lm_head
 from optimizer.compress.apply.mixed_precision import allocated
-from optimizer.compress.apply.rotation import RotatedTensors, rotated
 from optimizer.compress.apply.rounding import ALONE
-from optimizer.compress.apply.scale_tuning import tune
 from optimizer.compress.data import calibration
+from optimizer.compress.data.calibration import Windows
 from optimizer.compress.estimate import estimate
-from optimizer.compress.segment import Row
+from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk import freed_memory
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
-from optimizer.compress.walk.capture import Batch, Entry, capture
-from optimizer.errors import RecipeError
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.compress.walk.capture import Batch, capture
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.load.architecture import family
-from optimizer.load.checkpoint import Tensors, open_checkpoint
-from optimizer.load.families import Family
+from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.progress import bar, say
-from optimizer.recipe.schema import Compression, Task
+from optimizer.recipe import methods
+from optimizer.recipe.schema import Compression
+from optimizer.references import resolve
 from optimizer.state import CompressedState
 from optimizer.store import Stage, finish
 
@@ -62,213 +62,165 @@ def run(section: Compression, source: Path, out: Path) -> None:
     if (out / ASSEMBLED).exists():  # killed while tidying up after the end
         shutil.rmtree(out / ASSEMBLED)
         return
-    if section.quantize.kept:
-        keep(source, out)
+    for method in section.quantize.of_kind("pass-through"):
+        resolve(method.apply)(source, out)
         return
     compress(section, source, lambda: calibration.batches(section, source), out)
 
 
 def check(section: Compression, source: Path) -> None:
     """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
-    checkpoint = open_checkpoint(source)
-    facts = family(checkpoint.config)
-    model = skeleton(checkpoint, section.task)
-    select(model, facts, facts.prefix(section.task), section.quantize)
+    select(_opened(section, source), section.quantize)
+
+
+def _opened(section: Compression, folder: Path) -> ModelSource:
+    """The skeleton of what load wrote, and its tensors."""
+    checkpoint = open_checkpoint(folder)
+    architecture = family(checkpoint.config)
+    model: Any = skeleton(checkpoint, section.task)
+    if architecture.kind == "decoder":
+        model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
+    return ModelSource(model, checkpoint.tensors, architecture, architecture.prefix(section.task))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the walk over the blocks is carried out with. progress: the folder of what is done."""
+
+    source: ModelSource
+    section: Compression
+    selection: Selection
+    batches: Sequence[Batch]
+    progress: Path
 
 
 def compress(
     section: Compression, source: Path, batches: Callable[[], Sequence[Batch]], out: Path
 ) -> None:
     """As `run`, on batches of one's own, made once the recipe is known to fit the model."""
-    checkpoint = open_checkpoint(source)
-    model: Any = skeleton(checkpoint, section.task)
-    facts = family(checkpoint.config)
-    if facts.kind == "decoder":
-        model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
-    prefix = facts.prefix(section.task)
-    selection = select(model, facts, prefix, section.quantize)
+    opened, quantize = _opened(section, source), section.quantize
+    selection = select(opened, quantize)
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    tensors: Tensors | RotatedTensors = checkpoint.tensors
-    if "rotation" in section.quantize.transforms:
-        asked = section.quantize.rotation
-        tensors = rotated(checkpoint.tensors, model, facts, prefix, selection.blocks, asked)
-    given = [*batches()]
-    judges: list[Batch] = []
-    if "scale_tuning" in section.quantize.rounders:
-        given, judges = calibration.held_out(given, section.quantize.scale_tuning.held_out)
-    if section.quantize.allocate:
-        entry = _entry(facts, section.task)
-        selection = allocated(
-            model, tensors, facts, prefix, entry, given, section, selection, progress
-        )
-    more: list[Batch] = []
-    if given and section.calibrate:
-        own, more = _own_text(model, tensors, given, section, progress)
-        given += own
-    done = _walk(model, tensors, facts, section, selection, given, progress)
-    if "scale_tuning" in section.quantize.rounders:
-        tuned = _tuned(model, tensors, facts, prefix, given + more, judges, section, done, progress)
-        done.insert(0, tuned)
+    for method in quantize.of_kind("rotation"):
+        opened = resolve(method.apply)(opened, quantize)
+    windows = Windows([*batches()], [])
+    if quantize.model_tuning:
+        where = f"quantize.{quantize.of_kind('model-tuning')[0].name}.held_out"
+        windows = calibration.split(windows.train, quantize.model_tuning.held_out, where)
+    if quantize.allocate:
+        selection = allocated(opened, windows.train, section, selection, progress)
+    own, tuning_only = _own_text(opened, windows.train, section, progress)
+    train = [*windows.train, *own]
+    parts = _walk(_Job(opened, section, selection, train, progress))
+    if quantize.model_tuning:
+        windows = Windows(train + tuning_only, windows.held_out)
+        parts.insert(0, _tuned(opened, windows, section, parts, progress))
     if selection.outside:
         folder = progress / "outside"
         if not folder.exists():
-            embedding = f"{prefix}{facts.embeddings}.weight"
-            made, rows = outside.compress(
-                tensors, facts, embedding, section.quantize, selection, progress / MOMENTS
-            )
-            _keep(folder, made, rows, None)
-        done.append(folder)
-    _assemble(done, tensors, model, selection, out)
+            part, rows = lm_head.compress(opened, quantize, selection, progress / MOMENTS)
+            _keep(folder, part, rows, None)
+        parts.append(folder)
+    _assemble(parts, opened, selection, out)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
 
 
 def _own_text(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    given: Sequence[Batch],
-    section: Compression,
-    progress: Path,
+    source: ModelSource, prompts: Sequence[Batch], section: Compression, progress: Path
 ) -> tuple[list[Batch], list[Batch]]:
-    """Windows that the model writes itself: for everything, and for scale_tuning only."""
-    calibrate, quantize = section.calibrate, section.quantize
-    assert calibrate is not None
-    only = quantize.scale_tuning.generated if "scale_tuning" in quantize.rounders else 0
-    if not calibrate.generated + only:
+    """Windows that the model writes itself: for everything, and for what tunes the whole model
+    only."""
+    calibrate, tuning = section.calibrate, section.quantize.model_tuning
+    if not prompts or calibrate is None:
         return [], []
-    windows = calibration.generated(
-        model, tensors, given, calibrate.generated + only, calibrate.seed, progress
-    )
+    count = calibrate.generated + (tuning.generated if tuning else 0)
+    if not count:
+        return [], []
+    windows = calibration.generated(source, prompts, count, calibrate.seed, progress)
     parts = windows[: calibrate.generated], windows[calibrate.generated :]
     one, other = (calibration.batched(part, calibrate.batch_size) for part in parts)
     return one, other
 
 
-def keep(source: Path, out: Path) -> None:
-    """The codes the checkpoint came with, as the load stage read them."""
-    given = source / "quantized"
-    if not given.is_dir():
-        raise RecipeError(
-            "the checkpoint is not quantized, so there are no codes to take",
-            where="quantize.method",
-            accepted="pass_through, for a folder in GPTQ, AWQ or compressed-tensors format",
-            fix="Use method: rtn, gptq or another that chooses codes.",
-        )
-    state.write(state.read(given), out)
-    kept = state.read(out)
-    rows = [
-        Row(name.removesuffix(".weight"), segments.label(q.scheme, kept.activations), note="kept")
-        for name, q in kept.weights.items()
-    ]
-    _write_rows(rows, out)
-
-
-def _walk(
-    model: nn.Module,
-    tensors: Tensors | RotatedTensors,
-    facts: Family,
-    section: Compression,
-    selection: Selection,
-    batches: Sequence[Batch],
-    progress: Path,
-) -> list[Path]:
+def _walk(job: _Job) -> list[Path]:
     """Compress every segment that is not yet under `progress`; returns all their folders."""
-    budget = Budget(int(section.compress.memory_gb * 1e9))
+    quantize, selection, progress = job.section.quantize, job.selection, job.progress
+    budget = Budget(int(job.section.compress.memory_gb * 1e9))
     hidden = Buffer(budget, progress / "hidden")
-    exact = Buffer(budget, progress / "exact") if segments.compares(section.quantize) else None
-    entry = _entry(facts, section.task)
-    stream = capture(model, selection.blocks, tensors, batches, entry, hidden, exact)
-    stream.float = section.compress.precision
+    exact = Buffer(budget, progress / "exact") if quantize.float_reference else None
+    stream = capture(job.source, selection.blocks, job.batches, hidden, exact)
+    stream.float = job.section.compress.precision
     groups = (
         walk.segments(stream.uses[0])
-        if batches
+        if job.batches
         else [range(i, i + 1) for i in range(len(selection.blocks))]
     )
     folders = [progress / f"{i:04d}" for i in range(len(groups))]
     first = sum(folder.exists() for folder in folders)
     if first:
         say(f"compress: {first} of {len(groups)} blocks were done before; going on after them")
-        if batches and first < len(groups):
+        if job.batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
-    wide = _wide(model, selection)
+    wide = _wide(job.source, selection)
     freed_memory.keep(LARGE if wide else LARGEST)
     for i in bar(range(first, len(groups)), "compress"):
-        blocks = _blocks(stream, groups[i], selection)
-        schemes = {m: s for m, s in selection.quantized.items() if _inside(m, blocks)}
-        for block in blocks if batches else ():
-            materialize(model, block, tensors)
-        made, rows, corrections = segments.compress(
-            model,
-            schemes,
-            section.quantize,
-            facts,
-            stream if batches else None,
-            groups[i],
-            blocks,
-            tensors,
-            progress / "scratch",
-        )
-        for block in blocks:
-            release(model, block)
-        last = i + 1 == len(groups)
-        if last and batches and outside.by_moments(section.quantize, selection, facts):
-            prefix = facts.prefix(section.task)
-            outside.keep_moments(model, tensors, facts, prefix, stream, progress / MOMENTS)
-        rows = [segments.explained(row, selection.said.get(row.module, "")) for row in rows]
-        _keep(folders[i], made, rows, None if last or not batches else stream, corrections)
+        _segment(job, stream, groups[i], folders[i], last=i + 1 == len(groups))
         if i:
             (folders[i - 1] / STREAM).unlink(missing_ok=True)
-        del made
         if wide or i % 4 == 3:  # to get the pages again costs 5 % of a narrow block (measured)
             freed_memory.give_back()
     freed_memory.keep(LARGEST)
     return folders
 
 
-def _entry(facts: Family, task: Task) -> Entry:
-    """A decoder's base model is run, and its embedding read row by row."""
-    if facts.kind != "decoder":
-        return Entry()
-    prefix = facts.prefix(task)
-    return Entry(prefix.removesuffix("."), f"{prefix}{facts.embeddings}", facts.head)
+def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last: bool) -> None:
+    """Compress the blocks of some uses, and put what comes of them into the folder."""
+    source, quantize, selection = job.source, job.section.quantize, job.selection
+    blocks = _blocks(stream, uses, selection)
+    schemes = {m: s for m, s in selection.quantized.items() if walk.inside(m, blocks)}
+    corrections: Mapping[str, Tensor] = {}
+    if job.batches:
+        for block in blocks:
+            materialize(source.model, block, source.tensors)
+        group = BlockGroup(source.model, source.family, stream, uses, blocks, schemes)
+        part, rows, corrections = segments.compress(group, quantize, job.progress / "scratch")
+        for block in blocks:
+            release(source.model, block)
+    else:
+        part, rows = segments.compress_uncalibrated(schemes, source.tensors, quantize)
+    if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
+        lm_head.keep_moments(source, stream, job.progress / MOMENTS)
+    rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]
+    _keep(folder, part, rows, None if last or not job.batches else stream, corrections)
 
 
 def _tuned(
-    model: nn.Module,
-    tensors: Tensors | RotatedTensors,
-    facts: Family,
-    prefix: str,
-    batches: Sequence[Batch],
-    held_out: Sequence[Batch],
+    source: ModelSource,
+    windows: Windows,
     section: Compression,
     done: Sequence[Path],
     progress: Path,
 ) -> Path:
-    """The blocks' codes with scales and gains tuned end to end; stands before them."""
+    """The blocks' integers as a method tunes them with the whole model; stands before them."""
     folder = progress / "tuned"
     if folder.exists():
         return folder
     parts = [state.read(part) for part in done]
-    start = dict(_chained([p.weights for p in parts]))
-    replaced = _chained([p.replaced for p in parts])
-    say("compress: tuning scales and gains end to end; the whole model is in memory for it")
-    dtype = torch.bfloat16 if section.compress.precision == "bf16" else torch.float32
-    asked = section.quantize.scale_tuning
-    made = tune(model, tensors, replaced, start, facts, prefix, batches, held_out, asked, dtype)
-    say(f"compress: KL on held-out calibration text {made.before:.4f} -> {made.after:.4f}")
-    rows = []
-    for part in done:
-        for row in json.loads((part / "modules.json").read_text(encoding="utf-8")):
-            said = "; ".join(filter(None, (row["note"], "scales tuned end to end")))
-            rows.append(Row(**{**row, "note": said}))
-    _keep(folder, CompressedState(made.weights, made.gains), rows, None)
+    start = CompressedState(
+        dict(_chained([p.weights for p in parts])), _chained([p.replaced for p in parts])
+    )
+    method = section.quantize.of_kind("model-tuning")[0]
+    tuned, remark = resolve(method.apply)(source, start, windows, section)
+    rows = [row.explained(remark) for part in done for row in module_rows.read(part)]
+    _keep(folder, CompressedState(tuned.weights, tuned.gains), rows, None)
     return folder
 
 
-def _wide(model: nn.Module, selection: Selection) -> bool:
+def _wide(source: ModelSource, selection: Selection) -> bool:
     """Whether what a layer makes is large beside everything else in memory."""
-    weights = (model.get_parameter(f"{name}.weight") for name in selection.quantized)
+    weights = (source.model.get_parameter(f"{name}.weight") for name in selection.quantized)
     return any(weight.numel() > ALONE for weight in weights)
 
 
@@ -278,13 +230,9 @@ def _blocks(stream: walk.Stream, group: range, selection: Selection) -> tuple[st
     return tuple(dict.fromkeys(stream.uses[0][use].block for use in group))
 
 
-def _inside(module: str, blocks: Sequence[str]) -> bool:
-    return any(module.startswith(f"{block}.") for block in blocks)
-
-
 def _keep(
     folder: Path,
-    made: CompressedState,
+    part: CompressedState,
     rows: Sequence[Row],
     stream: walk.Stream | None,
     corrections: Mapping[str, Tensor] = MappingProxyType({}),
@@ -293,8 +241,8 @@ def _keep(
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    state.write(made, partial)
-    _write_rows(rows, partial)
+    state.write(part, partial)
+    module_rows.write(rows, partial)
     bias_correction.write(corrections, partial)
     if stream is not None:
         safetensors_stream.write(_stream_entries(stream), partial / STREAM)
@@ -317,24 +265,12 @@ def _load_stream(folder: Path, stream: walk.Stream) -> None:
             stream.exact[i] = f.get_tensor(f"{i:06d}.exact").clone()
 
 
-def _write_rows(rows: Sequence[Row], folder: Path) -> None:
-    text = json.dumps([row.as_dict() for row in rows], indent=1, ensure_ascii=False)
-    (folder / "modules.json").write_text(text, encoding="utf-8")
-
-
-def _assemble(
-    done: Sequence[Path],
-    tensors: Tensors | RotatedTensors,
-    model: nn.Module,
-    selection: Selection,
-    out: Path,
-) -> None:
+def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, out: Path) -> None:
     """The segments' states as one, tensor by tensor, and the report in the model's own order."""
     parts = [state.read(folder) for folder in done]
-    turned = [tensors.replaced] if isinstance(tensors, RotatedTensors) else []
     whole = CompressedState(
         weights=_chained([p.weights for p in parts]),
-        replaced=_chained([*(p.replaced for p in parts), *turned]),
+        replaced=_chained([*(p.replaced for p in parts), source.replaced]),
         ranges=_chained([p.ranges for p in parts]),
         factors=_chained([p.factors for p in parts]),
         activations=parts[-1].activations,
@@ -342,17 +278,13 @@ def _assemble(
     )
     state.write(whole, out)
     bias_correction.write(_chained([bias_correction.read(folder) for folder in done]), out)
-    rows = {
-        row["module"]: Row(**row)
-        for folder in reversed(done)  # as in the chains, the first has the last word
-        for row in json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    }
+    # as in the chains, the first has the last word
+    rows = {row.module: row for folder in reversed(done) for row in module_rows.read(folder)}
     rows |= {n.module: Row(n.module, "float", note=n.why) for n in selection.notes}
-    for part in parts:
-        for n in part.notes:
-            row = rows[n.module].as_dict()
-            rows[n.module] = Row(**{**row, "note": "; ".join(filter(None, (row["note"], n.why)))})
-    _write_rows([rows[name] for name, _ in model.named_modules() if name in rows], out)
+    for note in (n for part in parts for n in part.notes):
+        rows[note.module] = rows[note.module].explained(note.why)
+    names = [name for name, _ in source.model.named_modules() if name in rows]
+    module_rows.write([rows[name] for name in names], out)
 
 
 def _chained(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
@@ -361,10 +293,11 @@ def _chained(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
 
 
 def files(section: Compression) -> Mapping[str, str]:
-    """The digest of the calibration rows."""
+    """The digests of the calibration rows, and of the code of the methods in use."""
     from optimizer.load.datasets import digest
 
-    return {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+    rows = {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+    return rows | methods.code(section.quantize.in_use)
 
 
 STAGE = Stage(

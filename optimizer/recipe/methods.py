@@ -1,9 +1,214 @@
-"""The methods of compression."""
+"""The methods of compression, a record each: METHODS is the only place that knows their names.
+
+A method that is not in the table is looked up among the entry points "optimizer.methods" of
+installed distributions, whose object is its record. A record imports no torch: what a method does
+is named by strings, "package.module:function".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from optimizer.recipe import method_options as options
+from optimizer.recipe.data import Section
+from optimizer.references import from_entry_point
+from optimizer.source_digest import source_digest
+
+if TYPE_CHECKING:
+    from optimizer.recipe.quantize import Quantize
+    from optimizer.recipe.schema import Calibrate
+
+GROUP = "optimizer.methods"
+Kind = Literal["rotation", "smoothing", "rounding", "block-tuning", "model-tuning", "pass-through"]
+"""Where in the walk a method works, in this order, and how `apply` is called (the types are those
+of optimizer/compress/; quantize is the recipe's whole section):
+
+rotation      (ModelSource, quantize) -> ModelSource: the same function in other weights
+smoothing     (BlockGroup, quantize) -> Folded: of a group of blocks, before they are rounded
+rounding      (FloatWeight, quantize) -> (QTensor, note): the integers of one weight
+block-tuning  (BlockGroup, {module: QTensor}, quantize) -> Tuned: of a group of blocks, after that
+model-tuning  (ModelSource, CompressedState, Windows, compression) -> Tuned: after the walk
+pass-through  (folder of load, folder to write): no walk at all
+"""
+
+Law = Literal["nearest", "output error", "learned", ""]
+"""What the ledger can say of the integers a method chooses:
+
+nearest       each is the nearest of its scale
+output error  chosen by what comes out: judged against the same method on resampled inputs
+learned       follow gradients through a block or the model: no null model
+""            nothing is known: the ledger says that they are not judged
+"""
+
+
+def _never(_quantize: Quantize) -> bool:
+    return False
+
+
+def _always(_quantize: Quantize) -> bool:
+    return True
+
+
+def _no_range_search(_quantize: Quantize) -> Method | None:
+    return None
+
+
+def _no_passes(_quantize: Quantize, _calibrate: Calibrate) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of compression.
+
+    name: in the recipe, and of its file in compress/apply/. kind: see Kind. apply:
+    "package.module:function". options: its section of the recipe, quantize.<name>.
+
+    law: see Law. limits: "package.module:function", (quantize, calibrate, bits) ->
+    validate/ledger/rounding_limits.Limits: what a scale or a norm weight may become.
+
+    calibrated: looks at activations. second_moments: rounds by those of the inputs (FloatWeight
+    has them). float_reference: compares with the float model's hidden states at the same place.
+    range_search: a smoothing method's own way to round where only rounding to nearest follows.
+
+    needs_activations, weight_only: what quantize.activations must or must not be. folds: which
+    weights become others: "some" near the norms, "all". folds_norms, learns_norms: norm weights
+    take factors, or follow a gradient. unties_head: a tied head becomes a weight of its own.
+
+    passes: how often the calibration tokens go through the blocks for it. moments: memory for
+    matrices as large as the square of the widest input.
+    """
+
+    name: str
+    kind: Kind
+    apply: str
+    options: type[Section] | None = None
+    law: Law = ""
+    limits: str = ""
+    calibrated: bool = False
+    second_moments: bool = False
+    float_reference: Callable[[Quantize], bool] = _never
+    range_search: Callable[[Quantize], Method | None] = _no_range_search
+    needs_activations: bool = False
+    weight_only: bool = False
+    folds: Literal["", "some", "all"] = ""
+    folds_norms: bool = False
+    learns_norms: bool = False
+    unties_head: Callable[[Quantize], bool] = _never
+    passes: Callable[[Quantize, Calibrate], float] = _no_passes
+    moments: bool = False
+
+
+_LIMITS = "optimizer.validate.ledger.rounding_limits:"
+_APPLY = "optimizer.compress.apply."
+
+NEAREST = Method(
+    "rtn", "rounding", _APPLY + "rtn:round_weight", law="nearest", limits=_LIMITS + "nearest"
+)
+"""What rounds where the recipe names nothing else."""
+
+OUTPUT_SEARCHED = Method(
+    "awq",
+    "rounding",
+    _APPLY + "awq:round_weight",
+    law="nearest",
+    limits=_LIMITS + "clipped",
+    calibrated=True,
+    second_moments=True,
+)
+"""How awq rounds by itself: to nearest, each range searched by the output error."""
+
+
+def _gptq_aims_at_float(quantize: Quantize) -> bool:
+    """(Measured on SmolLM2, static W8A8: 0.029 nats without, 0.03 to 0.16 with it, changing with
+    the last digit of a sum.)"""
+    asked = quantize.gptq.float_target
+    return not quantize.static_activations if asked is None else asked
+
+
+def _autoround_passes(quantize: Quantize, calibrate: Calibrate) -> float:
+    steps = quantize.autoround.steps * calibrate.batch_size
+    return 3 * (steps / calibrate.samples + 1)
+
+
+METHODS: Mapping[str, Method] = {
+    m.name: m
+    for m in (
+        Method(
+            "rotation",
+            "rotation",
+            _APPLY + "rotation:rotate",
+            options=options.RotationOptions,
+            folds="all",
+            folds_norms=True,
+            unties_head=lambda quantize: quantize.rotation.residual,
+        ),
+        Method(
+            "smoothquant",
+            "smoothing",
+            _APPLY + "smoothquant:smooth",
+            calibrated=True,
+            needs_activations=True,
+            folds="some",
+            folds_norms=True,
+            passes=lambda _quantize, _calibrate: 1,
+        ),
+        Method(
+            "awq",
+            "smoothing",
+            _APPLY + "awq:scale",
+            options=options.AwqOptions,
+            calibrated=True,
+            range_search=lambda quantize: OUTPUT_SEARCHED if quantize.awq.clip else None,
+            folds="all",
+            folds_norms=True,
+            passes=lambda _quantize, _calibrate: 1,
+            moments=True,
+        ),
+        NEAREST,
+        Method(
+            "gptq",
+            "rounding",
+            _APPLY + "gptq:round_weight",
+            options=options.GptqOptions,
+            law="output error",
+            limits=_LIMITS + "gptq",
+            calibrated=True,
+            second_moments=True,
+            float_reference=_gptq_aims_at_float,
+            passes=lambda _quantize, _calibrate: 2.5,
+            moments=True,
+        ),
+        Method(
+            "autoround",
+            "block-tuning",
+            _APPLY + "autoround:learn",
+            options=options.AutoroundOptions,
+            law="learned",
+            limits=_LIMITS + "autoround",
+            calibrated=True,
+            float_reference=_always,
+            weight_only=True,
+            learns_norms=True,
+            passes=_autoround_passes,
+            moments=True,
+        ),
+        Method(
+            "scale_tuning",
+            "model-tuning",
+            _APPLY + "scale_tuning:tune",
+            options=options.ScaleTuningOptions,
+            law="learned",
+            limits=_LIMITS + "scale_tuning",
+            calibrated=True,
+            weight_only=True,
+            learns_norms=True,
+        ),
+        Method("pass_through", "pass-through", _APPLY + "pass_through:take"),
+    )
+}
 
 RENAMED: Mapping[str, str] = {
     "distill": "scale_tuning",
@@ -13,8 +218,39 @@ RENAMED: Mapping[str, str] = {
 """{a method's name in earlier versions: its name today}."""
 
 
+def method(name: str) -> Method:
+    """The record of a method, of ours or of an installed distribution.
+
+    Raises KeyError for a name that nobody has, TypeError for an entry point that is no record of
+    that name.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    record = from_entry_point(GROUP, name)
+    if not isinstance(record, Method) or record.name != name:
+        raise TypeError(f"the entry point {name} of {GROUP} is {record!r}, not a Method {name!r}")
+    return record
+
+
 def refuse_old_name(name: Any) -> Any:
     """name, unless it is one of earlier versions: ValueError with today's."""
     if isinstance(name, str) and name in RENAMED:
         raise ValueError(f"{name} is called {RENAMED[name]} now; use {RENAMED[name]}")
     return name
+
+
+def place(record: Method) -> tuple[int, int]:
+    """Where a method stands in a recipe: by kind, then as in the table; others after ours."""
+    names = list(METHODS)
+    at = names.index(record.name) if record.name in names else len(names)
+    return get_args(Kind).index(record.kind), at
+
+
+def code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
+    """{method: digest of the code behind it}: part of the key of a step that calls it, because no
+    import leads from a stage to what is named by a string. limits: of that code too."""
+    references = {f"{r.kind} {r.name}": r.apply for r in records}
+    if limits:
+        references |= {f"{r.kind} {r.name} limits": r.limits for r in records if r.limits}
+    modules = {what: name.partition(":")[0] for what, name in references.items()}
+    return {what: source_digest(module, own=True) for what, module in modules.items()}

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from optimizer.recipe import methods as table
+from optimizer.recipe import methods
+from optimizer.recipe.composition import check
 from optimizer.recipe.data import Section
-
-Method = Literal[
-    "rtn", "smoothquant", "awq", "rotation", "gptq", "autoround", "scale_tuning", "pass_through"
-]
-TRANSFORMS: tuple[Method, ...] = ("rotation", "smoothquant", "awq")
-"""Change the float weights and keep the function; any of them, in this order."""
-ROUNDERS: tuple[Method, ...] = ("rtn", "gptq", "autoround", "scale_tuning")
-"""Choose the codes; rtn when none is named. autoround starts from the codes of gptq before it, and
-scale_tuning tunes the scales of whatever codes there are."""
-CALIBRATED: tuple[Method, ...] = ("smoothquant", "awq", "gptq", "autoround", "scale_tuning")
+from optimizer.recipe.method_options import (
+    AutoroundOptions,
+    AwqOptions,
+    GptqOptions,
+    ModelTuningOptions,
+    RotationOptions,
+    ScaleTuningOptions,
+)
+from optimizer.recipe.methods import Kind, Method
 
 
 class Weights(Section):
@@ -51,12 +61,12 @@ class Activations(Section):
 
     @model_validator(mode="after")
     def _static_options_need_static_ranges(self) -> Activations:
-        given = self.model_fields_set & {"range", "percentile", "symmetric"}
-        if self.granularity == "token" and given:
+        static = self.model_fields_set & {"range", "percentile", "symmetric"}
+        if self.granularity == "token" and static:
             raise ValueError(
-                f"{', '.join(sorted(given))}: chooses static ranges; granularity: token has none"
+                f"{', '.join(sorted(static))}: chooses static ranges; granularity: token has none"
             )
-        if "percentile" in given and self.range != "percentile":
+        if "percentile" in static and self.range != "percentile":
             raise ValueError(f"percentile is given but range is {self.range}")
         return self
 
@@ -113,93 +123,32 @@ class Allocate(Section):
         return self
 
 
-class Gptq(Section):
-    """optimizer/compress/methods/gptq.py"""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "asymmetric": "float_target",
-        "widest": "max_scale_ratio",
-    }
-
-    act_order: bool = Field(
-        True, description="round the inputs with the largest second moment first (static groups)"
-    )
-    damping: float = Field(
-        0.01,
-        gt=0,
-        le=1,
-        description="share of the mean diagonal added to the Hessian's; ten "
-        "times as much, and again, while it cannot be factored (recorded)",
-    )
-    float_target: bool | None = Field(
-        None,
-        description="aim at the float model's output, so that earlier errors are made up for; true "
-        "unless activations have static ranges, whose coarse codes it would fit",
-    )
-    token_limit: float = Field(
-        4.0,
-        gt=0,
-        description="a token counts for at most so many median lengths; massive activations of a "
-        "few would be all that counts",
-    )
-    first_token: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="the first token of a text, on which attention rests, stands for at least this "
-        "share of its tokens",
-    )
-    max_scale_ratio: float = Field(
-        2.0,
-        gt=1,
-        description="no scale is more than so many times what covers its weights, nor so many "
-        "times less",
-    )
+def _known(name: str) -> str:
+    try:
+        methods.method(name)
+    except KeyError:
+        names = [repr(known) for known in methods.METHODS]
+        expected = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise PydanticCustomError(
+            "literal_error", "Input should be {expected}", {"expected": expected}
+        ) from None
+    return name
 
 
-class Awq(Section):
-    """optimizer/compress/methods/awq.py"""
-
-    clip: bool = Field(True, description="search for the range of each group after scaling")
-
-
-class Rotation(Section):
-    """optimizer/compress/methods/rotation.py"""
-
-    residual: bool = Field(True, description="rotate the residual stream; unties a tied head")
-    values: bool = Field(True, description="rotate each head's values, undone in the projection")
-    seed: int = 0
-
-
-class Autoround(Section):
-    """optimizer/compress/methods/autoround.py"""
-
-    steps: int = Field(200, ge=1, description="sign-gradient steps per block, a batch each")
-    seed: int = 0
-
-
-class ScaleTuning(Section):
-    """optimizer/compress/methods/scale_tuning.py; holds the whole model in memory"""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"together": "batch_size"}
-
-    epochs: int = Field(2, ge=1, description="times through the calibration windows")
-    batch_size: int = Field(2, ge=1, description="windows per step")
-    held_out: int = Field(3, ge=1, description="windows that only judge")
-    generated: int = Field(
-        0,
-        ge=0,
-        description="windows of the model's own text that only scale_tuning learns from, besides "
-        "those of calibrate.generated",
-    )
-    seed: int = 0
-
-
-MethodName = Annotated[Method, BeforeValidator(table.refuse_old_name)]
+MethodName = Annotated[
+    str,
+    BeforeValidator(methods.refuse_old_name),
+    AfterValidator(_known),
+    WithJsonSchema({"anyOf": [{"enum": list(methods.METHODS)}, {"type": "string"}]}),
+]
 
 
 class Quantize(Section):
-    RENAMED: ClassVar[Mapping[str, str]] = table.RENAMED
+    """Options of a method of another distribution (recipe/methods.py) stand under its name, like
+    those of ours."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+    RENAMED: ClassVar[Mapping[str, str]] = methods.RENAMED
 
     method: MethodName | None = Field(
         None,
@@ -233,98 +182,89 @@ class Quantize(Section):
         "otherwise the others are multiplied at run time",
     )
     bias_correction: bool = False
-    gptq: Gptq = Gptq()
-    awq: Awq = Awq()
-    rotation: Rotation = Rotation()
-    autoround: Autoround = Autoround()
-    scale_tuning: ScaleTuning = ScaleTuning()
+    gptq: GptqOptions = GptqOptions()
+    awq: AwqOptions = AwqOptions()
+    rotation: RotationOptions = RotationOptions()
+    autoround: AutoroundOptions = AutoroundOptions()
+    scale_tuning: ScaleTuningOptions = ScaleTuningOptions()
     keep_float: tuple[str, ...] = Field(
         (), description="module name patterns (fnmatch); one that matches nothing is an error"
     )
 
     @property
-    def transforms(self) -> tuple[Method, ...]:
-        return tuple(m for m in self._asked if m in TRANSFORMS)
+    def chosen(self) -> tuple[Method, ...]:
+        """The records of the methods that the recipe names, in order."""
+        names = self.methods or ((self.method,) if self.method else ())
+        return tuple(map(methods.method, names))
+
+    def of_kind(self, *kinds: Kind) -> tuple[Method, ...]:
+        """Those of some kinds."""
+        return tuple(m for m in self.chosen if m.kind in kinds)
 
     @property
-    def rounders(self) -> tuple[Method, ...]:
-        """At least one, in order: each starts from the codes of the one before."""
-        return tuple(m for m in self._asked if m in ROUNDERS) or ("rtn",)
+    def rounding(self) -> Method:
+        """What chooses the integers: rounding to nearest where nothing else is named."""
+        return next(iter(self.of_kind("rounding")), methods.NEAREST)
 
     @property
-    def kept(self) -> bool:
-        """Whether the checkpoint's own codes are taken as they are."""
-        return "pass_through" in self._asked
+    def block_rounding(self) -> Method:
+        """What chooses those of the blocks, where a method before may search their ranges."""
+        searches = [s for m in self.chosen if (s := m.range_search(self)) is not None]
+        return searches[-1] if searches and self.rounding is methods.NEAREST else self.rounding
+
+    @property
+    def in_use(self) -> tuple[Method, ...]:
+        """Every method whose code has a part in the result; an embedding is always rounded to
+        nearest."""
+        return (*self.chosen, self.block_rounding, methods.NEAREST)
+
+    @property
+    def passes_through(self) -> bool:
+        """Whether the checkpoint's own integers are taken as they are."""
+        return bool(self.of_kind("pass-through"))
+
+    @property
+    def static_activations(self) -> bool:
+        """Whether activations are quantized with ranges chosen beforehand."""
+        return self.activations is not None and self.activations.granularity == "tensor"
 
     @property
     def calibrated(self) -> bool:
         """Whether anything here looks at activations."""
-        static = self.activations is not None and self.activations.granularity == "tensor"
-        looks = static or self.bias_correction or self.allocate is not None
-        return looks or any(m in CALIBRATED for m in self._asked)
+        looks = self.static_activations or self.bias_correction or self.allocate is not None
+        return looks or any(m.calibrated for m in self.chosen)
 
     @property
-    def float_target(self) -> bool:
-        """Whether gptq makes up for earlier errors. (Measured on SmolLM2, static W8A8: 0.029 nats
-        without, 0.03 to 0.16 with it, changing with the last digit of a sum.)"""
-        static = self.activations is not None and self.activations.granularity == "tensor"
-        return not static if self.gptq.float_target is None else self.gptq.float_target
+    def float_reference(self) -> bool:
+        """Whether a method compares with the float model's hidden states at the same place."""
+        return any(m.float_reference(self) for m in self.chosen)
 
     @property
-    def _asked(self) -> tuple[Method, ...]:
-        return self.methods or ((self.method,) if self.method else ())
+    def model_tuning(self) -> ModelTuningOptions | None:
+        """The options of the method that tunes the whole model after the walk, if there is one."""
+        tuning = self.of_kind("model-tuning")
+        return getattr(self, tuning[0].name) if tuning else None
 
     @model_validator(mode="after")
     def _methods_compose(self) -> Quantize:
-        if self.method and self.methods:
-            raise ValueError("method and methods are both given; use one of them")
-        if self.kept and (len(self._asked) > 1 or self.model_fields_set - {"method", "methods"}):
-            raise ValueError(
-                "pass_through takes the checkpoint's own codes; nothing else can be asked for"
-            )
-        order: tuple[Method, ...] = (*TRANSFORMS, *ROUNDERS, "pass_through")
-        places = [order.index(m) for m in self._asked]
-        if places != sorted(set(places)):
-            raise ValueError(
-                f"methods {list(self._asked)}: each once, and in this order: {', '.join(order)}"
-            )
-        if {"rtn", "gptq"} <= set(self._asked) or {"rtn", "autoround"} <= set(self._asked):
-            raise ValueError(
-                "rtn chooses the codes by itself; leave it out beside "
-                f"{', '.join(m for m in self.rounders if m != 'rtn')}"
-            )
-        if {"rotation", "awq"} <= set(self._asked) and {"autoround", "scale_tuning"} & set(
-            self._asked
-        ):
-            raise ValueError(
-                "rotation and awq both fold into the norms' gains, and autoround and scale_tuning "
-                "learn them: the proof could not tell one from the other; leave rotation or awq out"
-            )
-        if {"autoround", "scale_tuning"} <= set(self._asked):
-            raise ValueError(
-                "autoround and scale_tuning both tune the norms' gains; use one of them"
-            )
-        if "smoothquant" in self._asked and self.activations is None:
-            raise ValueError(
-                "method smoothquant moves difficulty from activations to weights; it needs an "
-                "activations block, or use method: rtn"
-            )
-        learned = {"autoround", "scale_tuning"} & set(self._asked)
-        if learned and self.activations is not None:
-            raise ValueError(
-                f"method {min(learned)} learns for float inputs; use gptq with activations"
-            )
-        if self.allocate is not None and self.activations is not None:
-            raise ValueError("allocate weighs errors of weights only; leave activations out")
-        if self.allocate and "gptq" in self._asked and self.allocate.average_bits is None:
-            raise ValueError(
-                "allocate spends the bytes of uniform weights by what rounding to nearest costs; "
-                "with gptq uniform weights are better (measured: 0.083 against 0.088 nats). Leave "
-                "one of them out, or give allocate.average_bits"
-            )
+        self._read_options_of_others()
+        check(self)
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
-        for name in ("gptq", "awq", "rotation", "autoround", "scale_tuning"):
-            if name in self.model_fields_set and name not in self._asked:
-                raise ValueError(f"{name}: options are given, and methods does not name {name}")
         return self
+
+    def _read_options_of_others(self) -> None:
+        """Keys that are no field must be methods of other distributions, with their options."""
+        sections = self.__pydantic_extra__ or {}
+        known = {m.name: m.options for m in self.chosen}
+        for name, value in sections.items():
+            options = known.get(name)
+            if options is None:
+                unknown: InitErrorDetails = {
+                    "type": "extra_forbidden",
+                    "loc": (name,),
+                    "input": value,
+                }
+                raise ValidationError.from_exception_data("Quantize", [unknown])
+            if not isinstance(value, options):
+                sections[name] = options.model_validate_json(json.dumps(value))

@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from optimizer.errors import closest
 from optimizer.harness import tasks
 from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.quantize import CALIBRATED, Activations, LayerRule, Method, Quantize, Weights
+from optimizer.recipe.methods import METHODS
+from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.targets import (
     Export,
     OnnxRuntimeTarget,
@@ -28,7 +29,6 @@ __all__ = [
     "DataSpec",
     "Export",
     "LayerRule",
-    "Method",
     "OnnxRuntimeTarget",
     "Quantize",
     "Section",
@@ -334,9 +334,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _calibration_when_needed(self) -> Recipe:
         if self.quantize.calibrated and self.calibrate is None:
+            names = ", ".join(m.name for m in METHODS.values() if m.calibrated)
             raise ValueError(
                 "calibrate is missing, and static activations, bias_correction, allocate and "
-                f"methods {', '.join(CALIBRATED)} need it; add calibrate: {{data: ...}}"
+                f"methods {names} need it; add calibrate: {{data: ...}}"
             )
         return self
 

@@ -56,11 +56,11 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     tables = max((max(s) for s in matrices), default=0)
     linear = [s for s in matrices if max(s) < tables]
     quantized = sum(map(math.prod, linear))
-    folded = quantized if section.quantize.transforms else 0
+    folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
     per_token = 4 * sum(map(sum, linear))
     sampled, whole = _tokens(section, per_token, generates)
-    learned = set(section.quantize.rounders) - {"rtn"}
-    kept = 2 * per_token * sampled + (per_token * whole if learned else 0)
+    compared = any(m.law not in ("", "nearest") for m in section.quantize.chosen)
+    kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     return 4 * (elements + quantized + folded + COPIES * elements) + kept
 
 

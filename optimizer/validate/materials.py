@@ -109,11 +109,11 @@ class Materials:
 
     @cached_property
     def rounded_alone(self) -> set[str]:
-        """A decoder's embedding, and its head where gptq is not asked for: rounded to nearest
-        whatever the method."""
+        """A decoder's embedding, and its head where the method does not round by what reaches it:
+        rounded to nearest whatever the method."""
         known = self.family
         names = [f"{known.prefix(self.task)}{known.embeddings}"]
-        names += [] if "gptq" in self.section.quantize.rounders else [known.head]
+        names += [] if self.section.quantize.rounding.second_moments else [known.head]
         return {f"{name}.weight" for name in names if known.kind == "decoder"}
 
     @cached_property
@@ -273,7 +273,7 @@ class Materials:
     def compares_outputs(self) -> bool:
         """Whether modules' outputs are compared with those of plain rounding: see
         ledger/rounding_laws.py."""
-        return not all(self.rounding(name).nearest for name in self.state.weights)
+        return any(self.rounding(name).compared for name in self.state.weights)
 
     @cached_property
     def correct(self) -> CorrectRuns:
@@ -294,7 +294,7 @@ class Materials:
         """What the method that chose this parameter's integers may do."""
         bits = self.state.weights[parameter].scheme.bits
         if parameter in self.rounded_alone:
-            return rounding_limits.nearest(bits)
+            return rounding_limits.alone(bits)
         return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
 
     def rounded_weight(self, parameter: str) -> Tensor:

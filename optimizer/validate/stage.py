@@ -34,6 +34,7 @@ import torch
 from optimizer.harness.machine import this_machine
 from optimizer.load.datasets import Sample, check_disjoint, digest, samples
 from optimizer.progress import say
+from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
@@ -274,10 +275,12 @@ def _finite(value: Any) -> Any:
 
 
 def files(section: Validation) -> Mapping[str, str]:
-    """The digest of every data set, and the machine: its timings are no other machine's."""
+    """The digest of every data set, of the code of the methods that the ledger runs again, and the
+    machine: its timings are no other machine's."""
     machine = this_machine()
     return {
         **{name: digest(spec) for name, spec in specs(section).items()},
+        **methods.code(section.quantize.in_use, limits=True),
         "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
     }
 

@@ -16,9 +16,10 @@ from optimizer import state as states
 from optimizer.compress import simulate, stage
 from optimizer.compress.apply import lm_head as outside
 from optimizer.compress.apply import rounding as rounding_module
-from optimizer.compress.apply.scale_tuning import tune
+from optimizer.compress.apply import scale_tuning
 from optimizer.compress.selection import select
 from optimizer.compress.simulate import QuantLinear, simulated
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError, DataError, RecipeError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
@@ -174,12 +175,13 @@ def test_own_text_for_distill_alone_leaves_the_codes_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, tuned_on = [], []
+    tune = scale_tuning.tune
 
-    def listening(*given: Any) -> Any:
-        tuned_on.append(sum(len(batch["input_ids"]) for batch in given[6]))
-        return tune(*given)
+    def listening(source: Any, state: Any, windows: Any, section: Any) -> Any:
+        tuned_on.append(sum(len(batch["input_ids"]) for batch in windows.train))
+        return tune(source, state, windows, section)
 
-    monkeypatch.setattr(stage, "tune", listening)
+    monkeypatch.setattr(scale_tuning, "tune", listening)
     for name, windows, more in (("without", 0, 0), ("with", everywhere, only)):
         asked = section(
             llama, methods=["gptq", "scale_tuning"], scale_tuning={"epochs": 1, "generated": more}
@@ -293,20 +295,15 @@ def test_a_head_rounded_some_rows_at_a_time_is_the_same(llama: Path, tmp_path: P
     facts = family(checkpoint.config)
     quantize = section(llama, methods=["gptq"], head=GROUPS).quantize
     model = skeleton(checkpoint, TASK)
-    chosen = select(model, facts, facts.prefix(TASK), quantize)
+    source = ModelSource(model, checkpoint.tensors, facts, facts.prefix(TASK))
+    chosen = select(source, quantize)
     features = checkpoint.tensors["model.embed_tokens.weight"].shape[1]
     x = torch.randn(200, features, generator=torch.Generator().manual_seed(0))
     save_file({"moments": x.T @ x}, tmp_path / "m.safetensors")
     one, two = (
-        outside.compress(
-            checkpoint.tensors,
-            facts,
-            "model.embed_tokens.weight",
-            quantize,
-            chosen,
-            tmp_path / "m.safetensors",
-            at_once=rows,
-        )[0].weights["lm_head.weight"]
+        outside.compress(source, quantize, chosen, tmp_path / "m.safetensors", at_once=rows)[
+            0
+        ].weights["lm_head.weight"]
         for rows in (7, 10**6)
     )
     assert one.codes.shape == two.codes.shape

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.compress.selection import Selection, select
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
@@ -18,9 +19,10 @@ from optimizer.recipe.schema import Quantize, Weights
 def choose(loaded: Path):  # type: ignore[no-untyped-def]
     checkpoint = open_checkpoint(loaded)
     model = skeleton(checkpoint, "sentence-embedding")
+    source = ModelSource(model, checkpoint.tensors, family(checkpoint.config), "")
 
     def call(**quantize: object) -> Selection:
-        return select(model, family(checkpoint.config), "", Quantize(**quantize))  # type: ignore[arg-type]
+        return select(source, Quantize(**quantize))  # type: ignore[arg-type]
 
     return call
 

@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     walked: list[range] = []
 
     def counted(*args: object) -> object:
-        walked.append(args[5])  # type: ignore[arg-type]
+        walked.append(args[0].segment)  # type: ignore[arg-type]
         return compress_segment(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage.segments, "compress", counted)

@@ -121,7 +121,7 @@ def test_a_wrong_further_set_is_named(tmp_path: Path, data: str, more: str, mess
 
 def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     r = read(tmp_path, GOOD)
-    assert r.quantize.rounders == ("rtn",)
+    assert r.quantize.rounding.name == "rtn"
     assert r.calibrate is not None
     assert r.calibrate.samples == 256
 

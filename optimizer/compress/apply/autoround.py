@@ -4,63 +4,52 @@ comes of it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from optimizer.compress.methods.autoround import Learned, Samples, learn_rounding
-from optimizer.compress.walk import blocks as walk
+from optimizer.compress.methods.autoround import AutoroundOptions, Block, Samples, learn_rounding
+from optimizer.compress.methods.tuned import Tuned
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.compress.walk.model_source import products_in
 from optimizer.errors import CheckpointError
-from optimizer.load.families import Family
 from optimizer.qtensor import QTensor
-from optimizer.recipe.quantize import Autoround
+from optimizer.recipe.quantize import Quantize
 
 
-def learn(
-    model: nn.Module,
-    start: Mapping[str, QTensor],
-    asked: Autoround,
-    family: Family,
-    stream: walk.Stream,
-    segment: range,
-    blocks: tuple[str, ...],
-) -> Learned:
-    """start: {module: codes}. The targets are stream.exact, which must have moved on already.
+def learn(group: BlockGroup, start: Mapping[str, QTensor], quantize: Quantize) -> tuple[Tuned, str]:
+    """start: {module: integers}. The targets are the float reference, which must have moved on
+    already.
 
     gains come under their parameters' names. Raises CheckpointError when the loss is not finite.
     """
+    stream, options = group.stream, quantize.autoround
     assert stream.exact is not None
-
-    def run(i: int, hidden: Tensor) -> Tensor:
-        for use in segment:
-            hidden = stream.uses[i][use].apply(model, hidden)
-        return hidden
-
+    linears = {name: group.linear(name) for name in start}
     try:
-        return learn_rounding(
-            run,
-            {name: cast(nn.Linear, model.get_submodule(name)) for name in start},
+        tuned = learn_rounding(
+            Block(group.output, linears, _gains(group)),
             start,
-            _gains(model, family, blocks),
             Samples(stream.hidden, stream.exact, stream.real),
-            steps=asked.steps,
-            seed=asked.seed,
-            dtype=torch.bfloat16 if stream.float == "bf16" else torch.float32,
+            AutoroundOptions(
+                steps=options.steps, seed=options.seed, dtype=products_in(stream.float)
+            ),
         )
     except ValueError as e:
         raise CheckpointError(
-            str(e), where=blocks[0], fix="Use fewer steps, or methods: [gptq]."
+            str(e), where=group.blocks[0], fix="Use fewer steps, or methods: [gptq]."
         ) from e
+    share = tuned.after / tuned.before if tuned.before else 1.0
+    return tuned, f"learned: the block's error is {share:.3f} of what it was"
 
 
-def _gains(model: nn.Module, family: Family, blocks: tuple[str, ...]) -> dict[str, nn.Parameter]:
+def _gains(group: BlockGroup) -> dict[str, nn.Parameter]:
     """The gains of the norms in front of a block's linears."""
+    family = group.family
     norms = [p.producer for p in family.smooth if p.producer not in family.linears]
-    found = {}
-    for block in blocks:
+    gains = {}
+    for block in group.blocks:
         for norm in norms:
-            weight = getattr(model.get_submodule(f"{block}.{norm}"), "weight", None)
+            weight = getattr(group.model.get_submodule(f"{block}.{norm}"), "weight", None)
             if isinstance(weight, nn.Parameter):
-                found[f"{block}.{norm}.weight"] = weight
-    return found
+                gains[f"{block}.{norm}.weight"] = weight
+    return gains

@@ -1,26 +1,29 @@
 """Apply AWQ to the blocks of a segment: measure every consumer's input, choose scales, fold them.
 
 Only pairs that load/families.py lists are scaled, because there the factors fold into a neighbour
-and nothing is added at run time; what else is quantized is left as it is, and noted.
+and nothing is added at run time; what else is quantized is left as it is, and noted. Where only
+rounding to nearest follows, awq rounds by itself: each range by the output error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from optimizer.compress.apply.smoothquant import Smoothing, bad_input, pairs_of, shared_heads
+from optimizer.compress.apply.folding import Folded, bad_input, pairs_of, shared_heads
+from optimizer.compress.apply.rounding import FloatWeight
 from optimizer.compress.methods import awq, smoothquant
-from optimizer.compress.simulate import set_parameter
+from optimizer.compress.methods.scale_search import output_searched
 from optimizer.compress.walk import blocks as walk
-from optimizer.load.families import Family, SmoothPair
-from optimizer.qtensor import Scheme, absmax_scale, quantize
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.load.families import SmoothPair
+from optimizer.qtensor import QTensor, absmax_scale, quantize
+from optimizer.recipe.quantize import Quantize
 
 
-class _Seen:
+class _InputSums:
     """Running sums of one input: x^T x (in, in) and mean|x| (in,)."""
 
     def __init__(self, width: int) -> None:
@@ -38,44 +41,27 @@ class _Seen:
         return (self._magnitude / max(self._tokens, 1)).float()
 
 
-def scale(
-    model: nn.Module,
-    schemes: Mapping[str, Scheme],
-    family: Family,
-    stream: walk.Stream,
-    segment: range,
-    blocks: tuple[str, ...],
-) -> Smoothing:
-    """Fold into the model's weights (float32, in memory); returns what was replaced and said."""
-    made = Smoothing()
-    pairs = pairs_of(model, schemes, family, blocks, made)
-    leader = walk.sharing(model, stream, segment, tuple(schemes))
-    wanted = {leader[p.consumers[0]] for p in pairs}
-    seen = {n: _Seen(cast(nn.Linear, model.get_submodule(n)).in_features) for n in wanted}
-
-    def see(name: str, rows: Tensor, _real: Tensor) -> None:
-        if name in seen:
-            seen[name].update(rows)
-
-    walk.run(model, stream, segment, see, tuple(schemes))
+def scale(group: BlockGroup, _quantize: Quantize) -> Folded:
+    """Fold into the model's weights (float32, in memory); returns what was replaced, and why."""
+    folded = Folded()
+    pairs = pairs_of(group, folded)
+    leader = walk.sharing(group, tuple(group.schemes))
+    leaders = dict.fromkeys(leader[p.consumers[0]] for p in pairs)
+    sums = {name: _InputSums(group.linear(name).in_features) for name in leaders}
+    walk.observe(group, lambda name, rows, _real: sums[name].update(rows), sums)
     for pair in pairs:
-        _apply(model, pair, schemes, seen[leader[pair.consumers[0]]], made)
+        _fold(group, pair, sums[leader[pair.consumers[0]]], folded)
     covered = {c for p in pairs for c in p.consumers}
-    for name in schemes:
+    for name in group.schemes:
         if name not in covered:
-            made.said[name] = "not scaled: no neighbour to fold into"
-    return made
+            folded.remarks[name] = "not scaled: no neighbour to fold into"
+    return folded
 
 
-def _apply(
-    model: nn.Module,
-    pair: SmoothPair,
-    schemes: Mapping[str, Scheme],
-    seen: _Seen,
-    made: Smoothing,
-) -> None:
+def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded) -> None:
+    model = group.model
     weights = [cast(Tensor, model.get_submodule(c).weight) for c in pair.consumers]
-    scheme = schemes[pair.consumers[0]]
+    scheme = group.schemes[pair.consumers[0]]
     producer = dict(model.get_submodule(pair.producer).named_parameters())
     part, parts = pair.part
     size = len(producer["weight"]) // parts
@@ -85,22 +71,24 @@ def _apply(
         return quantize(w, *absmax_scale(w, scheme), scheme).dequantize()
 
     try:
-        choice = awq.search(weights, seen.hessian.float(), seen.magnitude, code, shared=shared)
+        choice = awq.search(weights, sums.hessian.float(), sums.magnitude, code, shared=shared)
     except ValueError as e:
         raise bad_input(pair.consumers[0], e) from e
-    said = "not scaled: no scale lowers the output error"
+    remark = "not scaled: no scale lowers the output error"
     if choice.ratio is not None:
         form = " by weight" if choice.by_weight else ""
-        said = f"awq ratio {choice.ratio:g}{form}, folded into {pair.producer}"
+        remark = f"awq ratio {choice.ratio:g}{form}, folded into {pair.producer}"
         rows = slice(part * size, (part + 1) * size)
         s = choice.s if shared is None else shared.of_producer(choice.s)
         for n, t in producer.items():
-            _replace(model, f"{pair.producer}.{n}", smoothquant.fold_producer(t, s, rows), made)
+            folded.replace(model, f"{pair.producer}.{n}", smoothquant.fold_producer(t, s, rows))
         for name, w in zip(pair.consumers, weights, strict=True):
-            _replace(model, f"{name}.weight", smoothquant.fold_consumer(w, choice.s), made)
-    made.said |= dict.fromkeys(pair.consumers, said)
+            folded.replace(model, f"{name}.weight", smoothquant.fold_consumer(w, choice.s))
+    folded.remarks |= dict.fromkeys(pair.consumers, remark)
 
 
-def _replace(model: nn.Module, name: str, value: Tensor, made: Smoothing) -> None:
-    set_parameter(model, name, value)
-    made.replaced[name] = value
+def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
+    """To nearest, each range by the output error."""
+    assert weight.second_moments is not None
+    q = output_searched(weight.values, weight.second_moments, weight.scheme)
+    return q, "ranges by output error"

@@ -15,11 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optimizer import safetensors_stream
+from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.walk import blocks as walk
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.state import Note
 
 FILE = "corrections.safetensors"
 
@@ -46,6 +51,32 @@ class Shift:
 def corrected(bias: Tensor, shift: Tensor) -> Tensor:
     """The bias after which the mean of the quantized output is that of the exact one."""
     return bias + shift
+
+
+def correct(
+    group: BlockGroup, quantized: Mapping[str, QuantLinear]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Note]]:
+    """Give the quantized modules corrected biases; returns these, what was added to each, and a
+    note on every module that has none to correct."""
+    shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
+    exact = {name: group.linear(name) for name in shifts}
+
+    def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+        q = quantized[name]
+        with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
+            shifts[name].update(exact[name].forward(q.within(rows)), q.forward(rows))
+
+    with walk.swapped(group.model, quantized):
+        walk.observe(group, hook, shifts)
+    biases: dict[str, Tensor] = {}
+    corrections = {f"{name}.bias": shift.value for name, shift in shifts.items()}
+    for name in shifts:
+        value = corrected(cast(Tensor, quantized[name].bias), corrections[f"{name}.bias"])
+        quantized[name].bias = nn.Parameter(value, requires_grad=False)
+        biases[f"{name}.bias"] = value
+    why = "bias not corrected: the module has none"
+    notes = [Note(name, "fallback", why) for name in quantized if name not in shifts]
+    return biases, corrections, notes
 
 
 def write(corrections: Mapping[str, Tensor], folder: Path) -> None:

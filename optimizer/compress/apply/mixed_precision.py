@@ -13,20 +13,21 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizer.compress.data.calibration import singly
+from optimizer.compress.methods.language_model import LanguageModel
 from optimizer.compress.methods.mixed_precision import Option, choose, stored_sizes, total
 from optimizer.compress.methods.sensitivity import Curvature, output_slopes, predicted
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
-from optimizer.compress.walk.capture import Batch, Entry, capture
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.compress.walk.capture import Batch, capture
+from optimizer.compress.walk.model_source import ModelSource, products_in
 from optimizer.errors import CheckpointError, RecipeError
-from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 from optimizer.progress import bar, say
 from optimizer.qtensor import Scheme
@@ -48,38 +49,33 @@ class Sensitivity:
 
 
 def allocated(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    facts: Family,
-    prefix: str,
-    entry: Entry,
-    given: Sequence[Batch],
+    source: ModelSource,
+    batches: Sequence[Batch],
     section: Compression,
     selection: Selection,
     folder: Path,
 ) -> Selection:
-    """selection with the schemes chosen among its choices, and why. model: a skeleton, left as
-    one; folder: where the choice is kept.
+    """selection with the schemes chosen among its choices, and why. folder: where the choice is
+    kept.
 
     Raises RecipeError when average_bits is less than the smallest choices take, CheckpointError
     when a gradient or a moment is not usable.
     """
-    asked = section.quantize.allocate
-    assert asked is not None
+    options = section.quantize.allocate
+    assert options is not None
     file = folder / "allocation.json"
     if not file.exists():
         say("compress: measuring what bits are worth; the whole model is in memory for it")
-        windows, scratch = singly(given), folder / "slopes"
-        some = windows[: asked.windows]
+        windows, scratch = singly(batches)[: options.windows], folder / "slopes"
         try:
-            slopes = _slopes(model, tensors, facts, prefix, some, section, selection, scratch)
-            measured = _measured(model, tensors, entry, some, section, selection, slopes, scratch)
+            slopes = _slopes(source, windows, section, selection, scratch)
+            measured = _measured(source, windows, section, selection, slopes, scratch)
         except ValueError as e:
             raise CheckpointError(
                 str(e), where=WHERE, fix="Leave allocate out of the recipe."
             ) from e
         shutil.rmtree(scratch, ignore_errors=True)
-        chosen = _chosen(measured, asked, selection)
+        chosen = _chosen(measured, options, selection)
         kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
@@ -89,50 +85,35 @@ def allocated(
     return replace(
         selection,
         quantized={**selection.quantized, **schemes},
-        said={m: row["why"] for m, row in read.items()},
+        reasons={m: row["why"] for m, row in read.items()},
     )
 
 
 def _slopes(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    facts: Family,
-    prefix: str,
+    source: ModelSource,
     windows: Sequence[Batch],
     section: Compression,
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Buffer]:
     """{module: the gradients at its output, (tokens, out) of each window}."""
-    asked = section.quantize.allocate
-    assert asked is not None
+    options = section.quantize.allocate
+    assert options is not None
     budget = Budget(int(section.compress.memory_gb * 1e9))
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
-    materialize(model, "", tensors)
-    base: Any = model.get_submodule(prefix.removesuffix("."))
-
-    def features(batch: Batch) -> Tensor:
-        return cast(Tensor, base(**batch, use_cache=False).last_hidden_state)
-
-    try:
+    with source.filled():
         output_slopes(
-            features,
-            cast(Tensor, model.get_submodule(facts.head).weight),
-            {n: cast(nn.Linear, model.get_submodule(n)) for n in selection.choices},
+            LanguageModel(source.features, source.head, source.linears(selection.choices)),
             bar(windows, "sensitivity"),
             lambda name, slope: kept[name].append(slope),
-            seed=asked.seed,
-            dtype=torch.bfloat16 if section.compress.precision == "bf16" else torch.float32,
+            seed=options.seed,
+            dtype=products_in(section.compress.precision),
         )
-    finally:
-        release(model)
     return kept
 
 
 def _measured(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    entry: Entry,
+    source: ModelSource,
     windows: Sequence[Batch],
     section: Compression,
     selection: Selection,
@@ -141,19 +122,20 @@ def _measured(
 ) -> Sensitivity:
     """Walk the float blocks for the inputs, and say what each choice costs."""
     hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
-    stream = capture(model, selection.blocks, tensors, windows, entry, hidden)
+    stream, model = capture(source, selection.blocks, windows, hidden), source.model
     stream.float = section.compress.precision
     leader: dict[str, str] = {}
     costs: dict[str, dict[Scheme, float]] = {}
     shapes: dict[str, tuple[int, int]] = {}
     for segment in walk.segments(stream.uses[0]):
         blocks = tuple(dict.fromkeys(stream.uses[0][use].block for use in segment))
-        names = [m for m in selection.choices if any(m.startswith(f"{b}.") for b in blocks)]
+        schemes = {m: selection.quantized[m] for m in selection.choices if walk.inside(m, blocks)}
+        group = BlockGroup(model, source.family, stream, segment, blocks, schemes)
         for block in blocks:
-            materialize(model, block, tensors)
-        shared = walk.sharing(model, stream, segment, names)
+            materialize(model, block, source.tensors)
+        shared = walk.sharing(group, schemes)
         leader |= shared
-        curved = _curvatures(model, stream, segment, shared, slopes)
+        curved = _curvatures(group, shared, slopes)
         for name, curvature in curved.items():
             weight = cast(Tensor, model.get_submodule(name).weight).detach()
             shapes[name] = (weight.shape[0], weight.shape[1])
@@ -167,34 +149,30 @@ def _measured(
 
 
 def _curvatures(
-    model: nn.Module,
-    stream: walk.Stream,
-    segment: range,
-    leader: Mapping[str, str],
-    slopes: Mapping[str, Sequence[Tensor]],
+    group: BlockGroup, leader: Mapping[str, str], slopes: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, Curvature]:
     """{module: curvature}; the stream moves on."""
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
-    def see(first: str, rows: Tensor, _real: Tensor) -> None:
+    def hook(first: str, rows: Tensor, _real: Tensor) -> None:
         for name in (n for n in leader if leader[n] == first):
             slope = slopes[name][window[first]]
-            found = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
-            found.add(slope, rows)
+            curvature = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
+            curvature.add(slope, rows)
         window[first] += 1
 
-    walk.run(model, stream, segment, see, tuple(leader), advance=True)
+    walk.advance(group, hook, dict.fromkeys(leader.values()))
     return curved
 
 
 def _chosen(
-    measured: Sensitivity, asked: Allocate, selection: Selection
+    measured: Sensitivity, options: Allocate, selection: Selection
 ) -> dict[str, tuple[Scheme, str]]:
     """{module: (its scheme, why)}, no larger in any file than uniform weights or average_bits."""
     units: dict[str, list[str]] = {}
     for module in measured.costs:
-        unit = measured.leader[module] if asked.share_choice else module
+        unit = measured.leader[module] if options.share_choice else module
         units.setdefault(unit, []).append(module)
     schemes = {u: _common(selection.choices[m] for m in members) for u, members in units.items()}
     menus = {
@@ -203,24 +181,24 @@ def _chosen(
     }
     uniform = {u: schemes[u].index(selection.quantized[m[0]]) for u, m in units.items()}
     cost, limits = total(menus, uniform)
-    if asked.average_bits is not None:
+    if options.average_bits is not None:
         weights = sum(out * inputs for out, inputs in measured.shapes.values())
-        room = int(asked.average_bits * weights / 8)
+        room = int(options.average_bits * weights / 8)
         limits = (limits[0] + room - limits[1], room)
     try:
         chosen = choose(menus, limits)
     except ValueError as e:
         raise RecipeError(
-            f"{asked.average_bits} is less than the smallest choices take ({e})",
+            f"{options.average_bits} is less than the smallest choices take ({e})",
             where=f"{WHERE}.average_bits",
             fix="Give more bits, or add a choice with larger groups.",
         ) from e
-    if asked.average_bits is None and total(menus, chosen)[0] > cost:
+    if options.average_bits is None and total(menus, chosen)[0] > cost:
         chosen = uniform
-    found, sizes = total(menus, chosen)
+    now, sizes = total(menus, chosen)
     share = max(size / limit for size, limit in zip(sizes, limits, strict=True))
     say(
-        f"compress: {cost:.4f} nats predicted for uniform weights -> {found:.4f} by sensitivity, "
+        f"compress: {cost:.4f} nats predicted for uniform weights -> {now:.4f} by sensitivity, "
         f"in {share:.4f} of the size allowed"
     )
     result = {}

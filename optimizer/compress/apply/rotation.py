@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from optimizer.compress.methods.hadamard import orthogonal
 from optimizer.compress.methods.rotation import Role, Rotated
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError
-from optimizer.load.checkpoint import Tensors
-from optimizer.load.families import Family
-from optimizer.recipe.quantize import Rotation
+from optimizer.recipe.method_options import RotationOptions
+from optimizer.recipe.quantize import Quantize
 
 
 class RotatedTensors(Rotated):
@@ -19,7 +21,7 @@ class RotatedTensors(Rotated):
 
     def __init__(
         self,
-        tensors: Tensors,
+        tensors: Any,
         roles: Mapping[str, Role],
         residual: Tensor | None,
         head: Tensor | None,
@@ -31,20 +33,17 @@ class RotatedTensors(Rotated):
         """The rows `ids` of an embedding; rows do not mix when it is rotated."""
         return self._rotated(self._rows_of.rows(name, ids), self._part.get(name, Role()))
 
-    @property
-    def replaced(self) -> Mapping[str, Tensor]:
-        """The parameters that are other than the checkpoint's, each made when it is asked for."""
-        return _Changed(self, [n for n in self if n in self._part])
-
 
 class _Changed(Mapping[str, Tensor]):
-    def __init__(self, whole: RotatedTensors, names: list[str]) -> None:
-        self._whole, self._names = whole, names
+    """The parameters that are other than the checkpoint's, each made when it is asked for."""
+
+    def __init__(self, tensors: RotatedTensors, names: list[str]) -> None:
+        self._tensors, self._names = tensors, names
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        return self._whole[name]
+        return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -53,85 +52,75 @@ class _Changed(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def rotated(
-    tensors: Tensors,
-    model: nn.Module,
-    facts: Family,
-    prefix: str,
-    blocks: tuple[str, ...],
-    asked: Rotation,
-) -> RotatedTensors:
-    """model: a skeleton; prefix: of the base model's names.
-
-    Raises RecipeError for an architecture whose function a rotation would change.
-    """
-    norms = {p.producer: p.consumers for p in facts.smooth if p.producer not in facts.linears}
-    _check(model, facts, norms, prefix, blocks, asked)
-    config = model.config
+def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
+    """The source with rotated tensors. Raises RecipeError for an architecture whose function a
+    rotation would change."""
+    options, family = quantize.rotation, source.family
+    norms = {p.producer: p.consumers for p in family.smooth if p.producer not in family.linears}
+    _check(source, norms, options)
+    config = source.model.config
     width = int(config.hidden_size)  # type: ignore[union-attr, arg-type]
-    residual = orthogonal(width, asked.seed) if asked.residual else None
+    residual = orthogonal(width, options.seed) if options.residual else None
     size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)  # type: ignore[union-attr, operator]
-    head = orthogonal(size, asked.seed + 1) if asked.values else None
-    roles = _roles(model, facts, norms, prefix, blocks, asked)
-    return RotatedTensors(tensors, roles, residual, head)
+    head = orthogonal(size, options.seed + 1) if options.values else None
+    roles = _residual_roles(source, norms) if options.residual else {}
+    for block in source.blocks:
+        roles = _block_roles(source, block, options, roles)
+    tensors = RotatedTensors(source.tensors, roles, residual, head)
+    changed = _Changed(tensors, [n for n in tensors if n in roles])
+    return replace(source, tensors=tensors, replaced=changed)
 
 
-def _roles(
-    model: nn.Module,
-    facts: Family,
-    norms: Mapping[str, tuple[str, ...]],
-    prefix: str,
-    blocks: tuple[str, ...],
-    asked: Rotation,
-) -> dict[str, Role]:
-    embedding, last = f"{prefix}{facts.embeddings}.weight", f"{prefix}{facts.final_norm}.weight"
-    found: dict[str, Role] = {}
-    if asked.residual:
-        found[embedding] = Role(reads=True)
-        found[last] = Role(ones=True)
-        head = f"{facts.head}.weight"
-        tied = head not in dict(model.named_parameters())
-        found[head] = Role(reads=True, gain=last, source=embedding if tied else "")
-    for block in blocks:
-        for norm, readers in norms.items() if asked.residual else ():
+def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -> dict[str, Role]:
+    """Of what reads the residual stream, and of the norms in front of it."""
+    embedding, last = f"{source.embedding}.weight", f"{source.final_norm}.weight"
+    head = f"{source.family.head}.weight"
+    tied = head not in dict(source.model.named_parameters())
+    roles = {
+        embedding: Role(reads=True),
+        last: Role(ones=True),
+        head: Role(reads=True, gain=last, source=embedding if tied else ""),
+    }
+    for block in source.blocks:
+        for norm, readers in norms.items():
             gain = f"{block}.{norm}.weight"
-            found[gain] = Role(ones=True)
-            found |= {f"{block}.{r}.weight": Role(reads=True, gain=gain) for r in readers}
-        for linear in dict.fromkeys((*facts.writes, facts.value, facts.output)):
-            for name, _ in model.get_submodule(f"{block}.{linear}").named_parameters(
-                prefix=f"{block}.{linear}"
-            ):
-                before = found.get(name, Role())
-                made = Role(
-                    reads=before.reads,
-                    gain=before.gain,
-                    writes=asked.residual and linear in facts.writes,
-                    heads_in=asked.values and linear == facts.output and name.endswith("weight"),
-                    heads_out=asked.values and linear == facts.value,
-                )
-                if made != Role():
-                    found[name] = made
-    return found
+            roles[gain] = Role(ones=True)
+            roles |= {f"{block}.{r}.weight": Role(reads=True, gain=gain) for r in readers}
+    return roles
+
+
+def _block_roles(
+    source: ModelSource, block: str, options: RotationOptions, roles: dict[str, Role]
+) -> dict[str, Role]:
+    """roles, with what writes the residual stream in a block, and its values and their output."""
+    family = source.family
+    for linear in dict.fromkeys((*family.writes, family.value, family.output)):
+        module = source.model.get_submodule(f"{block}.{linear}")
+        for name, _ in module.named_parameters(prefix=f"{block}.{linear}"):
+            role = replace(
+                roles.get(name, Role()),
+                writes=options.residual and linear in family.writes,
+                heads_in=options.values and linear == family.output and name.endswith("weight"),
+                heads_out=options.values and linear == family.value,
+            )
+            if role != Role():
+                roles = {**roles, name: role}
+    return roles
 
 
 def _check(
-    model: nn.Module,
-    facts: Family,
-    norms: Mapping[str, tuple[str, ...]],
-    prefix: str,
-    blocks: tuple[str, ...],
-    asked: Rotation,
+    source: ModelSource, norms: Mapping[str, tuple[str, ...]], options: RotationOptions
 ) -> None:
-    where = "quantize.rotation"
-    if not facts.value or not facts.smooth or facts.kind != "decoder":
+    where, family = "quantize.rotation", source.family
+    if not family.value or not family.smooth or family.kind != "decoder":
         raise RecipeError(
-            f"load/families.py does not say where {facts.model_type} has its values and norms",
+            f"load/families.py does not say where {family.model_type} has its values and norms",
             where=where,
             fix="Remove rotation from quantize.methods, or add these facts.",
         )
-    places = [f"{prefix}{facts.final_norm}", *(f"{blocks[0]}.{n}" for n in norms)]
-    centring = [p for p in places if isinstance(model.get_submodule(p), nn.LayerNorm)]
-    if asked.residual and centring:
+    places = [source.final_norm, *(f"{source.blocks[0]}.{n}" for n in norms)]
+    centring = [p for p in places if isinstance(source.model.get_submodule(p), nn.LayerNorm)]
+    if options.residual and centring:
         raise RecipeError(
             f"{centring[0]} is a LayerNorm: it subtracts a mean, which a rotation moves",
             where=f"{where}.residual",

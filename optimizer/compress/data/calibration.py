@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizer.compress.data.own_text import continued
 from optimizer.compress.walk.capture import Batch
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import DataError, RecipeError
-from optimizer.load.model import materialize, release
 from optimizer.progress import say
 from optimizer.recipe.schema import Compression
 
@@ -58,23 +59,31 @@ def _window_batch(windows: Iterable[Any]) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def held_out(given: Sequence[Batch], count: int) -> tuple[list[Batch], list[Batch]]:
-    """Without the last `count` windows, and these one by one, so that nothing else sees them.
-    Raises RecipeError when nothing would be left."""
-    total = sum(len(b["input_ids"]) for b in given)
+@dataclass(frozen=True)
+class Windows:
+    """What a method learns from, and what it is judged on, one by one."""
+
+    train: Sequence[Batch]
+    held_out: Sequence[Batch]
+
+
+def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
+    """The last `count` windows held out, so that nothing else sees them. where: the count's place
+    in the recipe. Raises RecipeError when nothing would be left."""
+    total = sum(len(b["input_ids"]) for b in batches)
     if total <= count:
         raise RecipeError(
             f"{total} windows of text, and {count} are to be held out",
-            where="quantize.scale_tuning.held_out",
+            where=where,
             fix="Calibrate on more text, or hold out less.",
         )
-    rest: list[Batch] = []
+    train: list[Batch] = []
     left = total - count
-    for batch in given:
+    for batch in batches:
         if left > 0:
-            rest.append({name: t[:left] for name, t in batch.items()})
+            train.append({name: t[:left] for name, t in batch.items()})
         left -= len(batch["input_ids"])
-    return rest, singly(given)[-count:]
+    return Windows(train, singly(batches)[-count:])
 
 
 def singly(batches: Sequence[Batch]) -> list[Batch]:
@@ -87,12 +96,7 @@ def singly(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def generated(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    given: Sequence[Batch],
-    count: int,
-    seed: int,
-    folder: Path,
+    source: ModelSource, prompts: Sequence[Batch], count: int, seed: int, folder: Path
 ) -> Tensor:
     """`count` windows (count, length) of the float model's own text, made once and kept for a run
     that goes on."""
@@ -101,11 +105,10 @@ def generated(
     file = folder / "generated.safetensors"
     if not file.exists():
         say(f"compress: the model writes {count} windows to calibrate on")
-        prompts = torch.cat([b["input_ids"] for b in given])
-        materialize(model, "", tensors)
-        made = continued(model, prompts, count, seed)
-        release(model)
-        save_file({"ids": made}, file.with_suffix(".partial"))
+        ids = torch.cat([b["input_ids"] for b in prompts])
+        with source.filled():
+            written = continued(source.model, ids, count, seed)
+        save_file({"ids": written}, file.with_suffix(".partial"))
         file.with_suffix(".partial").rename(file)
     windows: Tensor = load_file(file)["ids"]
     return windows

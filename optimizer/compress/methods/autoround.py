@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.methods.borrowed import borrowed, copied
+from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import QTensor, to_scale_grid
 
 # How far a latent starts from its code, as a share of the way to the exact value. 1 would put
@@ -56,41 +57,41 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """weights and gains by the names given; before and after: squared error over the target's
-    energy, on all samples."""
+class Block:
+    """output(i, hidden): the block's output for the hidden states of batch i, using `linears` and
+    `gains`, which hold float weights and hold them again after learning."""
 
-    weights: dict[str, QTensor]
-    gains: dict[str, Tensor]
-    before: float
-    after: float
+    output: Callable[[int, Tensor], Tensor]
+    linears: Mapping[str, nn.Linear]
+    gains: Mapping[str, nn.Parameter]
+
+
+@dataclass(frozen=True)
+class AutoroundOptions:
+    """steps: gradient steps, one batch each. checks: how often the loss is measured on all
+    samples, after the start. dtype: that of the products; bfloat16 where the processor has it."""
+
+    steps: int
+    rates: Rates = Rates()
+    checks: int = 2
+    seed: int = 0
+    dtype: torch.dtype = torch.bfloat16
 
 
 def learn_rounding(
-    run: Callable[[int, Tensor], Tensor],
-    linears: Mapping[str, nn.Linear],
-    start: Mapping[str, QTensor],
-    gains: Mapping[str, nn.Parameter],
-    samples: Samples,
-    *,
-    steps: int,
-    rates: Rates = Rates(),
-    checks: int = 2,
-    seed: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
-) -> Learned:
-    """run(i, hidden): the block's output for the hidden states of batch i, using `linears` and
-    `gains`, which hold float weights and hold them again afterwards.
-
-    steps: gradient steps, one batch each. checks: how often the loss is measured on all samples,
-    after the start. dtype: that of the products; bfloat16 where the processor has it. Raises
-    ValueError when `start` does not name exactly the linears, or a loss is not finite.
+    block: Block, start: Mapping[str, QTensor], samples: Samples, options: AutoroundOptions
+) -> Tuned:
+    """start: {linear: integers}. The losses are squared error over the target's energy, on all
+    samples. Raises ValueError when `start` does not name exactly the linears, or a loss is not
+    finite.
     """
+    run, linears, gains = block.output, block.linears, block.gains
+    steps, rates, checks, dtype = options.steps, options.rates, options.checks, options.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     rounding = {name: _Latent(linears[name], q, dtype) for name, q in start.items()}
     at = {max(1, round(steps * k / checks)) for k in range(1, checks + 1)} if steps else set()
-    order = _order(len(samples.hidden), steps, seed)
+    order = _order(len(samples.hidden), steps, options.seed)
     with borrowed(linears, gains):
         for latent in rounding.values():
             latent.place()
@@ -107,7 +108,7 @@ def learn_rounding(
             if step in at and (now := _loss(run, samples, dtype)) < best.loss:
                 codes = {n: r.quantized() for n, r in rounding.items()}
                 best = _State(now, codes, copied(gains))
-    return Learned(best.weights, best.gains, before, best.loss)
+    return Tuned(best.weights, best.gains, before, best.loss)
 
 
 @dataclass(frozen=True)

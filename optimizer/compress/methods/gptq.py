@@ -24,8 +24,23 @@ from optimizer.compress.methods.refine import refined
 from optimizer.compress.methods.rtn import searched
 from optimizer.qtensor import QTensor, Scheme, absmax_scale, stacked, to_scale_grid
 
-WIDEST = 2.0
 VALUES = 1 << 22  # of a weight at a time: outputs do not see each other, and are held often
+
+
+@dataclass(frozen=True)
+class GptqOptions:
+    """act_order: large activations first. damping: share of the mean of H's diagonal that is added
+    to it. max_scale_ratio: no scale is more than so many times what just covers the group's own
+    weights, or less than that part of it, whatever earlier errors and the target would move into
+    the group; what then lies beyond the codes is made up for by later inputs and by the sweeps.
+    block: inputs whose corrections are applied together; it changes the speed, not the result.
+    sweeps: of refine.py afterwards; 0 is GPTQ as published."""
+
+    act_order: bool = True
+    damping: float = hessians.DAMPING
+    max_scale_ratio: float = 2.0
+    block: int = 128
+    sweeps: int = 2
 
 
 @dataclass(frozen=True)
@@ -37,50 +52,43 @@ class Rounded:
 
 
 def gptq(
-    weight: Tensor,
-    hessian: Tensor,
+    W: Tensor,
+    H: Tensor,
     scheme: Scheme,
+    options: GptqOptions = GptqOptions(),
     *,
-    pull: Tensor | None = None,
-    act_order: bool = True,
-    damping: float = hessians.DAMPING,
-    block: int = 128,
-    sweeps: int = 2,
-    widest: float = WIDEST,
+    P: Tensor | None = None,
     in_place: bool = False,
 ) -> Rounded:
-    """weight (out, in); hessian (in, in) and pull (in, out) as hessian.py says.
+    """W (out, in): the weight; H (in, in) and P (in, out) as hessian.py says, P where the target is
+    the float model's output. in_place: H and P are not needed any more, and their memory is used.
 
-    block: inputs whose corrections are applied together; it changes the speed, not the result.
-    sweeps: of refine.py afterwards; 0 is GPTQ as published. widest: no scale is
-    more than so many times what just covers the group's own weights, or less than that part of it,
-    whatever earlier errors and the target would move into the group; what then lies beyond the
-    codes is made up for by later inputs and by the sweeps. in_place: hessian and pull are not
-    needed any more, and their memory is used. Raises ValueError for NaN or infinity in any
-    argument, a hessian that cannot be inverted, or a group that does not divide the inputs.
+    Raises ValueError for NaN or infinity in any argument, an H that cannot be inverted, or a group
+    that does not divide the inputs.
     """
-    out, inputs = weight.shape
-    weight, hessian = weight.float(), hessian.float()
-    if not all(bool(torch.isfinite(w).all()) for w in weight.split(hessians.PART)):
+    out, inputs = W.shape
+    W, H = W.float(), H.float()
+    if not all(bool(torch.isfinite(w).all()) for w in W.split(hessians.PART)):
         raise ValueError("weight: holds NaN or infinity")
     if not in_place:
-        hessian, pull = hessian.clone(), None if pull is None else pull.clone()
+        H, P = H.clone(), None if P is None else P.clone()
     size = inputs // scheme.groups(inputs)
-    order = _order(hessian.diagonal(), size, act_order)
-    factor = hessians.factored(hessian, order, damping)
-    wanted = hessians.target(weight, factor, order, pull)
-    turns = order[::size] // size
-    at_once = out if scheme.granularity == "tensor" else max(1, VALUES // inputs)
-    root, first, limits = hessians.inverted(factor), [], []
-    for near, aim in zip(weight.split(at_once), wanted.split(at_once, 1), strict=True):
-        cover = absmax_scale(near, scheme)[0][:, turns]
-        limits.append((to_scale_grid(cover / widest), to_scale_grid(cover * widest)))
-        first.append(_feedback(aim, root, scheme, limits[-1], block))
-    matrix = hessians.whole(factor)
-    made = []
-    for aim, limit in zip(wanted.split(at_once, 1), limits, strict=True):
-        made.append(refined(first.pop(0), aim.T, matrix, limit, sweeps=sweeps, block=block))
-    return Rounded(_stored(stacked(made), order, turns), factor.damping)
+    order = _order(H.diagonal(), size, options.act_order)
+    factor = hessians.factored(H, order, options.damping)
+    T = hessians.target(W, factor, order, P)
+    group_order = order[::size] // size
+    rows = out if scheme.granularity == "tensor" else max(1, VALUES // inputs)
+    R, first, limits = hessians.inverted(factor), [], []
+    for w, t in zip(W.split(rows), T.split(rows, 1), strict=True):
+        cover, ratio = absmax_scale(w, scheme)[0][:, group_order], options.max_scale_ratio
+        limits.append((to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)))
+        first.append(_feedback(t, R, scheme, limits[-1], options.block))
+    D = hessians.whole(factor)
+    parts = []
+    for t, limit in zip(T.split(rows, 1), limits, strict=True):
+        q = first.pop(0)
+        parts.append(refined(q, t.T, D, limit, sweeps=options.sweeps, block=options.block))
+    return Rounded(_stored(stacked(parts), order, group_order), factor.damping)
 
 
 def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
@@ -95,22 +103,18 @@ def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
 
 
 def _feedback(
-    wanted: Tensor,
-    root: Tensor,
-    scheme: Scheme,
-    limits: tuple[Tensor, Tensor],
-    block: int,
+    T: Tensor, R: Tensor, scheme: Scheme, limits: tuple[Tensor, Tensor], block: int
 ) -> QTensor:
-    """Round `wanted` (in, out), input after input, choosing each group's scale at its turn, between
-    limits (out, groups). root (in, in): R above the diagonal, anything below."""
-    inputs = len(wanted)
+    """Round T (in, out), input after input, choosing each group's scale at its turn, between
+    limits (out, groups). R (in, in): right above the diagonal, anything below."""
+    inputs = len(T)
     groups = scheme.groups(inputs)
     size = inputs // groups
     one = replace(scheme, granularity="channel", group_size=None) if groups > 1 else scheme
-    rest = wanted.clone(memory_format=torch.contiguous_format)
+    rest = T.clone(memory_format=torch.contiguous_format)
     codes = torch.empty_like(rest, dtype=torch.int8)
     grids: list[QTensor] = []
-    costs = root.diagonal() ** -2
+    costs = R.diagonal() ** -2
     for group, first in enumerate(range(0, inputs, size)):
         end = first + size
         grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
@@ -118,17 +122,17 @@ def _feedback(
         grids.append(replace(grid, scale=grid.scale.clamp(low, high)))
         for start in range(first, end, block):
             stop = min(start + block, end)
-            corner = root[start:stop, start:stop]
+            corner = R[start:stop, start:stop]
             codes[start:stop], errors = _block(rest[start:stop], corner, grids[-1])
-            rest[stop:].addmm_(root[start:stop, stop:].T, errors, alpha=-1)
+            rest[stop:].addmm_(R[start:stop, stop:].T, errors, alpha=-1)
     scale = torch.cat([g.scale for g in grids], 1)
     zeros = [g.zero_point for g in grids if g.zero_point is not None]
     return QTensor(codes.T.contiguous(), scale, torch.cat(zeros, 1) if zeros else None, scheme)
 
 
-def _stored(q: QTensor, order: Tensor, turns: Tensor) -> QTensor:
+def _stored(q: QTensor, order: Tensor, group_order: Tensor) -> QTensor:
     """q, whose inputs and groups are in the order of their turns, as it is stored."""
-    back, groups = order.argsort(), turns.argsort()
+    back, groups = order.argsort(), group_order.argsort()
     zero = None if q.zero_point is None else q.zero_point[:, groups]
     return QTensor(q.codes[:, back], q.scale[:, groups], zero, q.scheme)
 

@@ -113,23 +113,23 @@ def whole(factor: Factor) -> Tensor:
     return matrix
 
 
-def target(weight: Tensor, factor: Factor, order: Tensor, pull: Tensor | None) -> Tensor:
+def target(weight: Tensor, factor: Factor, order: Tensor, P: Tensor | None) -> Tensor:
     """T^T (in, out) in the order of the turns: what codes should come close to in the metric of H.
 
-    weight (out, in); pull (in, out): P, whose memory is used, or None when the inputs are the float
+    weight (out, in); P (in, out), whose memory is used, or None when the inputs are the float
     ones. What damping adds pulls towards the weight itself; dead inputs keep it. Raises ValueError
-    for a pull that holds NaN or infinity.
+    for a P that holds NaN or infinity.
     """
-    if pull is None:
+    if P is None:
         return weight.T[order]
-    for columns in pull.split(PART, 1):
+    for columns in P.split(PART, 1):
         if not bool(torch.isfinite(columns).all()):
-            raise ValueError("pull: holds NaN or infinity")
+            raise ValueError("P: holds NaN or infinity")
         columns.copy_(columns[order])
-    _solve(factor.matrix, pull)
-    for columns, rows in zip(pull.split(PART, 1), weight.split(PART), strict=True):
+    _solve(factor.matrix, P)
+    for columns, rows in zip(P.split(PART, 1), weight.split(PART), strict=True):
         columns.add_(rows.T[order])
-    return pull
+    return P
 
 
 def inverted(factor: Factor) -> Tensor:
@@ -181,16 +181,16 @@ def _cholesky(matrix: Tensor) -> None:
             matrix[up, up.stop : rows.start].addmm_(above[up], above[up.stop :].T, alpha=-1)
 
 
-def _solve(u: Tensor, pull: Tensor) -> None:
-    """pull (in, out) becomes X with U U^T X = pull. u: U on and above the diagonal."""
+def _solve(u: Tensor, x: Tensor) -> None:
+    """x (in, out) becomes the y with U U^T y = x. u: U on and above the diagonal."""
     parts = _parts(len(u))
     for rows in reversed(parts):
-        pull[rows].addmm_(u[rows, rows.stop :], pull[rows.stop :], alpha=-1)
-        pull[rows] = torch.linalg.solve_triangular(u[rows, rows].triu(), pull[rows], upper=True)
+        x[rows].addmm_(u[rows, rows.stop :], x[rows.stop :], alpha=-1)
+        x[rows] = torch.linalg.solve_triangular(u[rows, rows].triu(), x[rows], upper=True)
     for rows in parts:
-        pull[rows].addmm_(u[: rows.start, rows].T, pull[: rows.start], alpha=-1)
+        x[rows].addmm_(u[: rows.start, rows].T, x[: rows.start], alpha=-1)
         corner = u[rows, rows].triu().T
-        pull[rows] = torch.linalg.solve_triangular(corner, pull[rows], upper=False)
+        x[rows] = torch.linalg.solve_triangular(corner, x[rows], upper=False)
 
 
 def output_error(difference: Tensor, hessian: Tensor) -> float:

@@ -26,19 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.methods.borrowed import borrowed, copied
+from optimizer.compress.methods.language_model import Batch, LanguageModel
+from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import QTensor, to_scale_grid
-
-Batch = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Distilled:
-    """weights and gains by the names given; before and after: the held-out KL in nats per token."""
-
-    weights: dict[str, QTensor]
-    gains: dict[str, Tensor]
-    before: float
-    after: float
 
 
 @dataclass(frozen=True)
@@ -50,40 +40,44 @@ class Rates:
     gains: float = 1e-3
 
 
-def distill(
-    features: Callable[[Batch], Tensor],
-    head: Tensor,
-    linears: Mapping[str, nn.Linear],
-    start: Mapping[str, QTensor],
+@dataclass(frozen=True)
+class ScaleTuningOptions:
+    """epochs: times through the batches. batch_size: batches per step. dtype: that of the products;
+    bfloat16 where the processor has it."""
+
+    epochs: int
+    batch_size: int = 2
+    rates: Rates = Rates()
+    seed: int = 0
+    dtype: torch.dtype = torch.bfloat16
+
+
+def tune_scales(
+    model: LanguageModel,
     gains: Mapping[str, nn.Parameter],
+    start: Mapping[str, QTensor],
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
-    *,
-    epochs: int,
-    together: int = 2,
-    rates: Rates = Rates(),
-    seed: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
-) -> Distilled:
-    """features(batch): what the model's head reads for its input_ids and attention_mask, (batch,
-    sequence, features), computed with `linears` and `gains`. Both hold float weights, are the
-    teacher as they are, and hold the same again afterwards. head (vocabulary, features): logits
-    are features @ head.T.
+    options: ScaleTuningOptions,
+) -> Tuned:
+    """The model's linears and its gains hold float weights, are the teacher as they are, and hold
+    the same again afterwards. start: {linear: integers}. The losses are the held-out KL in nats
+    per token.
 
-    together: batches per step. dtype: that of the products; bfloat16 where the processor has it.
     Raises ValueError when `start` does not name exactly the linears, nothing is held out, or a
     loss is not finite.
     """
+    linears, epochs, together = model.linears, options.epochs, options.batch_size
+    rates, dtype = options.rates, options.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     if not held_out:
         raise ValueError("held_out: empty; at least one batch is needed to choose by")
-    head = head.detach().to(dtype)
-    see = _Seen(features, head, dtype)
+    see = _HiddenStates(model.features, model.head.detach().to(dtype), dtype)
     teacher, judge = see.answers(batches), see.answers(held_out)
     scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
     steps = epochs * -(-len(batches) // together)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(options.seed)
     with borrowed(linears, gains):
         for s in scales.values():
             s.place()
@@ -105,7 +99,7 @@ def distill(
                 step += 1
             if (now := see.loss(held_out, judge)) < best:
                 best, kept = now, _kept(scales, gains)
-    return Distilled(*kept, before, best)
+    return Tuned(*kept, before, best)
 
 
 class _Scales:
@@ -132,7 +126,7 @@ class _Scales:
         return QTensor(s.codes, scale, s.zero_point, s.scheme)
 
 
-class _Seen:
+class _HiddenStates:
     """The model as a function from a batch to its hidden states at real tokens."""
 
     def __init__(

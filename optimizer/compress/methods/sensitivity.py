@@ -20,15 +20,15 @@ taken to leave the same share everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.methods.language_model import Batch, LanguageModel
 from optimizer.compress.methods.rtn import rtn
 from optimizer.qtensor import Scheme
 
-Batch = Mapping[str, Tensor]
 SLICE = 512  # tokens whose logits exist at a time
 
 
@@ -60,9 +60,7 @@ class Curvature:
 
 
 def output_slopes(
-    features: Callable[[Batch], Tensor],
-    head: Tensor,
-    linears: Mapping[str, nn.Linear],
+    model: LanguageModel,
     texts: Iterable[Batch],
     keep: Callable[[str, Tensor], None],
     *,
@@ -72,13 +70,12 @@ def output_slopes(
     """keep(module, slopes) for each module and text: the gradient of minus the text's
     log-probability at the module's output, (real tokens, out) float32.
 
-    features(text): what the head reads for its input_ids and attention_mask, (1, sequence,
-    features), computed with `linears`; head (vocabulary, features): logits are features @ head.T.
-    What follows each token is drawn anew. dtype: that of the products. Raises ValueError naming a
+    texts: batches of one. What follows each token is drawn anew. dtype: that of the products.
+    Raises ValueError naming a
     module that had no part in the answer, or whose gradient is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
-    head = head.detach().to(dtype)
+    head, linears = model.head.detach().to(dtype), model.linears
     seen: dict[str, Tensor] = {}
     handles = [m.register_forward_hook(_watch(n, seen)) for n, m in linears.items()]
     try:
@@ -88,7 +85,7 @@ def output_slopes(
                 torch.enable_grad(),
                 torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
             ):
-                rows = features(text)[real]
+                rows = model.features(text)[real]
             slope = torch.cat([_drawn(r, head, generator) for r in rows.detach().split(SLICE)])
             torch.autograd.backward([rows], [slope.to(rows.dtype)])
             for name in linears:

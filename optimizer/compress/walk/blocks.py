@@ -10,9 +10,9 @@ A **use** is one application of a block. Usually each block has one; where weigh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.errors import CheckpointError
+from optimizer.load.families import Family
+from optimizer.qtensor import Scheme
 
-See = Callable[[str, Tensor, Tensor], None]
+Hook = Callable[[str, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -107,76 +109,114 @@ def segments(uses: Sequence[Use]) -> list[range]:
     return groups
 
 
-def run(
-    model: nn.Module,
-    stream: Stream,
-    segment: range,
-    see: See,
-    names: Collection[str],
-    shared: bool = True,
-    advance: bool = False,
-    exact: bool = False,
-    stop: bool = False,
-) -> None:
-    """Apply a segment's uses to every batch and show `see` the inputs of the modules `names`.
+@dataclass(frozen=True)
+class BlockGroup:
+    """A segment whose blocks hold their float weights.
 
-    see(name, rows, real): rows (tokens, features) of the tokens that are real, text by text, and
-    the batch's real (texts, sequence); an input without tokens is shown whole. shared: modules that
-    are given the very same tensor (query, key and value) are shown once, under the name of the
-    first; `sharing` tells which. advance: the stream becomes what the segment makes of it. exact:
-    of the float model's hidden states instead. stop: leave a batch once the first input was seen
-    (what comes after is not computed; only for a segment of one use).
+    model: a skeleton but for `blocks`. segment: of stream.uses. schemes: {module: scheme} of the
+    modules in these blocks that are quantized.
     """
-    states = stream.exact if exact else stream.hidden
+
+    model: nn.Module
+    family: Family
+    stream: Stream
+    segment: range
+    blocks: tuple[str, ...]
+    schemes: Mapping[str, Scheme]
+
+    def linear(self, name: str) -> nn.Linear:
+        """The module of that name."""
+        return cast(nn.Linear, self.model.get_submodule(name))
+
+    def output(self, batch: int, hidden: Tensor) -> Tensor:
+        """What the segment makes of hidden states of a batch, with gradients where they are on."""
+        for use in self.segment:
+            hidden = self.stream.uses[batch][use].apply(self.model, hidden)
+        return hidden
+
+
+def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
+    """hook(name, rows, real) whenever one of the modules `names` runs on the stream.
+
+    rows (tokens, features) of the tokens that are real, text by text, and the batch's real (texts,
+    sequence); an input without tokens is shown whole. The stream stays.
+    """
+    for i in range(len(group.stream.hidden)):
+        _observed_output(group, i, group.stream.hidden[i], hook, names)
+
+
+def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
+    """As `observe`, of one module; what comes after it in the segment is not computed where each
+    block is used once."""
+
+    def stop_after(name: str, rows: Tensor, real: Tensor) -> None:
+        hook(name, rows, real)
+        if len(group.segment) == 1:
+            raise _Observed
+
+    for i in range(len(group.stream.hidden)):
+        with suppress(_Observed):
+            _observed_output(group, i, group.stream.hidden[i], stop_after, (name,))
+
+
+def advance(group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()) -> None:
+    """The stream becomes what the segment makes of it, observed as by `observe`."""
+    states = group.stream.hidden
+    for i in range(len(states)):
+        states[i] = _observed_output(group, i, states[i], hook, names)
+
+
+def advance_float_reference(
+    group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()
+) -> None:
+    """As `advance`, of the float model's hidden states."""
+    states = group.stream.exact
     assert states is not None
     for i in range(len(states)):
-        seen: list[Tensor] = []
-
-        def look(name: str, x: Tensor, i: int = i, seen: list[Tensor] = seen) -> None:
-            if not (shared and seen and seen[0] is x):
-                with torch.autocast("cpu", enabled=False):
-                    see(name, real_rows(x, stream.real[i]).float(), stream.real[i])
-            seen[:] = [x]
-            if stop and len(segment) == 1:
-                raise _Enough
-
-        with observed(model, names, look):
-            try:
-                out = _through(model, stream, segment, i, states[i])
-            except _Enough:
-                continue
-        if advance:
-            states[i] = out
+        states[i] = _observed_output(group, i, states[i], hook, names)
 
 
-def sharing(
-    model: nn.Module, stream: Stream, segment: range, names: Collection[str]
-) -> dict[str, str]:
+def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
     """{module: the module whose input is the very same tensor and is seen first}."""
     leader: dict[str, str] = {}
-    seen: list[tuple[Tensor, str]] = []
+    newest: list[tuple[Tensor, str]] = []
 
     def look(name: str, x: Tensor) -> None:
-        owner = seen[0][1] if seen and seen[0][0] is x else name
+        owner = newest[0][1] if newest and newest[0][0] is x else name
         leader.setdefault(name, owner)
-        seen[:] = [(x, owner)]
+        newest[:] = [(x, owner)]
 
-    with observed(model, names, look):
-        _through(model, stream, segment, 0, stream.hidden[0])
+    with observed(group.model, names, look):
+        _output(group, 0, group.stream.hidden[0])
     return leader
 
 
-class _Enough(Exception):
-    """All that was wanted of this batch has been seen."""
+def inside(module: str, blocks: Collection[str]) -> bool:
+    """Whether a module lies in one of the blocks."""
+    return any(module.startswith(f"{block}.") for block in blocks)
 
 
-def _through(
-    model: nn.Module, stream: Stream, segment: range, batch: int, hidden: Tensor
+class _Observed(Exception):
+    """All that is needed of this batch was observed."""
+
+
+def _observed_output(
+    group: BlockGroup, batch: int, hidden: Tensor, hook: Hook | None, names: Collection[str]
 ) -> Tensor:
-    with torch.no_grad(), stream.products:
-        for use in segment:
-            hidden = stream.uses[batch][use].apply(model, hidden)
-    return hidden.float()
+    real = group.stream.real[batch]
+
+    def show(name: str, x: Tensor) -> None:
+        if hook is not None:
+            with torch.autocast("cpu", enabled=False):
+                hook(name, real_rows(x, real).float(), real)
+
+    with observed(group.model, names, show):
+        return _output(group, batch, hidden)
+
+
+def _output(group: BlockGroup, batch: int, hidden: Tensor) -> Tensor:
+    with torch.no_grad(), group.stream.products:
+        return group.output(batch, hidden).float()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,41 +15,32 @@ from torch import Tensor, nn
 
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.blocks import Stream, Use
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError
 from optimizer.load.model import materialize, release
 
 Batch = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """How hidden states come about before the first block.
-
-    inner: the submodule that is run, "" for the model (a decoder's head is left out: its logits
-    would outweigh everything). lookup: the token embedding, read row by row from the checkpoint
-    instead of being held, "" to hold it. head: what is not needed.
-    """
-
-    inner: str = ""
-    lookup: str = ""
-    head: str = ""
-
-
 def capture(
-    model: nn.Module,
+    source: ModelSource,
     blocks: Sequence[str],
-    tensors: Mapping[str, Tensor],
     batches: Sequence[Batch],
-    entry: Entry = Entry(),
     hidden: Buffer | None = None,
     exact: Buffer | None = None,
 ) -> Stream:
-    """The stream at the input of the first block. model: a skeleton, left as one. hidden, exact:
-    empty buffers to put it in; without one a list, and no second stream."""
+    """The stream at the input of the first block. hidden, exact: empty buffers to put it in;
+    without one a list, and no second stream.
+
+    Of a decoder the base model is run (its head's logits would outweigh everything), and its token
+    embedding is read row by row instead of being held.
+    """
     stream = Stream([] if hidden is None else hidden, [], [], exact)
     if not batches:
         return stream
-    elsewhere = (*blocks, *(n for n in (entry.lookup, entry.head) if n))
+    model, tensors = source.model, source.tensors
+    lookup = source.embedding if source.decodes else ""
+    elsewhere = (*blocks, lookup, source.family.head) if source.decodes else blocks
     outside = [
         name
         for name in model.state_dict(keep_vars=True)
@@ -58,9 +48,9 @@ def capture(
     ]
     for name in (*outside, blocks[0]):
         materialize(model, name, tensors)
-    with _looked_up(model, entry.lookup, tensors):
+    with _looked_up(model, lookup, tensors):
         for batch in batches:
-            states, uses = _record(model, blocks, batch, entry.inner)
+            states, uses = _record(source, blocks, batch)
             stream.hidden.append(states)
             if stream.exact is not None:
                 stream.exact.append(states)
@@ -87,9 +77,7 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
         del module.forward
 
 
-def _record(
-    model: nn.Module, blocks: Sequence[str], batch: Batch, inner: str
-) -> tuple[Tensor, list[Use]]:
+def _record(source: ModelSource, blocks: Sequence[str], batch: Batch) -> tuple[Tensor, list[Use]]:
     """Run the model with blocks that record their arguments and return their input.
 
     The first use runs its block for real, once, to see the form of what a block returns.
@@ -119,17 +107,17 @@ def _record(
         return record
 
     for name in blocks:
-        block: Any = model.get_submodule(name)
+        block: Any = source.model.get_submodule(name)
         block.forward = recorder(name, block.forward)
     try:
         with torch.no_grad():
-            if inner:
-                model.get_submodule(inner)(**batch, use_cache=False)
+            if source.decodes:
+                source.base(**batch, use_cache=False)
             else:
-                model(**batch)
+                source.model(**batch)
     finally:
         for name in blocks:
-            del model.get_submodule(name).forward
+            del source.model.get_submodule(name).forward
     return first[0], uses
 
 

@@ -18,7 +18,7 @@ from optimizer.package.report.figures import (
     size,
     times,
 )
-from optimizer.recipe.methods import RENAMED
+from optimizer.recipe.methods import METHODS, RENAMED
 
 Document = Mapping[str, Any]
 SYSTEMS = {
@@ -83,8 +83,9 @@ def why_missing(report: Document, section: str) -> str:
 def quantized(recipe: Any) -> str:
     """What to call the candidate: INT8, INT4 weights, ..."""
     section = part(recipe, "quantize")
-    methods = (section.get("method"), *(section.get("methods") or ()))
-    if "pass_through" in (RENAMED.get(name, name) for name in methods):
+    names = (section.get("method"), *(section.get("methods") or ()))
+    known = [METHODS.get(RENAMED.get(name, name)) for name in names if name]
+    if any(m is not None and m.kind == "pass-through" for m in known):
         return "kept codes"  # the recipe does not say how many bits the checkpoint's have
     bits = part(section, "weights").get("bits")
     if bits is None:

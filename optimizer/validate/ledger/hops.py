@@ -7,6 +7,7 @@ quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +41,6 @@ from optimizer.validate.ledger import (
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Distance, distance
 from optimizer.validate.ledger.pieces import Piece
-from optimizer.validate.ledger.rounding_limits import LEARNED
 from optimizer.validate.ledger.spread import Spread, against
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.materials import Materials
@@ -162,10 +162,10 @@ def fold(m: Materials) -> Entry:
     """What was folded into parameters must not change the float function; corrected biases and
     learned gains do, and are held to laws of their own."""
     quantize = m.section.quantize
-    rotated = "rotation" in quantize.transforms
+    rotated = bool(quantize.of_kind("rotation"))
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
-    if LEARNED & set(quantize.rounders):
+    if any(x.learns_norms for x in quantize.chosen):
         limit = rounding_limits.of(quantize, m.section.calibrate, 8).gains
         problems += state_laws.gains(m.state, m.parameters, m.family, rotated, limit)
         learned = {
@@ -236,7 +236,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     """What is wrong with the integers of each weight, by the method that chose them, and what
     cannot be judged."""
     quantize = m.section.quantize
-    if quantize.kept:
+    if quantize.passes_through:
         return [
             f"{name} was kept with other values than the checkpoint has"
             for name, q in m.state.weights.items()
@@ -245,11 +245,21 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     problems, suspects = state_laws.weights(m.state, m.rounded_weight, m.parameters, m.rounding)
     if m.compares_outputs:
         compressed = m.simulated_traces
-        float_aim = quantize.float_target or bool(LEARNED & set(quantize.rounders))
+        learned = any(x.law == "learned" for x in quantize.chosen)
+        float_aim = quantize.float_reference or learned
         exact = m.folded_traces if float_aim else compressed
         suspects += rounding_laws.outputs(m, compressed, exact)
     refused, unjudged = resampled.judged(m, suspects)
-    return problems + refused, unjudged
+    return problems + refused, unjudged + _without_law(m)
+
+
+def _without_law(m: Materials) -> list[str]:
+    """The methods that chose integers and whose records say nothing of these."""
+    counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
+    return [
+        f"the integers of {count} modules: method {name} states no law of them (Method.law)"
+        for name, count in counts.items()
+    ]
 
 
 def export(m: Materials) -> Entry:

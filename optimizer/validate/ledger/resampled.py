@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply import rounding
+from optimizer.compress.apply.rounding import FloatWeight, rounded
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.qtensor import QTensor
@@ -105,16 +105,15 @@ def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> list[QTensor
     module = parameter.removesuffix(".weight")
     scheme, quantize = m.state.weights[parameter].scheme, m.section.quantize
     sums = _sums(m, module, weight)
-    return [
-        rounding.coded(module, weight, hessian, pull, scheme, quantize)[0] for hessian, pull in sums
-    ]
+    weights = [FloatWeight(module, weight, scheme, hessian, pull) for hessian, pull in sums]
+    return [rounded(w, quantize.block_rounding, quantize)[0] for w in weights]
 
 
 def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tensor | None]]:
     """(H, P) of compress/methods/hessian.py, once per resample, over the calibration texts."""
     quantize, head = m.section.quantize, module == m.family.head
     inputs, limit = weight.shape[1], quantize.gptq.token_limit
-    against_float = quantize.float_target and not head
+    against_float = quantize.rounding.float_reference(quantize) and not head
     factor = m.state.factors.get(f"{module}:input")
     hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
     pulls = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]

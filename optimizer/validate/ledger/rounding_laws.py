@@ -46,7 +46,7 @@ def outputs(m: Materials, compressed: Sequence[Trace], exact: Sequence[Trace]) -
         module = name.removesuffix(".weight")
         x = _inputs(compressed, module)
         real = x if module == m.family.head else _inputs(exact, module)
-        if x is None or real is None or m.rounding(name).nearest:
+        if x is None or real is None or not m.rounding(name).compared:
             continue
         weight = m.rounded_weight(name)
         factor = m.state.factors.get(f"{module}:input")

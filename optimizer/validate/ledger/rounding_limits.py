@@ -15,15 +15,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from optimizer.compress.methods import autoround, scale_tuning
+from optimizer.compress.methods import autoround as rounding_learned
+from optimizer.compress.methods import scale_tuning as scales_tuned
 from optimizer.compress.methods.rtn import SHRINKS
 from optimizer.recipe.quantize import Quantize
 from optimizer.recipe.schema import Calibrate
+from optimizer.references import resolve
 from optimizer.validate.ledger.roundoff import UNIT
-
-LEARNED = {"autoround", "scale_tuning"}
-"""Methods that follow gradients through the whole block or model: one module rounded again by
-itself says nothing about them."""
 
 HALF_STEP = 0.5 + 4 * 128 * 2.0**-24
 """Round to nearest: no weight lies further than half a step from its integer, but for the float32
@@ -34,16 +32,37 @@ GRID = (1 - UNIT["bf16"]) ** -2
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What one method may do. scale: (least, most), as shares of what just covers the group's own
+    weights, or of what it started from. gains: see the module's docstring, in units of the mean
+    magnitude. listed: every scale is one of rtn.candidates, to the bit."""
+
+    scale: tuple[float, float] = (1.0, 1.0)
+    gains: float = 0.0
+    listed: bool = False
+
+
+UNLIMITED = Limits((0.0, math.inf), math.inf)
+
+
+@dataclass(frozen=True)
 class Rounding:
-    """nearest: no integer lies beside the nearest one. scale: (least, most). learned: in LEARNED.
-    gains: see the module's docstring, in units of the mean magnitude. listed: every scale is one of
-    rtn.candidates, to the bit."""
+    """What all methods together may do to a weight. nearest: no integer lies beside the nearest
+    one. scale, gains, listed: as of Limits. learned: a method follows gradients through the whole
+    block or model: one module rounded again by itself says nothing about it. unjudged: the methods
+    whose records say nothing of the integers they choose."""
 
     nearest: bool
     scale: tuple[float, float]
     learned: bool = False
     gains: float = 0.0
     listed: bool = False
+    unjudged: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> bool:
+        """Whether its outputs are compared with those of plain rounding."""
+        return not self.nearest and not self.unjudged
 
 
 @dataclass(frozen=True)
@@ -63,33 +82,62 @@ class Screen:
 SCREEN = Screen()
 
 
-def nearest(bits: int) -> Rounding:
-    """Round to nearest by itself."""
-    return Rounding(True, (1.0 if bits == 8 else min(SHRINKS), 1.0), listed=True)
-
-
 def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
     """What the recipe's methods together may do."""
-    methods = quantize.rounders
-    clips = bits < 8 or ("awq" in quantize.transforms and quantize.awq.clip)
-    least, most = (min(SHRINKS) if clips else 1.0), 1.0
-    if "gptq" in methods:
-        least, most = 1 / quantize.gptq.max_scale_ratio, quantize.gptq.max_scale_ratio
-    moved, gains = 0.0, 0.0
-    if "autoround" in methods:
-        # Steps against the sign of a gradient, shrinking linearly to nothing.
-        steps, rates = (quantize.autoround.steps + 1) / 2, autoround.Rates()
-        moved, gains = moved + steps * rates.scales, gains + steps * rates.gains
-    if "scale_tuning" in methods:
-        # Adam moves by at most its rate (Kingma and Ba 2015, section 2.1).
-        windows = quantize.scale_tuning.generated + (
-            0 if calibrate is None else calibrate.samples + calibrate.generated
-        )
-        per_epoch = math.ceil(windows / quantize.scale_tuning.batch_size)
-        steps, rate = (quantize.scale_tuning.epochs * per_epoch + 1) / 2, scale_tuning.Rates()
-        moved, gains = moved + steps * rate.scales, gains + steps * rate.gains
-    factor = math.exp(moved)
-    learned = bool(LEARNED & set(methods))
-    plain = not ({"gptq"} & set(methods)) and not learned
-    listed = plain and "awq" not in quantize.transforms
-    return Rounding(plain, (least / factor, most * factor), learned, gains, listed)
+    rounding, tuning = quantize.block_rounding, quantize.of_kind("block-tuning", "model-tuning")
+    limits = [
+        resolve(m.limits)(quantize, calibrate, bits) if m.limits else UNLIMITED
+        for m in (rounding, *tuning)
+    ]
+    return Rounding(
+        nearest=rounding.law == "nearest" and not tuning,
+        scale=(math.prod(x.scale[0] for x in limits), math.prod(x.scale[1] for x in limits)),
+        learned=any(m.law == "learned" for m in tuning),
+        gains=sum(x.gains for x in limits),
+        listed=limits[0].listed and not tuning,
+        unjudged=tuple(m.name for m in (rounding, *tuning) if not m.law),
+    )
+
+
+def alone(bits: int) -> Rounding:
+    """Round to nearest by itself."""
+    limits = nearest(None, None, bits)
+    return Rounding(True, limits.scale, listed=limits.listed)
+
+
+def nearest(_quantize: Quantize | None, _calibrate: Calibrate | None, bits: int) -> Limits:
+    """Round to nearest: eight bits are not clipped, fewer are by one of a list of shares."""
+    return Limits((1.0 if bits == 8 else min(SHRINKS), 1.0), listed=True)
+
+
+def clipped(_quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
+    """Ranges searched by the output error."""
+    return Limits((min(SHRINKS), 1.0))
+
+
+def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
+    """Scales within a ratio of what covers a group's own weights."""
+    ratio = quantize.gptq.max_scale_ratio
+    return Limits((1 / ratio, ratio))
+
+
+def autoround(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
+    """Steps against the sign of a gradient, shrinking linearly to nothing."""
+    steps, rates = (quantize.autoround.steps + 1) / 2, rounding_learned.Rates()
+    return _moved(steps * rates.scales, steps * rates.gains)
+
+
+def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> Limits:
+    """Adam moves by at most its rate (Kingma and Ba 2015, section 2.1)."""
+    options, rates = quantize.scale_tuning, scales_tuned.Rates()
+    windows = options.generated
+    windows += 0 if calibrate is None else calibrate.samples + calibrate.generated
+    per_epoch = math.ceil(windows / options.batch_size)
+    steps = (options.epochs * per_epoch + 1) / 2
+    return _moved(steps * rates.scales, steps * rates.gains)
+
+
+def _moved(logarithm: float, gains: float) -> Limits:
+    """A scale's logarithm, and a norm weight, moved by so much at most."""
+    factor = math.exp(logarithm)
+    return Limits((1 / factor, factor), gains)

@@ -53,7 +53,7 @@ def weights(
         fault = _weight(q, value, rounding(name))
         if fault:
             broken.append(f"{name}: {fault}")
-        elif not rounding(name).nearest:
+        elif rounding(name).compared:
             suspects += _suspects(name, q, value)
     return broken, suspects
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress import segment
+from optimizer.compress.apply.bias_correction import correct
 from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.walk import blocks as walk
+from optimizer.load.families import FAMILIES
 from optimizer.state import Range
 
 
@@ -28,7 +29,8 @@ def corrected_bias(hidden: Tensor, covered: Range) -> Tensor:
     q = QuantLinear(torch.eye(4), torch.zeros(4), "tensor", covered)
     real = torch.ones(hidden.shape[:2], dtype=torch.bool)
     stream = walk.Stream([hidden], [real], [[walk.Use("block", (), {})]])
-    biases, corrections, _ = segment._correct(model, {"block.linear": q}, stream, range(1))
+    group = walk.BlockGroup(model, FAMILIES["bert"], stream, range(1), ("block",), {})
+    biases, corrections, _ = correct(group, {"block.linear": q})
     assert torch.equal(corrections["block.linear.bias"], biases["block.linear.bias"])
     return biases["block.linear.bias"]
 

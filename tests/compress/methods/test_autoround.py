@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.methods.autoround import Learned, Rates, Samples, learn_rounding
+from optimizer.compress.methods import autoround
+from optimizer.compress.methods.autoround import AutoroundOptions, Rates, Samples, learn_rounding
 from optimizer.compress.methods.rtn import rtn
+from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import QTensor, Scheme
 from tests.conftest import heavy_tailed
 
@@ -59,19 +61,18 @@ def learn(
     steps: int = 120,
     gains: bool = False,
     **how: object,
-) -> Learned:
+) -> Tuned:
+    options = AutoroundOptions(steps=steps, dtype=torch.float32, **how)  # type: ignore[arg-type]
+    return learn_rounding(view(block, gains), start_of(block, scheme), data, options)
+
+
+def view(block: Block, gains: bool = False) -> autoround.Block:
     linears = {"up": block.up, "down": block.down}
-    start = {name: rtn(m.weight.detach(), scheme) for name, m in linears.items()}
-    return learn_rounding(
-        lambda _i, x: block(x),
-        linears,
-        start,
-        {"gain": block.gain} if gains else {},
-        data,
-        steps=steps,
-        dtype=torch.float32,
-        **how,  # type: ignore[arg-type]
-    )
+    return autoround.Block(lambda _i, x: block(x), linears, {"gain": block.gain} if gains else {})
+
+
+def start_of(block: Block, scheme: Scheme) -> dict[str, QTensor]:
+    return {n: rtn(getattr(block, n).weight.detach(), scheme) for n in ("up", "down")}
 
 
 def off(block: Block, weights: dict[str, QTensor], data: Samples) -> float:
@@ -156,15 +157,8 @@ def test_half_precision_products_learn_nearly_as_much() -> None:
     block = Block()
     data = samples(block)
     fine = learn(block, SCHEMES[0], data)
-    linears = {"up": block.up, "down": block.down}
-    coarse = learn_rounding(
-        lambda _i, x: block(x),
-        linears,
-        {n: rtn(m.weight.detach(), SCHEMES[0]) for n, m in linears.items()},
-        {},
-        data,
-        steps=120,
-    )
+    start = start_of(block, SCHEMES[0])
+    coarse = learn_rounding(view(block), start, data, AutoroundOptions(steps=120))
     gain = off(block, coarse.weights, data) - fine.after
     assert gain < 0.2 * (fine.before - fine.after)
 
@@ -172,7 +166,7 @@ def test_half_precision_products_learn_nearly_as_much() -> None:
 def test_a_start_for_other_modules_is_refused() -> None:
     block = Block()
     with pytest.raises(ValueError, match="must name"):
-        learn_rounding(lambda _i, x: block(x), {"up": block.up}, {}, {}, samples(block), steps=1)
+        learn_rounding(view(block), {}, samples(block), AutoroundOptions(steps=1))
 
 
 def test_a_target_that_is_not_finite_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizer.compress.methods.gptq import gptq
+from optimizer.compress.methods.gptq import GptqOptions, gptq
 from optimizer.compress.methods.hessian import (
     DAMPING,
     counted,
@@ -38,7 +38,7 @@ SCHEMES = [
 @pytest.mark.parametrize("sweeps", [0, 3])
 def test_gptq_is_worse_on_the_weight_and_better_on_the_output(scheme: Scheme, sweeps: int) -> None:
     weight, hessian = layer()
-    plain, found = rtn(weight, scheme), gptq(weight, hessian, scheme, sweeps=sweeps).q
+    plain, found = rtn(weight, scheme), gptq(weight, hessian, scheme, GptqOptions(sweeps=sweeps)).q
     assert relative_error(weight, found.dequantize()) > relative_error(weight, plain.dequantize())
     error = loss(weight, found.dequantize(), hessian)
     assert error < 0.6 * loss(weight, plain.dequantize(), hessian)
@@ -56,7 +56,7 @@ def test_every_scheme_gains_and_keeps_its_format(scheme: Scheme) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_the_size_of_a_block_does_not_change_the_result(scheme: Scheme) -> None:
     weight, hessian = layer(seed=9)
-    a, b = (gptq(weight, hessian, scheme, block=n).q for n in (128, 7))
+    a, b = (gptq(weight, hessian, scheme, GptqOptions(block=n)).q for n in (128, 7))
     assert float((a.codes != b.codes).float().mean()) < 0.01
     one, other = (loss(weight, q.dequantize(), hessian) for q in (a, b))
     assert abs(one - other) < 0.01 * one
@@ -66,7 +66,8 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
     weight, hessian = layer(seed=13)
     scheme = Scheme(4, True, "group", 32)
     ordered, natural = (
-        gptq(weight, hessian, scheme, act_order=order, sweeps=0).q for order in (True, False)
+        gptq(weight, hessian, scheme, GptqOptions(act_order=order, sweeps=0)).q
+        for order in (True, False)
     )
     assert ordered.scale.shape == natural.scale.shape
     error = loss(weight, ordered.dequantize(), hessian)
@@ -75,7 +76,7 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
 
 def test_without_correlation_gptq_is_rounding() -> None:
     weight = heavy_tailed((16, 64), seed=3)
-    found = gptq(weight, torch.eye(64), Scheme(4, True, "group", 32), sweeps=0).q
+    found = gptq(weight, torch.eye(64), Scheme(4, True, "group", 32), GptqOptions(sweeps=0)).q
     assert torch.equal(found.codes, rtn(weight, found.scheme).codes)
 
 
@@ -90,7 +91,7 @@ def test_the_error_of_earlier_blocks_is_answered_for() -> None:
         values = gptq(weight, hessian, scheme, **options).q.dequantize()  # type: ignore[arg-type]
         return float((exact @ weight.T - quantized @ values.T).square().sum())
 
-    assert error(pull=pull) < 0.9 * error()
+    assert error(P=pull) < 0.9 * error()
 
 
 def test_with_equal_inputs_the_target_is_the_weight_itself() -> None:
@@ -149,10 +150,10 @@ def test_in_place_gives_the_same_codes_and_otherwise_nothing_is_overwritten() ->
     weight, hessian = layer(seed=6)
     pull = 0.1 * hessian @ heavy_tailed((128, len(weight)), seed=2)
     given = [t.clone() for t in (weight, hessian, pull)]
-    kept = gptq(weight, hessian, Scheme(4, True, "group", 32), pull=pull).q
+    kept = gptq(weight, hessian, Scheme(4, True, "group", 32), P=pull).q
     for now, before in zip((weight, hessian, pull), given, strict=True):
         assert torch.equal(now, before)
-    used = gptq(weight, hessian, Scheme(4, True, "group", 32), pull=pull, in_place=True).q
+    used = gptq(weight, hessian, Scheme(4, True, "group", 32), P=pull, in_place=True).q
     assert torch.equal(used.codes, kept.codes)
     assert torch.equal(used.scale, kept.scale)
     assert torch.equal(weight, given[0])
@@ -173,7 +174,9 @@ def test_more_sweeps_never_raise_the_error() -> None:
     scheme = Scheme(3, True, "group", 32)
     matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     errors = [
-        output_error(weight - gptq(weight, hessian, scheme, sweeps=n).q.dequantize(), matrix)
+        output_error(
+            weight - gptq(weight, hessian, scheme, GptqOptions(sweeps=n)).q.dequantize(), matrix
+        )
         for n in range(4)
     ]
     assert errors == sorted(errors, reverse=True)
@@ -182,13 +185,13 @@ def test_more_sweeps_never_raise_the_error() -> None:
 
 def test_a_hessian_that_factors_keeps_the_damping_asked_for() -> None:
     weight, hessian = layer()
-    assert gptq(weight, hessian, Scheme(4), damping=0.02).damping == 0.02
+    assert gptq(weight, hessian, Scheme(4), GptqOptions(damping=0.02)).damping == 0.02
 
 
 def test_a_singular_hessian_gets_damping_that_is_recorded() -> None:
     weight = heavy_tailed((8, 64), seed=7)
     x = rows(5, 64, seed=8)
-    made = gptq(weight, x.T @ x, Scheme(4), damping=0.0)
+    made = gptq(weight, x.T @ x, Scheme(4), GptqOptions(damping=0.0))
     assert 0 < made.damping <= 1
 
 
@@ -199,13 +202,13 @@ def test_a_hessian_that_never_factors_is_refused() -> None:
         gptq(heavy_tailed((8, 32), 1), hessian, Scheme(4))
 
 
-@pytest.mark.parametrize("which", ["weight", "hessian", "pull"])
+@pytest.mark.parametrize("which", ["weight", "hessian", "P"])
 def test_nan_is_refused_by_name(which: str) -> None:
     weight, hessian = layer()
-    given = {"weight": weight, "hessian": hessian, "pull": hessian @ weight.T}
+    given = {"weight": weight, "hessian": hessian, "P": hessian @ weight.T}
     given[which][3, 3] = float("nan")
     with pytest.raises(ValueError, match=which):
-        gptq(given["weight"], given["hessian"], Scheme(4), pull=given["pull"])
+        gptq(given["weight"], given["hessian"], Scheme(4), P=given["P"])
 
 
 def test_a_module_that_saw_no_input_is_refused() -> None:
@@ -217,7 +220,7 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
     weight, hessian = layer(seed=10)
     dead = [3, 40]
     hessian[dead], hessian[:, dead] = 0.0, 0.0
-    found = gptq(weight, hessian, Scheme(4), pull=-0.1 * hessian @ weight.T).q
+    found = gptq(weight, hessian, Scheme(4), P=-0.1 * hessian @ weight.T).q
     nearest = quantize(weight, found.scale, None, found.scheme)
     assert torch.equal(found.codes[:, dead], nearest.codes[:, dead])
 
@@ -254,7 +257,7 @@ def test_earlier_errors_are_made_up_for_unless_they_are_those_of_static_ranges(
     activations: dict[str, str] | None, asked: bool | None, wanted: bool
 ) -> None:
     given = {"methods": ("gptq",), "activations": activations, "gptq": {"float_target": asked}}
-    assert Quantize.model_validate(given).float_target is wanted
+    assert Quantize.model_validate(given).float_reference is wanted
 
 
 def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
@@ -267,7 +270,7 @@ def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
     for limit in (4.0, 1e9):
         share = counted(drift[:400], limit)
         x = drift[:400] * share
-        q = gptq(weight, x.T @ x, scheme, pull=x.T @ (exact[:400] * share - x) @ weight.T).q
+        q = gptq(weight, x.T @ x, scheme, P=x.T @ (exact[:400] * share - x) @ weight.T).q
         miss = exact[400:] @ weight.T - drift[400:] @ q.dequantize().T
         errors[limit] = float(miss.norm())
     assert errors[4.0] < 0.9 * errors[1e9]
@@ -278,10 +281,8 @@ def test_no_scale_is_wider_than_the_limit_however_far_the_target_lies() -> None:
     scheme = Scheme(4, True, "group", 32)
     cover, _ = absmax_scale(weight, scheme)
     pull = 3 * hessian @ weight.T
-    widest = {
-        limit: float(
-            (gptq(weight, hessian, scheme, pull=pull, widest=limit).q.scale).div(cover).max()
-        )
-        for limit in (1.5, 100.0)
-    }
+    widest = {}
+    for limit in (1.5, 100.0):
+        q = gptq(weight, hessian, scheme, GptqOptions(max_scale_ratio=limit), P=pull).q
+        widest[limit] = float(q.scale.div(cover).max())
     assert widest[1.5] <= 1.5 * 1.01 < widest[100.0]

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.methods.language_model import Batch, LanguageModel
 from optimizer.compress.methods.rtn import rtn
-from optimizer.compress.methods.scale_tuning import Batch, Distilled, Rates, distill
+from optimizer.compress.methods.scale_tuning import Rates, ScaleTuningOptions, tune_scales
+from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import Scheme
 from tests.conftest import heavy_tailed
 
@@ -58,20 +60,18 @@ def batches(n: int, seed: int = 0) -> list[Batch]:
     ]
 
 
-def tuned(model: Tiny, scheme: Scheme = SCHEMES[0], **changed: Any) -> Distilled:
+def tuned(model: Tiny, scheme: Scheme = SCHEMES[0], **changed: Any) -> Tuned:
     linears, gains = model.named()
     start = {name: rtn(m.weight.detach(), scheme) for name, m in linears.items()}
-    how: dict[str, Any] = {
-        "batches": batches(12),
-        "held_out": batches(4, seed=1),
-        "epochs": 6,
-        "rates": Rates(4e-3, 4e-3),
-        "dtype": torch.float32,
-    }
-    return distill(model, model.embedding, linears, start, gains, **how | changed)
+    data = {"batches": batches(12), "held_out": batches(4, seed=1)}
+    data |= {name: changed.pop(name) for name in data if name in changed}
+    how = {"epochs": 6, "rates": Rates(4e-3, 4e-3), "dtype": torch.float32}
+    options = ScaleTuningOptions(**how | changed)
+    whole = LanguageModel(model, model.embedding, linears)
+    return tune_scales(whole, gains, start, data["batches"], data["held_out"], options)
 
 
-def divergence(model: Tiny, made: Distilled, on: list[Batch]) -> float:
+def divergence(model: Tiny, made: Tuned, on: list[Batch]) -> float:
     """Mean KL(float || made), by torch's own loss."""
     other = Tiny()
     linears, gains = other.named()
@@ -146,5 +146,6 @@ def test_nothing_held_out_is_refused() -> None:
 def test_a_start_for_other_modules_is_refused() -> None:
     model = Tiny()
     linears, gains = model.named()
+    whole = LanguageModel(model, model.embedding, linears)
     with pytest.raises(ValueError, match="must name"):
-        distill(model, model.embedding, linears, {}, gains, batches(1), batches(1), epochs=1)
+        tune_scales(whole, gains, {}, batches(1), batches(1), ScaleTuningOptions(epochs=1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.methods.language_model import LanguageModel
 from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.methods.sensitivity import Curvature, output_slopes, predicted
 from optimizer.qtensor import Scheme
@@ -24,9 +25,8 @@ def curvatures(model: Tiny, texts: list[Batch], seed: int = 0) -> dict[str, Curv
         return lambda _m, args: inputs[name].append(args[0].detach())
 
     handles = [m.register_forward_pre_hook(keep(n)) for n, m in linears.items()]
-    output_slopes(
-        model, model.embedding, linears, texts, lambda n, s: slopes[n].append(s), seed=seed
-    )
+    whole = LanguageModel(model, model.embedding, linears)
+    output_slopes(whole, texts, lambda n, s: slopes[n].append(s), seed=seed)
     for handle in handles:
         handle.remove()
     found = {n: Curvature(m.out_features, m.in_features) for n, m in linears.items()}
@@ -88,8 +88,9 @@ def test_the_same_seed_draws_the_same_text() -> None:
 def test_a_module_that_no_answer_depends_on_is_named() -> None:
     model = Tiny()
     linears = {**model.named()[0], "idle": nn.Linear(2, 2)}
+    whole = LanguageModel(model, model.embedding, linears)
     with pytest.raises(ValueError, match="idle"):
-        output_slopes(model, model.embedding, linears, singles(2), lambda _n, _s: None)
+        output_slopes(whole, singles(2), lambda _n, _s: None)
 
 
 def test_curvature_is_that_of_whole_texts() -> None:

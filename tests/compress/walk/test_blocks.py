@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from optimizer.compress.apply.rounding import Inputs, _statistic
+from optimizer.compress.apply.rounding import Inputs, statistic
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.families import FAMILIES
 from optimizer.load.model import materialize, skeleton, torch_model
-from optimizer.recipe.quantize import Gptq
+from optimizer.recipe.method_options import GptqOptions
 
 BLOCKS = ("encoder.layer.0", "encoder.layer.1")
 QKV = [f"encoder.layer.0.attention.self.{n}" for n in ("query", "key", "value")]
@@ -23,49 +26,72 @@ PADDED = {
 }
 
 
-@pytest.fixture
-def walked(loaded: Path) -> tuple[nn.Module, walk.Stream]:
-    """A skeleton whose blocks are filled, and the stream before the first."""
+def opened(loaded: Path) -> ModelSource:
     checkpoint = open_checkpoint(loaded)
     model = skeleton(checkpoint, "sentence-embedding")
-    stream = capture(model, BLOCKS, checkpoint.tensors, [PADDED])
+    return ModelSource(model, checkpoint.tensors, FAMILIES["bert"], "")
+
+
+def group_of(loaded: Path, batches: list[dict[str, Tensor]]) -> walk.BlockGroup:
+    """The first block of a skeleton whose blocks are filled, and the stream before it."""
+    source = opened(loaded)
+    stream = capture(source, BLOCKS, batches)
     for block in BLOCKS:
-        materialize(model, block, checkpoint.tensors)
-    return model, stream
+        materialize(source.model, block, source.tensors)
+    return walk.BlockGroup(source.model, source.family, stream, range(1), BLOCKS[:1], {})
 
 
-def test_block_by_block_is_the_whole_model(
-    loaded: Path, walked: tuple[nn.Module, walk.Stream]
-) -> None:
-    model, stream = walked
+@pytest.fixture
+def walked(loaded: Path) -> walk.BlockGroup:
+    return group_of(loaded, [PADDED])
+
+
+def test_block_by_block_is_the_whole_model(loaded: Path, walked: walk.BlockGroup) -> None:
+    stream = walked.stream
     for segment in walk.segments(stream.uses[0]):
-        walk.run(model, stream, segment, lambda *_: None, (), advance=True)
+        walk.advance(replace(walked, segment=segment))
     with torch.no_grad():
         whole = torch_model(open_checkpoint(loaded), "sentence-embedding")(**PADDED)[0]
     assert torch.equal(stream.hidden[0], whole)
 
 
 def test_capture_leaves_a_skeleton(loaded: Path) -> None:
-    checkpoint = open_checkpoint(loaded)
-    model = skeleton(checkpoint, "sentence-embedding")
-    capture(model, BLOCKS, checkpoint.tensors, [PADDED])
-    assert all(p.is_meta for p in model.parameters())
-    assert all("forward" not in m.__dict__ for m in model.modules())
+    source = opened(loaded)
+    capture(source, BLOCKS, [PADDED])
+    assert all(p.is_meta for p in source.model.parameters())
+    assert all("forward" not in m.__dict__ for m in source.model.modules())
 
 
-def test_padding_is_never_seen(walked: tuple[nn.Module, walk.Stream]) -> None:
-    model, stream = walked
+def test_padding_is_never_seen(walked: walk.BlockGroup) -> None:
+    stream = walked.stream
     rows: list[Tensor] = []
-    walk.run(model, stream, range(1), lambda _n, r, _real: rows.append(r), QKV)
-    assert len(rows) == 1  # query, key and value read one tensor
+    walk.observe(walked, lambda _n, r, _real: rows.append(r), QKV)
+    assert len(rows) == len(QKV)
     assert torch.equal(rows[0], stream.hidden[0][PADDED["attention_mask"].bool()])
     assert stream.tokens == 8 == len(rows[0])
 
 
-def test_readers_of_one_tensor_are_recognised(walked: tuple[nn.Module, walk.Stream]) -> None:
-    model, stream = walked
+def test_one_module_is_observed_and_nothing_after_it_runs(walked: walk.BlockGroup) -> None:
+    ran: list[str] = []
+    walked.linear("encoder.layer.0.output.dense").register_forward_hook(
+        lambda *_: ran.append("output")
+    )
+    walk.observe_one(walked, lambda name, _rows, _real: ran.append(name), QKV[0])
+    assert ran == [QKV[0]]
+
+
+def test_the_float_reference_advances_by_itself(walked: walk.BlockGroup) -> None:
+    before = walked.stream.hidden[0].clone()
+    walked.stream.exact = [before.clone()]
+    walk.advance_float_reference(walked)
+    assert torch.equal(walked.stream.hidden[0], before)
+    walk.advance(walked)
+    assert torch.equal(walked.stream.hidden[0], walked.stream.exact[0])
+
+
+def test_readers_of_one_tensor_are_recognised(walked: walk.BlockGroup) -> None:
     other = "encoder.layer.0.output.dense"
-    leader = walk.sharing(model, stream, range(1), [*QKV, other])
+    leader = walk.sharing(walked, [*QKV, other])
     assert leader == {**dict.fromkeys(QKV, QKV[0]), other: other}
 
 
@@ -81,13 +107,10 @@ def test_an_input_without_tokens_has_no_padding() -> None:
 def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
     loaded: Path, padded: dict[str, Tensor], first_token: float
 ) -> None:
-    checkpoint = open_checkpoint(loaded)
-    model = skeleton(checkpoint, "sentence-embedding")
-    stream = capture(model, BLOCKS, checkpoint.tensors, [padded, padded])
-    for block in BLOCKS:
-        materialize(model, block, checkpoint.tensors)
-    asked = Gptq(first_token=first_token, token_limit=1e9)
-    hessian, _ = _statistic(model, QKV[0], Inputs(), stream, range(1), None, None, asked)
+    group = group_of(loaded, [padded, padded])
+    stream = group.stream
+    asked = GptqOptions(first_token=first_token, token_limit=1e9)
+    hessian, _ = statistic(group, QKV[0], Inputs(), asked)
     texts = [
         x[real] for x, real in zip(stream.hidden[0], padded["attention_mask"].bool(), strict=True)
     ]
@@ -98,18 +121,16 @@ def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
 
 @pytest.mark.parametrize("factored", [False, True])
 def test_what_earlier_errors_ask_of_a_weight_may_be_summed_before_or_after_its_product(
-    walked: tuple[nn.Module, walk.Stream], factored: bool
+    walked: walk.BlockGroup, factored: bool
 ) -> None:
-    model, stream = walked
-    x = stream.hidden[0][PADDED["attention_mask"].bool()]
+    x = walked.stream.hidden[0][PADDED["attention_mask"].bool()]
     floats = [x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))]
     factor = torch.linspace(0.5, 2.0, x.shape[1]) if factored else torch.ones(x.shape[1])
     inputs = Inputs(factors={QKV[0]: factor} if factored else {})
-    weight = inputs.weight(QKV[0], model.get_submodule(QKV[0]))  # type: ignore[arg-type]
-    asked = Gptq(first_token=0.0, token_limit=1e9)
+    weight = inputs.weight(QKV[0], walked.linear(QKV[0]))
+    asked = GptqOptions(first_token=0.0, token_limit=1e9)
     (_, drift), (_, pull) = (
-        _statistic(model, QKV[0], inputs, stream, range(1), floats, w, asked)
-        for w in (None, weight)
+        statistic(walked, QKV[0], inputs, asked, floats, w) for w in (None, weight)
     )
     assert drift is not None
     assert pull is not None
@@ -127,9 +148,9 @@ def test_an_expanded_mask_is_kept_as_one_slice() -> None:
 
 
 def test_with_products_in_bf16_what_is_summed_over_tokens_is_not_rounded(
-    walked: tuple[nn.Module, walk.Stream],
+    walked: walk.BlockGroup,
 ) -> None:
-    model, stream = walked
+    stream = walked.stream
     stream.float = "bf16"
     made: list[tuple[Tensor, Tensor]] = []
 
@@ -137,7 +158,7 @@ def test_with_products_in_bf16_what_is_summed_over_tokens_is_not_rounded(
         with stream.sums():
             made.append((rows.T @ rows, rows))
 
-    walk.run(model, stream, range(1), see, QKV)
+    walk.observe(walked, see, QKV)
     total, rows = made[0]
     assert not torch.equal(total, total.bfloat16().float())
     assert torch.allclose(total, rows.T @ rows, rtol=2**-7, atol=1e-3)

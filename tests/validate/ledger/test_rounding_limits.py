@@ -12,7 +12,7 @@ from optimizer.compress.methods.rtn import candidates, rtn
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.recipe.quantize import Quantize
 from optimizer.validate.ledger import state_laws
-from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, Rounding, nearest, of
+from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, Rounding, alone, of
 from tests.conftest import heavy_tailed
 
 CHANNEL, GROUP = Scheme(8, granularity="channel"), Scheme(4, granularity="group", group_size=32)
@@ -56,16 +56,16 @@ def test_a_scale_between_those_that_are_chosen_from_is_refused_in_every_group(by
 
 
 def law(q: QTensor) -> str:
-    return state_laws._weight(q, WEIGHT, nearest(q.scheme.bits))
+    return state_laws._weight(q, WEIGHT, alone(q.scheme.bits))
 
 
 def test_eight_bits_are_not_clipped_and_fewer_are() -> None:
-    assert nearest(8).scale == (1.0, 1.0)
-    assert nearest(4).scale[0] < 1.0
+    assert alone(8).scale == (1.0, 1.0)
+    assert alone(4).scale[0] < 1.0
 
 
 def test_only_methods_that_round_to_nearest_are_held_to_half_a_step() -> None:
-    assert of(quantize(), None, 4) == replace(nearest(4), listed=True)
+    assert of(quantize(), None, 4) == alone(4)
     assert not of(quantize(method="gptq"), None, 4).nearest
     assert not of(quantize(methods=("awq",)), None, 4).listed
 

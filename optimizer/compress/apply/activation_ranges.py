@@ -1,0 +1,47 @@
+"""Choose the static ranges of a segment's quantized inputs, from histograms over all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from optimizer.compress.apply.folding import bad_input
+from optimizer.compress.methods.activation_ranges import Histogram, chooser
+from optimizer.compress.walk import blocks as walk
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.errors import CheckpointError
+from optimizer.recipe.quantize import Activations
+from optimizer.state import Range
+
+
+def ranges(
+    group: BlockGroup, activations: Activations, factors: Mapping[str, Tensor]
+) -> dict[str, Range]:
+    """One range per module, over all uses of its block; modules of one tensor share theirs.
+    factors: {module: what its input is multiplied by first}."""
+    leader = walk.sharing(group, tuple(group.schemes))
+    histograms = {name: Histogram() for name in leader.values()}
+
+    def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+        try:
+            histograms[name].update(rows * factors[name] if name in factors else rows)
+        except ValueError as e:
+            raise bad_input(name, e) from e
+
+    walk.observe(group, hook, histograms)
+    unused = [n for n in group.schemes if n not in leader]
+    if unused:
+        raise CheckpointError(
+            "never ran on the calibration data, so its range is unknown",
+            where=unused[0],
+            fix="Add it to keep_float.",
+        )
+    choose = range_chooser(activations)
+    chosen = {name: choose(histogram) for name, histogram in histograms.items()}
+    return {n: chosen[leader[n]] for n in group.schemes}
+
+
+def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
+    """The range method of a recipe."""
+    return chooser(activations.range, activations.percentile, activations.symmetric)

@@ -1,0 +1,82 @@
+"""A model and where its weights come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.load.families import Family
+from optimizer.load.model import materialize, release
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """model: a skeleton, left as one by whoever fills it. tensors: its parameters by name, read
+    one by one; of an embedding also `rows`. family: what is known of the architecture. prefix: of
+    the base model's names. replaced: those of tensors that are other than the checkpoint's."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]
+    family: Family
+    prefix: str
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is a decoder: its base model runs alone, its embedding is read by rows."""
+        return self.family.kind == "decoder"
+
+    @property
+    def base(self) -> Any:
+        """The model without its head."""
+        return self.model.get_submodule(self.prefix.removesuffix("."))
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the blocks, in the list's order."""
+        path = f"{self.prefix}{self.family.blocks}"
+        count = len(list(self.model.get_submodule(path).children()))
+        return tuple(f"{path}.{i}" for i in range(count))
+
+    @property
+    def embedding(self) -> str:
+        """The token embedding's name."""
+        return f"{self.prefix}{self.family.embeddings}"
+
+    @property
+    def final_norm(self) -> str:
+        """The name of the norm behind the last block; "" where there is none."""
+        return f"{self.prefix}{self.family.final_norm}" if self.family.final_norm else ""
+
+    @property
+    def head(self) -> Tensor:
+        """The head's weight (vocabulary, features), while it is filled."""
+        return cast(Tensor, self.model.get_submodule(self.family.head).weight)
+
+    @contextmanager
+    def filled(self, overrides: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+        """The whole model in memory; overrides: values that stand in for those of tensors."""
+        materialize(self.model, "", self.tensors, overrides)
+        try:
+            yield
+        finally:
+            release(self.model)
+
+    def features(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """What the head reads: (batch, sequence, features)."""
+        return cast(Tensor, self.base(**batch, use_cache=False).last_hidden_state)
+
+    def linears(self, names: Mapping[str, Any]) -> dict[str, nn.Linear]:
+        """{name: module} of parameters "<module>.weight" or of modules."""
+        modules = {n: self.model.get_submodule(n.removesuffix(".weight")) for n in names}
+        return {n: cast(nn.Linear, m) for n, m in modules.items()}
+
+
+def products_in(precision: str) -> torch.dtype:
+    """The type of products under compress.precision."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
