@@ -7,7 +7,6 @@ quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -250,16 +249,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
         exact = m.folded_traces if float_aim else compressed
         suspects += rounding_laws.outputs(m, compressed, exact)
     refused, unjudged = resampled.judged(m, suspects)
-    return problems + refused, unjudged + _without_law(m)
-
-
-def _without_law(m: Materials) -> list[str]:
-    """The methods that chose integers and whose records say nothing of these."""
-    counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
-    return [
-        f"the integers of {count} modules: method {name} states no law of them (Method.law)"
-        for name, count in counts.items()
-    ]
+    return problems + refused, unjudged + rounding_laws.without_law(m)
 
 
 def export(m: Materials) -> Entry:

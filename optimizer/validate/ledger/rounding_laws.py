@@ -17,6 +17,7 @@ model's inputs is compared by `aim` with x = x'. Tokens count as they do for gpt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -57,6 +58,15 @@ def outputs(m: Materials, compressed: Sequence[Trace], exact: Sequence[Trace]) -
         data = _Data(quantized * share, x * share, real * share)
         suspects += _suspects(name, q, weight, data)
     return suspects
+
+
+def without_law(m: Materials) -> list[str]:
+    """The methods that chose integers and whose records say nothing of these."""
+    counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
+    return [
+        f"the integers of {count} modules: method {name} states no law of them (Method.law)"
+        for name, count in counts.items()
+    ]
 
 
 @dataclass(frozen=True)
