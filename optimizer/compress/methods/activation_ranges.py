@@ -72,6 +72,15 @@ class Histogram:
 
     def update(self, rows: Tensor) -> None:
         """Count the values of `rows`, any shape. Raises ValueError for NaN or infinity."""
+        self.extend(rows)
+        inverse = 2.0**-self.exponent
+        for part in rows.reshape(-1).split(CHUNK):
+            bins = (part.float().abs() * inverse).long() + BINS * (part >= 0)
+            self.counts += torch.bincount(bins, minlength=2 * BINS).view(2, BINS)
+
+    def extend(self, rows: Tensor) -> None:
+        """Only widen `low` and `high` to the values of `rows`, any shape: all that minmax reads.
+        Raises ValueError for NaN or infinity."""
         if not rows.numel():
             return
         low, high = (float(t) for t in torch.aminmax(rows))
@@ -79,10 +88,6 @@ class Histogram:
             raise ValueError("activations hold NaN or infinity")
         self.low, self.high = min(self.low, low), max(self.high, high)
         self._grow(_exponent_for(self.absmax))
-        inverse = 2.0**-self.exponent
-        for part in rows.reshape(-1).split(CHUNK):
-            bins = (part.float().abs() * inverse).long() + BINS * (part >= 0)
-            self.counts += torch.bincount(bins, minlength=2 * BINS).view(2, BINS)
 
     def merge(self, other: Histogram) -> None:
         """Add what `other` has counted."""

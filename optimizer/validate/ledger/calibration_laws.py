@@ -143,6 +143,7 @@ class Ranges:
         if method is not None:
             self._measures = _measures(method)
             self._choose = chooser(method.range, method.percentile, method.symmetric)
+            self._only_ends = method.range == "minmax"
         self._readers = _Readers(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
 
@@ -151,12 +152,14 @@ class Ranges:
             return
         factor = self._readers.factors[module]
         for kind in kinds:
-            self._seen[kind][module].update(rows if factor is None else rows * factor)
+            histogram = self._seen[kind][module]
+            see = histogram.extend if self._only_ends else histogram.update
+            see(rows if factor is None else rows * factor)
 
     def verdict(self) -> Verdict:
         for seen in self._seen:
             seen.update({m: seen[first] for m, first in self._readers.first.items()})
-        empty = [m for m in self.modules if not self._seen[FINISHED][m].total]
+        empty = [m for m in self.modules if m not in self._readers.first]
         if empty:
             return Verdict([f"{m}:input: no input of that module was seen" for m in empty])
         wrong, unjudged = [], []

@@ -175,3 +175,12 @@ def test_a_range_far_from_the_best_is_worse_than_those_tried_beside_it(
     for factor in (0.5, 0.7, 1.4, 2.0):
         far = Range(best.low * factor, best.high * factor)
         assert max(beside) < worse(method, h, far, best)
+
+
+def test_minmax_needs_the_extremes_only() -> None:
+    rows = heavy_tailed((64, 32), 3)
+    counted, extended = Histogram(), Histogram()
+    counted.update(rows)
+    extended.extend(rows)
+    assert minmax(extended, symmetric=False) == minmax(counted, symmetric=False)
+    assert (extended.width, extended.total) == (counted.width, 0)
