@@ -133,7 +133,8 @@ def _check_names(manifest: Mapping[str, Any], path: Path) -> None:
         for engine in manifest["engines"]:
             names += [*engine["model_files"], engine["model"]]
             names += [n for n in (engine["engine"], engine.get("timing_cache")) if n]
-        names.append(f"tokenizer/{manifest['contract']['tokenizer']['file']}")
+        tokenizer = manifest["contract"]["tokenizer"]
+        names += [f"tokenizer/{tokenizer['file']}"] if tokenizer is not None else []
         content = content_digest(manifest["contract"], files)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise BundleError(f"incomplete ({e!r} is missing)", where=str(path), fix=AGAIN) from None

@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import safetensors_stream
+from optimizer import outside_task, safetensors_stream
 from optimizer.harness import tasks
 from optimizer.load import architecture, faithful, gguf, source, tokenizer, weights
 from optimizer.load.checkpoint import open_checkpoint, read_header
@@ -139,6 +139,12 @@ def _licence(folder: Path, root: Path) -> str:
     return ""
 
 
+def files(section: Model) -> dict[str, str]:
+    """What the key depends on besides the section: the source, and the module of a task that
+    another package brings, on which every later step depends with it."""
+    return {**source.digests(section), **outside_task.digests(section.task)}
+
+
 def estimate(section: Model, shapes: Shapes) -> Estimate:
     """Disk is that of the weights as stored (of a model on the hub, as float32: a bound).
 
@@ -173,6 +179,6 @@ STAGE = Stage(
     version=VERSION,
     run=run,
     packages=("transformers", "tokenizers"),
-    files=source.digests,
+    files=files,
     estimate=estimate,
 )

@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import harness
+from optimizer import harness, outside_task
 from optimizer.errors import MachineError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
@@ -87,7 +87,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
             _add_genai(bundle / engines[-1]["model"], source)
     _add_tokenizer(bundle, source)
     licences = _add_licences(bundle, source)
-    _add_harness(bundle)
+    _add_harness(bundle, task.name)
     (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
 
     origin = _read(source / "source.json")
@@ -109,7 +109,8 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
         "engines": engines,
         "runnable": any(e["runtime"] in RUNNERS for e in engines),
     }
-    _check_tokenizer(bundle, section.recipe, document["contract"], reports)
+    if document["contract"]["tokenizer"] is not None:
+        _check_tokenizer(bundle, section.recipe, document["contract"], reports)
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
     if section.package.tar:
@@ -130,12 +131,13 @@ def target_names(targets: tuple[Target, ...]) -> list[str]:
 def requirements(targets: Sequence[Target], task: str) -> str:
     """The lines of requirements.txt: what the harness imports for the targets of the bundle, at
     the versions used here."""
-    wanted = ["numpy", "tokenizers"]
+    known = tasks.task(task)
+    wanted = ["numpy", *known.inputs.requires]
     devices = {t.runs_on for t in targets if t.runtime == "onnxruntime"}
     if devices:  # the two own one module; the GPU build runs on the CPU too
         gpu = devices & {"cuda", "tensorrt"}  # tensorrt-rtx is a plugin of the other
         wanted.append("onnxruntime-gpu" if gpu else "onnxruntime")
-    wanted += tasks.task(task).requires
+    wanted += known.requires
     return "".join(f"{name}=={_version(name)}\n" for name in wanted)
 
 
@@ -280,12 +282,16 @@ def _add_licences(bundle: Path, source: Path) -> list[str]:
     return sorted(found)
 
 
-def _add_harness(bundle: Path) -> None:
-    """Copy the harness's sources as the package `harness`."""
+def _add_harness(bundle: Path, task: str) -> None:
+    """Copy the harness's sources as the package `harness`, and the module of a task that another
+    package brings."""
     for path in sorted(HARNESS.rglob("*.py")):
         target = bundle / "harness" / path.relative_to(HARNESS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    brought = outside_task.source(task)
+    if brought is not None:
+        (bundle / "harness" / "tasks" / outside_task.file_name(task)).write_text(brought)
 
 
 def _add_report(
@@ -323,12 +329,12 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
 
 
-def harness_digests(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:  # noqa: ARG001
+def harness_digests(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:
     """The harness's sources are bytes of the bundle, so they are part of the key."""
     return {
         f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
         for p in sorted(folder.rglob("*.py"))
-    }
+    } | outside_task.digests(section.recipe.model.task)
 
 
 STAGE = Stage("package", 2, run, packages=MADE_WITH, files=harness_digests, estimate=estimate)

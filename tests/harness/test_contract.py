@@ -23,6 +23,13 @@ def test_a_contract_survives_writing_and_reading(task: str, tmp_path: Path) -> N
     assert contracts.read(tmp_path / "contract.json") == made
 
 
+def test_a_contract_of_version_1_takes_texts_and_is_written_as_version_2() -> None:
+    old = small_model.contract()
+    assert old["version"] == 1
+    new = Contract.from_json(old).to_json()
+    assert new == {**json.loads(json.dumps(old)), "version": 2, "input_kind": "text"}
+
+
 def without(key: str) -> dict[str, Any]:
     document = small_model.contract()
     del document[key]
@@ -47,6 +54,8 @@ BAD = {
     "pooling for a classifier": small_model.contract("text-classification", pooling="mean"),
     "labels for an embedding": small_model.contract(labels=["a"]),
     "no labels for a classifier": small_model.contract("text-classification", labels=None),
+    "another kind of input": small_model.contract(version=2, input_kind="image"),
+    "no tokenizer for texts": small_model.contract(tokenizer=None),
     "an unknown dtype": small_model.contract(inputs=[{**INPUT, "dtype": "string"}]),
     "a tokenizer outside the folder": small_model.contract(
         tokenizer={**small_model.contract()["tokenizer"], "file": "../tokenizer.json"}

@@ -76,12 +76,13 @@ class InputKind:
     """One kind of input. name: as a contract says it.
 
     encode, collate: see the protocols. parse: an input from one line of text (of a command, or of
-    standard input). open: what encode needs of a bundle's tokenizer folder, given once; nothing by
-    default. arrays: those that every model of this kind takes. sections: of a contract, those that
-    belong to this kind. columns: of a row of data, those that hold the input and its pair.
-    real: of a batch's arrays, which positions are not padding, bool (batch, sequence); (batch)
-    where nothing ever is. whole_sizes: (encoder, inputs, pairs) -> the sizes had nothing been cut;
-    None where nothing is ever cut.
+    standard input); raises InputError for another. open: what encode needs of a bundle's tokenizer
+    folder, given once; nothing by default. arrays: those that every model of this kind takes.
+    sections: of a contract, those that belong to this kind. columns: of a row of data, those that
+    hold the input and its pair. requires: packages that encoding needs besides numpy. real: of a
+    batch's arrays, which positions are not padding, bool (batch, sequence); (batch) where nothing
+    ever is. whole_sizes: (encoder, inputs, pairs) -> the sizes had nothing been cut; None where
+    nothing is ever cut.
     """
 
     name: str
@@ -93,4 +94,5 @@ class InputKind:
     sections: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     real: Callable[[Mapping[str, Array]], Array] = _all_real
+    requires: tuple[str, ...] = ()
     whole_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None

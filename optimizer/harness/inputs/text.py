@@ -168,6 +168,7 @@ TEXT = InputKind(
     arrays=("input_ids", MASK),
     sections=("tokenizer",),
     columns=("text", "text_pair"),
+    requires=("tokenizers",),
     real=real,
     whole_sizes=whole_lengths,
 )
