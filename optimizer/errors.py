@@ -73,5 +73,5 @@ def closest(word: str, choices: list[str]) -> str:
     """'; did you mean "x"?' for the nearest choice, or '' when nothing is near."""
     import difflib
 
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.55)
-    return f'; did you mean "{near[0]}"?' if near else ""
+    matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.55)
+    return f'; did you mean "{matches[0]}"?' if matches else ""

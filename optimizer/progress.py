@@ -70,13 +70,13 @@ def meter(label: str, total: int) -> Iterator[Callable[[int], None]]:
         with tqdm(desc=label, total=total, leave=False, dynamic_ncols=True) as shown:
             yield lambda done: shown.update(done - shown.n) and None
         return
-    started, told = time.monotonic(), 0
+    started, reported = time.monotonic(), 0
 
     def tell(done: int) -> None:
-        nonlocal told
+        nonlocal reported
         tenth = 10 * done // total
-        if tenth > told:
-            told = tenth
+        if tenth > reported:
+            reported = tenth
             spent = time.monotonic() - started
             left = spent * (total - done) / done
             say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")

@@ -256,14 +256,14 @@ def read(folder: Path) -> CompressedState:
         document = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         with safe_open(file, "pt") as f:
             slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
-            found = {n: (s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
+            stored = {n: (s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
     except (OSError, ValueError, SafetensorError) as e:
         raise CheckpointError(f"not a readable compressed state ({e})", where=str(folder)) from None
     if not isinstance(document, dict) or document.get("version") != VERSION:
         version = document.get("version") if isinstance(document, dict) else None
         raise CheckpointError(f"state version {version}", where=str(folder), accepted=str(VERSION))
     try:
-        _check_tensors(document, found)
+        _check_tensors(document, stored)
         if document["activations"] not in (None, "tensor", "token"):
             raise ValueError(f"activations {document['activations']!r}")
         return CompressedState(
@@ -282,14 +282,14 @@ def read(folder: Path) -> CompressedState:
 
 
 def _check_tensors(
-    document: dict[str, Any], found: Mapping[str, tuple[str, tuple[int, ...]]]
+    document: dict[str, Any], stored: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> None:
     """Raise ValueError unless the tensors are those of state.json, in their dtypes and shapes."""
     floats = [*document["replaced"], *(f"{site}.factor" for site in document["factors"])]
     expected: dict[str, tuple[str, tuple[int, ...] | None]] = dict.fromkeys(floats, ("F32", None))
     for parameter, entry in document["schemes"].items():
         scheme = Scheme(*(entry[k] for k in ("bits", "symmetric", "granularity", "group_size")))
-        out = found.get(f"{parameter}.codes", ("", (0,)))[1][0]
+        out = stored.get(f"{parameter}.codes", ("", (0,)))[1][0]
         inputs = entry["inputs"]
         packed = ("I8", (out, inputs)) if scheme.bits == 8 else ("U8", (out, (inputs + 1) // 2))
         scales = (1, 1) if scheme.granularity == "tensor" else (out, scheme.groups(inputs))
@@ -297,9 +297,9 @@ def _check_tensors(
         expected[f"{parameter}.scale"] = ("F32", scales)
         if not scheme.symmetric:
             expected[f"{parameter}.zero_point"] = ("I8", scales)
-    if found.keys() != expected.keys():
-        odd = sorted(found.keys() ^ expected.keys())
+    if stored.keys() != expected.keys():
+        odd = sorted(stored.keys() ^ expected.keys())
         raise ValueError(f"state.json and tensors.safetensors disagree about {', '.join(odd[:5])}")
     for name, (dtype, shape) in expected.items():
-        if found[name][0] != dtype or shape not in (None, found[name][1]):
-            raise ValueError(f"{name} is {found[name]}; state.json says {(dtype, shape)}")
+        if stored[name][0] != dtype or shape not in (None, stored[name][1]):
+            raise ValueError(f"{name} is {stored[name]}; state.json says {(dtype, shape)}")

@@ -23,8 +23,8 @@ def document(recipe: Recipe, store: Store) -> list[dict[str, Any]]:
     _refuse_misfits(store)
     from optimizer.load.headers import shapes
 
-    wanted = shapes(recipe.model)
-    return [_entry(step, store.root, wanted) for step in store.log]
+    tensor_shapes = shapes(recipe.model)
+    return [_entry(step, store.root, tensor_shapes) for step in store.log]
 
 
 def _refuse_misfits(store: Store) -> None:

@@ -77,17 +77,17 @@ def random_inputs(
         "input_ids": int(contract["tokenizer"]["pad_id"]),
         "token_type_ids": int(contract["tokenizer"].get("pad_type_id", 0)),
     }
-    made = {}
+    arrays = {}
     for name, limit in limits.items():
         drawn = rng.integers(0, limit, (batch, sequence))
         if name == "input_ids":
             drawn = np.where(drawn == pads[name], (drawn + 1) % limit, drawn)
-        made[name] = np.where(real, drawn, pads.get(name, 0)).astype(np.int64)
-    if "attention_mask" in made:
-        made["attention_mask"] = real.astype(np.int64)
+        arrays[name] = np.where(real, drawn, pads.get(name, 0)).astype(np.int64)
+    if "attention_mask" in arrays:
+        arrays["attention_mask"] = real.astype(np.int64)
     if any(i["name"] == "position_ids" for i in contract["inputs"]):
-        made["position_ids"] = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int64)
-    return made
+        arrays["position_ids"] = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int64)
+    return arrays
 
 
 def check(
@@ -110,16 +110,18 @@ def check(
         layers = int(contract["generation"]["layers"])
         for whole in inputs:
             before = answer(begun(whole))
-            given = continued(whole, before, layers, FLOAT_TYPES[precision])
-            wanted = answer({k: _float32(v) for k, v in given.items()})
-            got = in_blocks(path, blocks, contract, given)
-            worst = max(worst, compare(" block by block", got, wanted, given, ANOTHER[precision]))
+            batch = continued(whole, before, layers, FLOAT_TYPES[precision])
+            reference = answer({k: _float32(v) for k, v in batch.items()})
+            outputs = in_blocks(path, blocks, contract, batch)
+            worst = max(
+                worst, compare(" block by block", outputs, reference, batch, ANOTHER[precision])
+            )
     else:
-        expected = [answer(given) for given in inputs]
+        expected = [answer(batch) for batch in inputs]
         with OrtRunner(path, device="cpu") as runner:
-            for given, wanted in zip(inputs, expected, strict=True):
-                for how, got in _answers(runner, contract, given).items():
-                    worst = max(worst, compare(how, got, wanted, given, ANOTHER[precision]))
+            for batch, reference in zip(inputs, expected, strict=True):
+                for how, outputs in _answers(runner, contract, batch).items():
+                    worst = max(worst, compare(how, outputs, reference, batch, ANOTHER[precision]))
     say(f"export: graph equals torch within {worst:.1e} (relative L2) on {len(inputs)} shapes")
 
 
@@ -127,40 +129,40 @@ def _float32(array: Any) -> Any:
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-def _answers(runner: OrtRunner, contract: Mapping[str, Any], given: Arrays) -> dict[str, Arrays]:
+def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> dict[str, Arrays]:
     """{how it was run: outputs}."""
     if contract.get("generation") is None:
-        return {"": runner.infer(given)}
-    length = given["input_ids"].shape[1]
+        return {"": runner.infer(batch)}
+    length = batch["input_ids"].shape[1]
     cuts = sorted({max(1, length // 3), length - 1} - {0, length})
     return {
-        "": in_pieces(runner, contract, given, []),
-        " in pieces": in_pieces(runner, contract, given, cuts),
+        "": in_pieces(runner, contract, batch, []),
+        " in pieces": in_pieces(runner, contract, batch, cuts),
     }
 
 
 def in_pieces(
-    runner: OrtRunner, contract: Mapping[str, Any], given: Arrays, cuts: list[int]
+    runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays, ends: list[int]
 ) -> Arrays:
-    """A decoder's answers when the text comes in pieces that end at `cuts`, cache in between."""
-    length = given["input_ids"].shape[1]
+    """A decoder's answers when the text comes in pieces that end at `ends`, cache in between."""
+    length = batch["input_ids"].shape[1]
     decoder = runner.decoder(Contract.from_json(contract))
     logits = []
-    for begin, end in zip([0, *cuts], [*cuts, length], strict=True):
-        piece = {n: a[:, begin:end] for n, a in given.items() if n != "attention_mask"}
-        piece["attention_mask"] = given["attention_mask"][:, :end]
+    for begin, end in zip([0, *ends], [*ends, length], strict=True):
+        piece = {n: a[:, begin:end] for n, a in batch.items() if n != "attention_mask"}
+        piece["attention_mask"] = batch["attention_mask"][:, :end]
         logits.append(decoder.step(piece))
     return {**decoder.cache(), "logits": np.concatenate(logits, axis=1)}
 
 
-def compare(how: str, got: Arrays, wanted: Arrays, given: Arrays, limit: float) -> float:
+def compare(how: str, actual: Arrays, expected: Arrays, batch: Arrays, limit: float) -> float:
     """The largest distance of any output; LedgerError when it is above `limit`."""
     worst = 0.0
-    mask = given.get("attention_mask")
-    for name, value in wanted.items():
-        error = distance(got[name], value, mask)
+    mask = batch.get("attention_mask")
+    for name, value in expected.items():
+        error = distance(actual[name], value, mask)
         if not error <= limit:
-            shape = "x".join(map(str, next(iter(given.values())).shape))
+            shape = "x".join(map(str, next(iter(batch.values())).shape))
             raise LedgerError(
                 f"{name} of the exported graph is {error:.2e} (relative L2) from the "
                 f"torch model at batch x sequence {shape}{how}",
@@ -171,15 +173,17 @@ def compare(how: str, got: Arrays, wanted: Arrays, given: Arrays, limit: float) 
     return worst
 
 
-def distance(got: Any, wanted: Any, mask: Any = None) -> float:
+def distance(actual: Any, expected: Any, mask: Any = None) -> float:
     """Relative L2 over real tokens: positions that a (batch, sequence) mask leaves out do not
     count. (batch, sequence, width) and caches (batch, heads, sequence, width) have positions."""
-    if got.shape != wanted.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    if mask is not None and wanted.ndim in (3, 4):
-        if wanted.ndim == 4:
-            got, wanted = got.swapaxes(1, 2), wanted.swapaxes(1, 2)
-        real = mask[:, -wanted.shape[1] :].astype(bool)  # the mask reaches back over the cache
-        got, wanted = got[real], wanted[real]
-    norm = float(np.linalg.norm(wanted.astype(np.float64)))
-    return float(np.linalg.norm(got.astype(np.float64) - wanted.astype(np.float64))) / (norm or 1.0)
+    if mask is not None and expected.ndim in (3, 4):
+        if expected.ndim == 4:
+            actual, expected = actual.swapaxes(1, 2), expected.swapaxes(1, 2)
+        real = mask[:, -expected.shape[1] :].astype(bool)  # the mask reaches back over the cache
+        actual, expected = actual[real], expected[real]
+    norm = float(np.linalg.norm(expected.astype(np.float64)))
+    return float(np.linalg.norm(actual.astype(np.float64) - expected.astype(np.float64))) / (
+        norm or 1.0
+    )

@@ -128,13 +128,13 @@ def _is_linear_gemm(node: ir.Node, weight: ir.Value) -> bool:
 def _gemm_to_matmul(model: ir.Model, node: ir.Node) -> None:
     product = ir.node("MatMul", node.inputs[:2], metadata_props=dict(node.metadata_props))
     result = product.outputs[0]
-    made = [product]
+    replacements = [product]
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         added = ir.node("Add", [result, node.inputs[2]], metadata_props=dict(node.metadata_props))
         result = added.outputs[0]
-        made.append(added)
+        replacements.append(added)
     ir.convenience.replace_nodes_and_values(
-        model.graph, node, [node], made, [node.outputs[0]], [result]
+        model.graph, node, [node], replacements, [node.outputs[0]], [result]
     )
 
 

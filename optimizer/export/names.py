@@ -107,7 +107,7 @@ def pair(
     model: ir.Model,
     parameters: Mapping[str, Tensor],
     linear: Iterable[str],
-    wanted: Iterable[str] = (),
+    quantized: Iterable[str] = (),
     first: Mapping[str, str] | None = None,
     tables: Iterable[str] = (),
 ) -> Names:
@@ -115,21 +115,21 @@ def pair(
 
     parameters: name -> value as the checkpoint (or its replacement) has it; read one at a time.
     linear: modules whose `weight` is multiplied by an activation.
-    wanted: parameters that will be quantized.
+    quantized: parameters that will be quantized.
     first: the name a tied parameter's initializer has.
     tables: modules whose `weight` is looked up by row.
-    Raises OptimizeError naming the first linear module or wanted parameter that no operator of
+    Raises OptimizeError naming the first linear module or quantized parameter that no operator of
     the graph can be proven to hold.
     """
     index = _Index(model)
     paired: dict[str, tuple[ir.Value, bool]] = {}
     folded = []
     for name in sorted(parameters):
-        found = index.find(name, parameters[name], (first or {}).get(name, name))
-        if found is None:
+        match = index.find(name, parameters[name], (first or {}).get(name, name))
+        if match is None:
             folded.append(name)
         else:
-            paired[name] = found
+            paired[name] = match
     modules = {}
     for module in sorted(linear):
         weight = f"{module}.weight"
@@ -137,20 +137,20 @@ def pair(
             raise _unpaired(weight, model)
         modules[module] = _module(module, weight, *paired[weight], _sharing(paired, weight))
     lookups = _lookups(tables, paired)
-    held = {p: _name(v) for p, (v, _) in paired.items()}
-    made = Names(modules, held, tuple(folded), lookups)
-    covered = set(made.parameter_of.values())
-    for weight in sorted(wanted):
+    initializer_of = {p: _name(v) for p, (v, _) in paired.items()}
+    names = Names(modules, initializer_of, tuple(folded), lookups)
+    covered = set(names.parameter_of.values())
+    for weight in sorted(quantized):
         if weight not in covered:
             raise _unpaired(weight, model)
-    return made
+    return names
 
 
 def _lookups(
     tables: Iterable[str], paired: Mapping[str, tuple[ir.Value, bool]]
 ) -> dict[str, Lookup]:
     """The entries of those `tables` whose initializer Gathers read by row."""
-    found = {}
+    lookups = {}
     for module in sorted(tables):
         weight = f"{module}.weight"
         value, _ = paired.get(weight, (None, False))
@@ -160,8 +160,8 @@ def _lookups(
         if _sharing(paired, weight):
             nodes = [n for n in nodes if module_of(n) == module]
         if nodes:
-            found[module] = Lookup(weight, _name(value), tuple(str(n.name) for n in nodes))
-    return found
+            lookups[module] = Lookup(weight, _name(value), tuple(str(n.name) for n in nodes))
+    return lookups
 
 
 def _by_row(gather: ir.Node) -> bool:
@@ -188,9 +188,9 @@ class _Index:
             transposed = equal(candidate, array)
             return None if transposed is None else (candidate, transposed)
         for transposed in (True, False) if array.ndim == 2 else (False,):
-            turned = array.T if transposed else array
+            oriented = array.T if transposed else array
             for kind in (np.float32, np.float16):
-                hit = self._digests().get(_digest(turned.astype(kind)))
+                hit = self._digests().get(_digest(oriented.astype(kind)))
                 if hit is not None:
                     return hit, transposed
         return None
@@ -228,11 +228,11 @@ def equal(initializer: ir.Value, array: Array) -> bool | None:
     """
     stored = _read(initializer)
     cast = array.astype(stored.dtype)
-    turns = any(n.op_type == "Transpose" for n, _ in initializer.uses())
-    orders = (True, False) if array.ndim == 2 and not turns else (False, True)
+    transposed_in_graph = any(n.op_type == "Transpose" for n, _ in initializer.uses())
+    orders = (True, False) if array.ndim == 2 and not transposed_in_graph else (False, True)
     for transposed in orders:
-        turned = cast.T if transposed else cast
-        if turned.shape == stored.shape and np.array_equal(turned, stored):
+        oriented = cast.T if transposed else cast
+        if oriented.shape == stored.shape and np.array_equal(oriented, stored):
             return transposed
     return None
 
@@ -249,8 +249,8 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
     """
     products = value if transposed else None
     if not transposed:  # W -> Transpose -> MatMul
-        turned = [n.outputs[0] for n, _ in value.uses() if n.op_type == "Transpose"]
-        products = turned[0] if turned else None
+        transposes = [n.outputs[0] for n, _ in value.uses() if n.op_type == "Transpose"]
+        products = transposes[0] if transposes else None
     uses = [n for n, i in products.uses() if n.op_type == "MatMul" and i == 1] if products else []
     if shared:
         uses = [n for n in uses if module_of(n) == module]
@@ -261,16 +261,16 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
             where="export",
             fix=f"Add {module} to quantize.keep_float, and report the architecture.",
         )
-    found = [Use(str(n.name), _name(n.inputs[0])) for n in uses]
+    read_by = [Use(str(n.name), _name(n.inputs[0])) for n in uses]
     return Module(
         parameter=weight,
         initializer=_name(value),
         layout="KN" if transposed else "NK",
-        node=found[0].node,
+        node=read_by[0].node,
         op="MatMul",
-        input=found[0].input,
+        input=read_by[0].input,
         site=f"{module}:input",
-        also=tuple(found[1:]),
+        also=tuple(read_by[1:]),
     )
 
 

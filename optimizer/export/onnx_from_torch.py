@@ -41,15 +41,15 @@ class Wrapper(nn.Module):
         self.outputs = tuple(p.name for p in ports.outputs[: len(ports.outputs) - 2 * ports.layers])
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given: dict[str, Any] = dict(zip(self.inputs, tensors, strict=False))
+        arguments: dict[str, Any] = dict(zip(self.inputs, tensors, strict=False))
         flat = tensors[len(self.inputs) :]
         if not flat:
-            result = self.model(**given, return_dict=True)
+            result = self.model(**arguments, return_dict=True)
             return tuple(result[name].float() for name in self.outputs)
         from transformers import DynamicCache
 
         cache = DynamicCache(list(zip(flat[::2], flat[1::2], strict=True)))
-        result = self.model(**given, past_key_values=cache, use_cache=True, return_dict=True)
+        result = self.model(**arguments, past_key_values=cache, use_cache=True, return_dict=True)
         present = [t for layer in result.past_key_values.layers for t in (layer.keys, layer.values)]
         return (*(result[name].float() for name in self.outputs), *present)
 

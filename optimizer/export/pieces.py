@@ -27,21 +27,21 @@ PAST = 4
 """Tokens of a batch that torch alone reads; the graph goes on from the cache it left."""
 
 
-def begun(given: Arrays) -> Arrays:
+def begun(batch: Arrays) -> Arrays:
     """The first PAST tokens of a batch."""
-    return {name: array[:, :PAST] for name, array in given.items()}
+    return {name: array[:, :PAST] for name, array in batch.items()}
 
 
-def continued(given: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
+def continued(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
     """The rest of a batch, going on from the cache in `before`, the answer to its beginning."""
-    rest = {n: a if n == "attention_mask" else a[:, PAST:] for n, a in given.items()}
+    rest = {n: a if n == "attention_mask" else a[:, PAST:] for n, a in batch.items()}
     for i in range(layers):
         for part in PARTS:
             rest[past_name(i, part)] = before[present_name(i, part)].astype(float_type)
     return rest
 
 
-def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], given: Arrays) -> Arrays:
+def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], batch: Arrays) -> Arrays:
     """What the graph at `path` answers to a batch with a past, cache included.
 
     blocks: the name of the list of blocks. Raises OptimizeError when the graph cannot be cut
@@ -58,9 +58,9 @@ def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], given: Array
         outputs = [] if last else [present_name(k, part) for part in PARTS]
         outputs.append("logits" if last else str(ends[k].name))
         inputs = [i["name"] for i in contract["inputs"]] + past + list(carried)
-        got = _run(model, path, inputs, outputs, {**given, **carried})
-        carried = {} if last else {str(ends[k].name): got.pop(str(ends[k].name))}
-        answers.update(got)
+        results = _run(model, path, inputs, outputs, {**batch, **carried})
+        carried = {} if last else {str(ends[k].name): results.pop(str(ends[k].name))}
+        answers.update(results)
     return answers
 
 
@@ -70,7 +70,7 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
     tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
     float_type = next(v.type for v in model.graph.inputs if str(v.name).startswith("past"))
     moved = {tokens}
-    found: dict[int, list[ir.Value]] = {}
+    leaving: dict[int, list[ir.Value]] = {}
     for node in model.graph:
         if node.op_type == "Shape" or not moved.intersection(v for v in node.inputs if v):
             continue
@@ -79,16 +79,16 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
         for value in node.outputs:
             users = {numbers.of(module_of(user)) for user, _ in value.uses()}
             if here is not None and users - {here}:
-                found.setdefault(here, []).append(value)
-    if sorted(found) != list(range(layers)) or any(len(v) != 1 for v in found.values()):
+                leaving.setdefault(here, []).append(value)
+    if sorted(leaving) != list(range(layers)) or any(len(v) != 1 for v in leaving.values()):
         raise OptimizeError(f"{blocks} of the exported graph do not follow one another")
-    for (end,) in found.values():
+    for (end,) in leaving.values():
         end.type, end.shape = float_type, ir.Shape(["batch", "sequence", "width"])
-    return [found[k][0] for k in range(layers)]
+    return [leaving[k][0] for k in range(layers)]
 
 
 def _run(
-    model: ir.Model, path: Path, inputs: list[str], outputs: list[str], given: Arrays
+    model: ir.Model, path: Path, inputs: list[str], outputs: list[str], arrays: Arrays
 ) -> Arrays:
     """One piece, written beside the model for as long as it runs."""
     graph = ir.convenience.extract(model.graph, inputs, outputs)
@@ -102,4 +102,4 @@ def _run(
             if isinstance(weight.const_value, ir.ExternalTensor):
                 weight.const_value.release()
         with OrtRunner(piece, device="cpu") as runner:
-            return runner.infer({str(v.name): given[str(v.name)] for v in used})
+            return runner.infer({str(v.name): arrays[str(v.name)] for v in used})

@@ -44,11 +44,11 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
     """Hooks that fill `names` {attribute: parameter} before a call and empty them after."""
 
-    def borrow(module: nn.Module, _given: Any) -> None:
+    def borrow(module: nn.Module, _inputs: Any) -> None:
         for attribute, name in names.items():
             setattr(module, attribute, nn.Parameter(values[name], requires_grad=False))
 
-    def give_back(module: nn.Module, _given: Any, _result: Any) -> None:
+    def give_back(module: nn.Module, _inputs: Any, _result: Any) -> None:
         for attribute in names:
             empty = nn.Parameter(getattr(module, attribute).to("meta"), requires_grad=False)
             setattr(module, attribute, empty)
@@ -63,15 +63,15 @@ def torch_outputs(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays)
 
     inputs: with past_key_values.*, in order, the text goes on from there.
     """
-    given: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in inputs.items()}
+    arguments: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in inputs.items()}
     if contract.get("generation") is None:
-        result = model(**given, return_dict=True)
+        result = model(**arguments, return_dict=True)
         return {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
     from transformers import DynamicCache
 
-    past = [given.pop(n) for n in list(given) if n.startswith(PAST_PREFIX)]
+    past = [arguments.pop(n) for n in list(arguments) if n.startswith(PAST_PREFIX)]
     cache = DynamicCache([*zip(past[::2], past[1::2], strict=True)] if past else None)
-    result = model(**given, past_key_values=cache, use_cache=True, return_dict=True)
+    result = model(**arguments, past_key_values=cache, use_cache=True, return_dict=True)
     answers = {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
     for i, layer in enumerate(cache.layers):
         for part, tensor in zip(PARTS, (layer.keys, layer.values), strict=True):

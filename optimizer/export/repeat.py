@@ -50,8 +50,8 @@ def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
     if type(a) is not type(b):
         return False
     for name in ("_parameters", "_buffers"):
-        held, other = getattr(a, name), getattr(b, name)
-        if held.keys() != other.keys() or not all(_equal(held[k], other[k]) for k in held):
+        tensors, other = getattr(a, name), getattr(b, name)
+        if tensors.keys() != other.keys() or not all(_equal(tensors[k], other[k]) for k in tensors):
             return False
     settings = [{k: v for k, v in vars(m).items() if k not in INTERNAL} for m in (a, b)]
     return settings[0].keys() == settings[1].keys() and all(
@@ -98,9 +98,9 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
     last = template[-1][0]
     for k in range(TRACED, count):
         for node, shifts in template:
-            made = _copy(graph, node, shifts, partial(numbers.shift, by=k - TRACED + 1), known)
-            graph.graph.insert_after(last, made)
-            last = made
+            copy = _copy(graph, node, shifts, partial(numbers.shift, by=k - TRACED + 1), known)
+            graph.graph.insert_after(last, copy)
+            last = copy
     _read_last(outside, numbers, known, count)
     _expose(graph, ports, known)
     graph.graph.sort()
@@ -115,8 +115,8 @@ class Numbers:
         self._pattern = re.compile(rf"^({re.escape(blocks)}|{cache})\.(\d+)(?=[./]|$)")
 
     def of(self, name: str | None) -> int | None:
-        found = self._pattern.match(name or "")
-        return int(found[2]) if found else None
+        match = self._pattern.match(name or "")
+        return int(match[2]) if match else None
 
     def shift(self, name: str, by: int) -> str:
         return self._pattern.sub(lambda m: f"{m[1]}.{int(m[2]) + by}", name)
@@ -159,8 +159,8 @@ def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | N
             return None
     moving = [a is not b for a, b in pairs]
     leaves = [v for (_, v), moves in zip(pairs, moving, strict=True) if moves and v is not None]
-    held = [v.const_value for v in leaves if v.is_initializer()]
-    return moving if all(isinstance(t, Stored) for t in held) else None
+    stored = [v.const_value for v in leaves if v.is_initializer()]
+    return moving if all(isinstance(t, Stored) for t in stored) else None
 
 
 def _leaks(node: ir.Node, numbers: Numbers) -> bool:
@@ -196,7 +196,7 @@ def _copy(
         inputs.append(known[name])
     attributes = list(node.attributes.values())
     metadata = {k: rename(v) for k, v in node.metadata_props.items()}
-    made = ir.Node(
+    copy = ir.Node(
         node.domain,
         node.op_type,
         inputs,
@@ -205,22 +205,22 @@ def _copy(
         num_outputs=len(node.outputs),
         metadata_props=metadata,
     )
-    for value, old in zip(made.outputs, node.outputs, strict=True):
+    for value, old in zip(copy.outputs, node.outputs, strict=True):
         value.name, value.type, value.shape = rename(str(old.name)), old.type, old.shape
         known[str(value.name)] = value
-    return made
+    return copy
 
 
 def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
     """The weight or graph input `name` of a later block, as `like` is in the third."""
-    made = ir.Value(name=name, type=like.type, shape=like.shape)
+    leaf = ir.Value(name=name, type=like.type, shape=like.shape)
     if like.is_graph_input():
-        return made
+        return leaf
     tensor = like.const_value
     assert isinstance(tensor, Stored)
-    made.const_value = tensor.of(name)
-    model.graph.register_initializer(made)
-    return made
+    leaf.const_value = tensor.of(name)
+    model.graph.register_initializer(leaf)
+    return leaf
 
 
 def _read_last(
@@ -237,9 +237,9 @@ def _read_last(
 
 def _expose(model: ir.Model, ports: Interface, known: Mapping[str, ir.Value]) -> None:
     """Inputs and outputs are those of the whole model, in order."""
-    for listed, wanted in (
+    for listed, interface in (
         (model.graph.inputs, ports.inputs),
         (model.graph.outputs, ports.outputs),
     ):
         listed.clear()
-        listed.extend(known[port.name] for port in wanted)
+        listed.extend(known[port.name] for port in interface)

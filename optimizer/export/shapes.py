@@ -23,13 +23,13 @@ def simplify_shapes(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.op_type not in ("Reshape", "Expand") or _known(node.inputs[1]):
             continue
-        given, wanted = _dims(node.inputs[0]), _dims(node.outputs[0])
-        if given is None or wanted is None:
+        source, result = _dims(node.inputs[0]), _dims(node.outputs[0])
+        if source is None or result is None:
             continue
-        target = _reshape(given, wanted) if node.op_type == "Reshape" else _expand(given, wanted)
+        target = _reshape(source, result) if node.op_type == "Reshape" else _expand(source, result)
         if target is None:
             continue
-        if node.op_type == "Expand" and set(target) == {1} and len(given) == len(wanted):
+        if node.op_type == "Expand" and set(target) == {1} and len(source) == len(result):
             assert node.inputs[0] is not None
             ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
             continue
@@ -38,23 +38,23 @@ def simplify_shapes(model: ir.Model) -> None:
             node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
 
 
-def _reshape(given: Dims, wanted: Dims) -> list[int] | None:
+def _reshape(source: Dims, result: Dims) -> list[int] | None:
     """Case 1."""
     target = []
-    for i, dim in enumerate(wanted):
-        same = i < len(given) and dim is not None and dim == given[i]
+    for i, dim in enumerate(result):
+        same = i < len(source) and dim is not None and dim == source[i]
         target.append(dim if isinstance(dim, int) else 0 if same else -1)
-    if target.count(-1) > 1 or 0 in [d for d, w in zip(target, wanted, strict=True) if w == d]:
+    if target.count(-1) > 1 or 0 in [d for d, w in zip(target, result, strict=True) if w == d]:
         return None
     return target
 
 
-def _expand(given: Dims, wanted: Dims) -> list[int] | None:
+def _expand(source: Dims, result: Dims) -> list[int] | None:
     """Case 2."""
-    aligned: Dims = [*[1] * (len(wanted) - len(given)), *given]
+    aligned: Dims = [*[1] * (len(result) - len(source)), *source]
     target: list[int] = []
-    for had, dim in zip(aligned, wanted, strict=True):
-        if dim is not None and dim == had:
+    for size, dim in zip(aligned, result, strict=True):
+        if dim is not None and dim == size:
             target.append(1)
         elif isinstance(dim, int):
             target.append(dim)
@@ -76,9 +76,9 @@ def _dims(value: ir.Value | None) -> Dims | None:
 def _constant(model: ir.Model, numbers: list[int]) -> ir.Value:
     """An initializer shared by every operator that needs these numbers."""
     name = "shape_" + "_".join(map(str, numbers)).replace("-", "m")
-    found = model.graph.initializers.get(name)
-    if found is None:
+    value = model.graph.initializers.get(name)
+    if value is None:
         tensor = ir.tensor(np.array(numbers, np.int64), name=name)
-        found = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
-        model.graph.register_initializer(found)
-    return found
+        value = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
+        model.graph.register_initializer(value)
+    return value

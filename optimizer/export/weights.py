@@ -20,12 +20,12 @@ Owners = list[tuple[nn.Module, str]]
 
 def owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
     """{first name of each parameter: (all its names, every module and attribute that holds it)}."""
-    found: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     groups: dict[str, tuple[list[str], Owners]] = {}
     for path, owner in model.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
             name = f"{path}.{attribute}".lstrip(".")
-            first = found.setdefault(id(parameter), name)
+            first = first_names.setdefault(id(parameter), name)
             names, places = groups.setdefault(first, ([], []))
             names.append(name)
             places.append((owner, attribute))
@@ -59,9 +59,11 @@ class Values(Mapping[str, Tensor]):
         for first, (names, _) in owners(model).items():
             self.first.update(dict.fromkeys(names, first))
             for kind in (replaced, stored):
-                held = [n for n in names if n in kind]
-                if held:
-                    self._from.update({n: (kind, n if n in held else held[0]) for n in names})
+                available = [n for n in names if n in kind]
+                if available:
+                    self._from.update(
+                        {n: (kind, n if n in available else available[0]) for n in names}
+                    )
                     break
 
     def __getitem__(self, name: str) -> Tensor:
@@ -147,8 +149,8 @@ class Stored(ir.LazyTensor):
             array = values[name].detach().numpy().astype(dtype.numpy())
             return ir.tensor(np.ascontiguousarray(array.T if transposed else array), name=name)
 
-        turned = ir.Shape(shape[::-1] if transposed else shape)
-        super().__init__(read, dtype=dtype, shape=turned, name=name)
+        file_shape = ir.Shape(shape[::-1] if transposed else shape)
+        super().__init__(read, dtype=dtype, shape=file_shape, name=name)
 
     def of(self, name: str) -> Stored:
         """Another parameter, stored like this one."""

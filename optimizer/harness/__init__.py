@@ -36,8 +36,8 @@ def damage(package: str) -> str:
         listed = {n: f["sha256"] for n, f in files.items() if n.startswith(f"{folder.name}/")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         return f"manifest.json cannot be read ({type(e).__name__}: {e})"
-    found = [p for p in sorted(folder.rglob("*")) if p.is_symlink() or not p.is_dir()]
-    names = {p.relative_to(folder.parent).as_posix(): p for p in found}
+    files_here = [p for p in sorted(folder.rglob("*")) if p.is_symlink() or not p.is_dir()]
+    names = {p.relative_to(folder.parent).as_posix(): p for p in files_here}
     wrong = [f"{n} is missing" for n in sorted({*listed} - {*names})]
     for name, file in names.items():
         if "__pycache__" in file.parts:
@@ -55,16 +55,16 @@ def damage(package: str) -> str:
     return ", ".join(wrong)
 
 
-def _refuse(folder: str, found: str) -> None:
+def _refuse(folder: str, problem: str) -> None:
     """End `python -m harness` with a sentence (exit 2, as for any damaged bundle); a program that
     imports this package gets it as an ImportError."""
-    message = f"{folder}: {found}. {AGAIN}"
+    message = f"{folder}: {problem}. {AGAIN}"
     if not STARTING:
         raise ImportError(message)
     if "--json" in sys.argv:
         import json
 
-        fields = {"error": "BundleError", "where": folder, "found": found, "accepted": ""}
+        fields = {"error": "BundleError", "where": folder, "found": problem, "accepted": ""}
         print(json.dumps({"exit_code": 2, **fields, "fix": AGAIN}))
     else:
         print(message, file=sys.stderr)

@@ -63,8 +63,8 @@ def measure(
     (candidate over baseline, below 1 is faster) is there when both systems are.
     Raises InputError without texts, systems or cells.
     """
-    for name, given in (("systems", systems), ("cells", cells), ("texts", texts)):
-        if not given:
+    for name, value in (("systems", systems), ("cells", cells), ("texts", texts)):
+        if not value:
             raise InputError("none were given", where=name)
     measured = []
     for batch, sequence in cells:

@@ -97,9 +97,9 @@ def _checked(
 ) -> Options:
     """Raises InputError for what cannot be measured; returns how every cell generates."""
     spec = contract.decoder
-    given: Sequence[Any]
-    for name, given in (("systems", [*systems]), ("lengths", lengths), ("batch", batch)):
-        if not given:
+    value: Sequence[Any]
+    for name, value in (("systems", [*systems]), ("lengths", lengths), ("batch", batch)):
+        if not value:
             raise InputError("none were given", where=name)
     if new_tokens < 2 or iterations < 1:
         raise InputError(

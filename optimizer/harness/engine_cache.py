@@ -88,16 +88,16 @@ def obtain(
     another process to wait for. Raises MachineError when the cache cannot be written, and
     whatever `build` raises; the cache then holds nothing new.
     """
-    found = cached(cache, document)
-    if found is not None:
-        return found
+    engine = cached(cache, document)
+    if engine is not None:
+        return engine
     name = key(document)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(cache / f"{name}.lock", say):
-            found = cached(cache, document)  # another process may have built it while we waited
-            if found is not None:
-                return found
+            engine = cached(cache, document)  # another process may have built it while we waited
+            if engine is not None:
+                return engine
             partial = cache / f"{name}.partial"
             shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
             partial.mkdir(mode=0o700)

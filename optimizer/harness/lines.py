@@ -71,18 +71,18 @@ def texts_of(path: Path) -> list[str]:
 
 def _decoded(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:
     """The lines as one list; at one that is not UTF-8 those before it, then the error."""
-    made: list[Line] = []
+    lines: list[Line] = []
     for i, line in enumerate(raw, number):
         line = line.removeprefix(MARK) if i == 1 else line
         try:
-            made.append(Line(i, line.removesuffix(b"\r").decode()))
+            lines.append(Line(i, line.removesuffix(b"\r").decode()))
         except UnicodeDecodeError as e:
-            if made:
-                yield made
+            if lines:
+                yield lines
             raise InputError(
                 f"byte {e.start + 1} (0x{line[e.start]:02x}) is not UTF-8",
                 where=f"line {i}",
                 accepted="UTF-8, one text per line",
                 fix="Convert it: iconv -f LATIN1 -t UTF-8, with the encoding it has.",
             ) from None
-    yield made
+    yield lines

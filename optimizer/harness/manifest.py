@@ -72,11 +72,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     manifest = _parsed(path)
-    found = manifest.get("manifest_version")
-    if found != VERSION:
-        old = found == 1
+    version = manifest.get("manifest_version")
+    if version != VERSION:
+        old = version == 1
         raise BundleError(
-            f"manifest_version {found!r} was found"
+            f"manifest_version {version!r} was found"
             + (", whose digest does not cover the contract" if old else ""),
             where=str(path),
             accepted=str(VERSION),
@@ -113,10 +113,10 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object. A key that comes twice means one thing to one reader and another to the next."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a key comes twice")
-    return made
+    return fields
 
 
 def _constant(name: str) -> float:
@@ -171,10 +171,10 @@ def intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
         return False
     try:
         with path.open("rb") as f:
-            found = hashlib.file_digest(f, "sha256").hexdigest()
+            actual = hashlib.file_digest(f, "sha256").hexdigest()
     except OSError:  # it cannot be read
         return False
-    return bool(found == entry["sha256"])
+    return bool(actual == entry["sha256"])
 
 
 def unlisted_files(folder: Path, manifest: Mapping[str, Any], below: str = "") -> list[str]:
@@ -182,10 +182,10 @@ def unlisted_files(folder: Path, manifest: Mapping[str, Any], below: str = "") -
 
     below: look in this folder of the bundle only.
     """
-    found = (p.relative_to(folder) for p in (folder / below).rglob("*") if not p.is_dir())
+    present = (p.relative_to(folder) for p in (folder / below).rglob("*") if not p.is_dir())
     return sorted(
         p.as_posix()
-        for p in found
+        for p in present
         if p.as_posix() not in {*manifest["files"], MANIFEST} and "__pycache__" not in p.parts
     )
 

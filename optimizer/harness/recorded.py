@@ -34,9 +34,9 @@ def asked(
     Raises InputError when a part is neither given nor in the manifest.
     """
     latency = (manifest.get("recipe", {}).get("validate") or {}).get("latency") or {}
-    given = {"batch": batch, "sequence": sequence, "iterations": iterations}
+    chosen = {"batch": batch, "sequence": sequence, "iterations": iterations}
     merged: dict[str, Any] = {
-        name: latency.get(name) if v is None else v for name, v in given.items()
+        name: latency.get(name) if v is None else v for name, v in chosen.items()
     }
     for name, value in merged.items():
         if not value:
@@ -44,13 +44,13 @@ def asked(
     return Grid(**merged)
 
 
-def asked_new_tokens(manifest: dict[str, Any], given: int | None) -> int:
+def asked_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
     """Tokens to generate after each prompt: as given, else as the manifest's recipe says.
 
     Raises InputError when neither says.
     """
     latency = (manifest.get("recipe", {}).get("validate") or {}).get("latency") or {}
-    number = given or latency.get("new_tokens")
+    number = chosen or latency.get("new_tokens")
     if not number:
         raise InputError("not given, and the manifest records none", where="--new-tokens")
     return int(number)

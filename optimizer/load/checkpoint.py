@@ -153,21 +153,21 @@ class Tensors(Mapping[str, Tensor]):
         entry = self._entries[name]
         if len(entry.shape) != 2 or name in self._transposed:
             raise ValueError(f"{name} is not a matrix stored by rows: {entry.shape}")
-        wanted, places = torch.unique(ids.reshape(-1), return_inverse=True)
-        if wanted.numel() and not 0 <= int(wanted[0]) <= int(wanted[-1]) < entry.shape[0]:
+        unique, places = torch.unique(ids.reshape(-1), return_inverse=True)
+        if unique.numel() and not 0 <= int(unique[0]) <= int(unique[-1]) < entry.shape[0]:
             raise IndexError(
-                f"{name} has {entry.shape[0]} rows, asked {int(wanted[0])}..{int(wanted[-1])}"
+                f"{name} has {entry.shape[0]} rows, asked {int(unique[0])}..{int(unique[-1])}"
             )
         size = entry.shape[1] * entry.dtype.itemsize
-        raw = bytearray(len(wanted) * size)
+        raw = bytearray(len(unique) * size)
         view = memoryview(raw)
         with entry.file.open("rb") as f:
-            for i, row in enumerate(wanted.tolist()):
+            for i, row in enumerate(unique.tolist()):
                 f.seek(entry.begin + row * size)
                 f.readinto(view[i * size : (i + 1) * size])
         if not raw:
             return torch.empty((*ids.shape, entry.shape[1]))
-        table = torch.frombuffer(raw, dtype=entry.dtype).reshape(len(wanted), entry.shape[1])
+        table = torch.frombuffer(raw, dtype=entry.dtype).reshape(len(unique), entry.shape[1])
         return table.float()[places].reshape(*ids.shape, entry.shape[1])
 
     def stored(self, name: str) -> Tensor:

@@ -235,14 +235,14 @@ def read_modules(root: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(folder: Path, section: Model) -> str | None:
-    said = read_json(folder / "config.json")
+    pooling_config = read_json(folder / "config.json")
     # newer versions of sentence-transformers write one word instead of a flag per mode
     modes = (
-        [said["pooling_mode"]]
-        if isinstance(said.get("pooling_mode"), str)
+        [pooling_config["pooling_mode"]]
+        if isinstance(pooling_config.get("pooling_mode"), str)
         else [
             POOLING.get(key, key)
-            for key, on in said.items()
+            for key, on in pooling_config.items()
             if key.startswith("pooling_mode_") and on
         ]
     )

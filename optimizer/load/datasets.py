@@ -209,23 +209,23 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     table = open_table(spec)
     columns = _columns(spec, table)
     names = names_of(spec, table.features, columns, where_of(spec))
-    made: list[Sample] = []
+    parsed: list[Sample] = []
     dropped = 0
     for row in table:
         values = {field: row[column] for field, column in columns.items()}
         if not _usable(values):
             dropped += 1
             continue
-        made.append(_sample(values, names, spec, len(made) + dropped))
+        parsed.append(_sample(values, names, spec, len(parsed) + dropped))
     if dropped:
         say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a column is null or empty")
-    if not made:
+    if not parsed:
         raise DataError(
             f"no usable row (read {len(table)})",
             where=where_of(spec),
             fix="Check split and columns; a row needs a non-empty text.",
         )
-    return _Rows(tuple(_unique(made, where_of(spec))), names)
+    return _Rows(tuple(_unique(parsed, where_of(spec))), names)
 
 
 def _unique(rows: list[Sample], where: str) -> list[Sample]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from optimizer.errors import OptimizeError
 from optimizer.load.checkpoint import Entry, Tensors
 from optimizer.load.model import auto_class
-from optimizer.load.quantized.parts import Coded
+from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
 from optimizer.recipe.schema import Model
@@ -58,7 +58,7 @@ def check(
         if name not in proven:
             _check_name(name, source, chosen.chosen, proven)
         entry = chosen.stored[source]
-        assert not isinstance(entry, Coded)  # quantized sources are judged by quantized.keep
+        assert not isinstance(entry, QuantizedWeight)  # quantized.keep judges those
         theirs, ours = _by_library(entry, source), _stored(written, name)
         if not torch.equal(theirs.to(ours.dtype), ours):
             raise OptimizeError(

@@ -60,10 +60,14 @@ def _number(value: Any, key: str) -> bool:
 def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) -> list[int]:
     """The ids that end a text: generation_config.json's, as transformers has it, else the
     config's; the tokenizer's own first where it is one of them, for templates name that one."""
-    said = advised.get("eos_token_id")
-    if said is None:
-        said = getattr(config, "eos_token_id", None)
-    ids = [] if said is None else [int(i) for i in (said if isinstance(said, list) else [said])]
+    configured = advised.get("eos_token_id")
+    if configured is None:
+        configured = getattr(config, "eos_token_id", None)
+    ids = (
+        []
+        if configured is None
+        else [int(i) for i in (configured if isinstance(configured, list) else [configured])]
+    )
     if not ids:
         raise CheckpointError(
             "no token is said to end a text, so generation would never stop",
@@ -103,9 +107,11 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
                 config, attn_implementation="eager"
             )
             ids = torch.zeros((1, 3), dtype=torch.int64)
-            made = model.eval()(input_ids=ids, attention_mask=ids + 1, use_cache=True)
-        shapes = {(tuple(x.keys.shape), tuple(x.values.shape)) for x in made.past_key_values.layers}
-        layers = len(made.past_key_values.layers)
+            output = model.eval()(input_ids=ids, attention_mask=ids + 1, use_cache=True)
+        shapes = {
+            (tuple(x.keys.shape), tuple(x.values.shape)) for x in output.past_key_values.layers
+        }
+        layers = len(output.past_key_values.layers)
     except Exception as e:  # each architecture has its own way to fail on a config that is off
         shapes, layers, trouble = set(), 0, f" ({(str(e).splitlines() or [repr(e)])[0][:160]})"
     keys, values = next(iter(shapes), ((), ()))
@@ -116,16 +122,16 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
             where="config.json",
             fix="Check the numbers in config.json: heads must divide the hidden size.",
         )
-    return layers, keys[1], keys[3], int(made.logits.shape[-1])
+    return layers, keys[1], keys[3], int(output.logits.shape[-1])
 
 
 def _template(tokenizer: Any) -> str | None:
     """The chat template in chat_template.jinja or tokenizer_config.json, as transformers reads it;
     of several, the one called default."""
-    found = tokenizer.chat_template
-    if isinstance(found, dict):
-        others = sorted(set(found) - {"default"})
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        others = sorted(set(template) - {"default"})
         if others:
             say(f"load: chat templates {', '.join(others)} are left out; the default one is kept")
-        found = found.get("default")
-    return None if found is None else str(found)
+        template = template.get("default")
+    return None if template is None else str(template)

@@ -63,12 +63,12 @@ def config(folder: Path, section: Model) -> Any:
     file = file_of(folder, section)
     try:
         with quiet():
-            found = AutoConfig.from_pretrained(folder, gguf_file=section.gguf_file)
+            model_config = AutoConfig.from_pretrained(folder, gguf_file=section.gguf_file)
     except (ValueError, KeyError, TypeError, OSError) as e:
         raise _unread(file, e) from e
-    if hasattr(found, "quantization_config"):
-        del found.quantization_config
-    return found
+    if hasattr(model_config, "quantization_config"):
+        del model_config.quantization_config
+    return model_config
 
 
 def _unread(file: Path, error: Exception) -> CheckpointError:
@@ -84,15 +84,17 @@ def _metadata(file: Path) -> dict[str, str]:
     from gguf import GGUFReader
 
     fields = GGUFReader(file).fields
-    wanted = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
-    return {name: str(fields[name].contents()) for name in wanted if name in fields}
+    keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
+    return {name: str(fields[name].contents()) for name in keys if name in fields}
 
 
-def unpack(folder: Path, section: Model, found: Any, out: Path) -> tuple[dict[str, Tensor], str]:
+def unpack(
+    folder: Path, section: Model, model_config: Any, out: Path
+) -> tuple[dict[str, Tensor], str]:
     """(the model's parameters as transformers de-quantizes them, float32, by name; the licence
     that the file names, or "").
 
-    found: the config. Writes to `out` what a checkpoint has besides them: config.json,
+    model_config: the config. Writes to `out` what a checkpoint has besides them: config.json,
     generation_config.json and the tokenizer with its chat template.
     """
     file = file_of(folder, section)
@@ -104,19 +106,19 @@ def unpack(folder: Path, section: Model, found: Any, out: Path) -> tuple[dict[st
             )
     except (ValueError, KeyError, TypeError, OSError, RuntimeError) as e:
         raise _unread(file, e) from e
-    found.architectures, found.dtype = [type(model).__name__], "float32"
-    found.save_pretrained(out)
+    model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
+    model_config.save_pretrained(out)
     if not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
-    said = _metadata(file)
-    _tokenizer(folder, section, said, out)
+    metadata = _metadata(file)
+    _tokenizer(folder, section, metadata, out)
     for name in (GENERATION_CONFIG, TEMPLATE):  # beside the file: they say more than it does
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    return {name: p.detach() for name, p in model.named_parameters()}, said.get(LICENCE, "")
+    return {name: p.detach() for name, p in model.named_parameters()}, metadata.get(LICENCE, "")
 
 
-def _tokenizer(folder: Path, section: Model, said: dict[str, str], out: Path) -> None:
+def _tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path) -> None:
     """The folder's own tokenizer.json when there is one; else the tokenizer in the file."""
     from transformers import AutoTokenizer
 
@@ -127,19 +129,19 @@ def _tokenizer(folder: Path, section: Model, said: dict[str, str], out: Path) ->
         return
     try:
         with quiet():
-            made = AutoTokenizer.from_pretrained(folder, gguf_file=section.gguf_file)
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=section.gguf_file)
     except Exception as e:  # tokenizers raises bare Exception
         raise _unread(folder / str(section.gguf_file), e) from e
-    _split_as_the_file_says(made.backend_tokenizer, said)
-    made.save_pretrained(out)
+    _split_as_the_file_says(tokenizer.backend_tokenizer, metadata)
+    tokenizer.save_pretrained(out)
 
 
-def _split_as_the_file_says(tokenizer: Any, said: dict[str, str]) -> None:
+def _split_as_the_file_says(tokenizer: Any, metadata: dict[str, str]) -> None:
     """Set the pre-tokenizer that transformers' GGUF reader leaves out."""
     from tokenizers import pre_tokenizers
 
-    pre = said.get("tokenizer.ggml.pre", "default")
-    if said.get("tokenizer.ggml.model") != "gpt2" or pre in AS_GPT2:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or pre in AS_GPT2:
         return
     # what transformers knows it reads as a split by regex and then bytes; the rest, as GPT-2's
     if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Sequence):

@@ -76,15 +76,15 @@ def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> lis
         say(f"{where}: the model names no label; its outputs are taken for {', '.join(names)}")
         return same
     place = {normal(label): i for i, label in enumerate(labels)}
-    wanted = [normal(name) for name in names]
-    if len(place) < len(labels) or len(set(wanted)) < len(names):  # case is all that differs
+    keys = [normal(name) for name in names]
+    if len(place) < len(labels) or len(set(keys)) < len(names):  # case is all that differs
         place = {label: i for i, label in enumerate(labels)}
-        wanted = list(names)
-    if set(wanted) != set(place):
+        keys = list(names)
+    if set(keys) != set(place):
         raise DataError(
             f"the labels of the data are {list(names)}, those of the model {list(labels)}",
             where=f"{where}: labels",
             accepted="the same names, in the order of the data's own ids",
             fix="Without labels, ids in the data are taken to be the model's.",
         )
-    return [place[name] for name in wanted]
+    return [place[name] for name in keys]

@@ -157,16 +157,19 @@ def materialize(
     Raises KeyError naming a parameter that neither holds, ValueError when a shape does not match.
     """
     overrides = overrides or {}
-    given = {*overrides, *tensors}  # `in` of a mapping may read the tensor; its names cost nothing
+    available = {
+        *overrides,
+        *tensors,
+    }  # `in` of a mapping may read the tensor; its names cost nothing
 
     def value(name: str, like: Tensor) -> Tensor:
-        found = overrides[name] if name in overrides else tensors[name]
-        if found.shape != like.shape:
-            raise ValueError(f"{name}: {tuple(found.shape)} for {tuple(like.shape)}")
-        return found.float() if found.is_floating_point() else found
+        stored = overrides[name] if name in overrides else tensors[name]
+        if stored.shape != like.shape:
+            raise ValueError(f"{name}: {tuple(stored.shape)} for {tuple(like.shape)}")
+        return stored.float() if stored.is_floating_point() else stored
 
     for homes in _homes(module):
-        own = [h for h in homes[1:] if h.name in given]
+        own = [h for h in homes[1:] if h.name in available]
         for home in own:  # untied: no longer the parameter of the others, whatever that holds
             _place([home], nn.Parameter(home.parameter.to("meta"), requires_grad=False))
         for group in ([h for h in homes if h not in own], *([h] for h in own)):
@@ -175,7 +178,7 @@ def materialize(
                 _place(group, nn.Parameter(filled, requires_grad=False))
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
-        if name in persistent and _below(name, prefix) and name in given:
+        if name in persistent and _below(name, prefix) and name in available:
             owner_path, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner_path), attribute, value(name, buffer))
 

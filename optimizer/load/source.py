@@ -135,7 +135,7 @@ def digests(section: Model) -> dict[str, str]:
 def files(source: Source) -> list[Path]:
     """Every file below the model's folder, sorted, but for hidden ones and Python's caches, which
     nothing reads. Raises CheckpointError when one leads out."""
-    found = []
+    paths = []
     for path in sorted(source.folder.rglob("*")):
         parts = path.relative_to(source.folder).parts
         if any(part.startswith(".") or part == "__pycache__" for part in parts):
@@ -147,8 +147,8 @@ def files(source: Source) -> list[Path]:
                 fix="Copy the file into the folder if you trust it.",
             )
         if path.is_file():
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _boundary(folder: Path) -> Path:
@@ -200,8 +200,8 @@ def _package(section: Model, name: str) -> Source:
     }
     candidates = sorted(map(str, with_weights or folders))
     if section.subfolder is not None:
-        wanted = section.subfolder.strip("/")
-        candidates = [c for c in candidates if c == wanted or c.endswith(f"/{wanted}")]
+        subfolder = section.subfolder.strip("/")
+        candidates = [c for c in candidates if c == subfolder or c.endswith(f"/{subfolder}")]
     if len(candidates) != 1:
         everything = ", ".join(sorted(map(str, with_weights or folders))) or "none"
         ggufs = sorted(f.name for f in listed if f.suffix == ".gguf")
@@ -222,8 +222,8 @@ def _package(section: Model, name: str) -> Source:
 
 def not_installed(name: str) -> list[str]:
     """What a package asks for and this machine lacks: it was installed with --no-deps."""
-    asked = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
-    names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in asked]
+    requirements = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
+    names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements]
     return sorted(n for n in names if not _installed(n))
 
 

@@ -44,9 +44,9 @@ SETTINGS = (
 
 def run(section: Model, out: Path) -> None:
     """Write the three. Raises CheckpointError, MachineError or RecipeError."""
-    found = source.resolve(section)
-    read = source.files(found)
-    folder = model_folder(found.folder)
+    resolved = source.resolve(section)
+    read = source.files(resolved)
+    folder = model_folder(resolved.folder)
     config = read_config(folder, section)
     check_task(config, section, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
@@ -57,7 +57,7 @@ def run(section: Model, out: Path) -> None:
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
     with tempfile.TemporaryDirectory(prefix="optimize-gguf-") as scratch:
-        files, licence = folder, _licence(folder, found.folder)  # all but the weights
+        files, licence = folder, _licence(folder, resolved.folder)  # all but the weights
         if section.gguf_file is None:
             stored = weights.find(folder, section)
         else:
@@ -73,7 +73,7 @@ def run(section: Model, out: Path) -> None:
         copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
         for file in copied:
             shutil.copyfile(file, checkpoint / file.name)
-        document = contract(section, config, model, family, fast, files, found.folder)
+        document = contract(section, config, model, family, fast, files, resolved.folder)
     for pattern in source.LICENCES:
         for file in sorted(folder.glob(pattern)):
             shutil.copyfile(file, checkpoint / file.name)
@@ -90,7 +90,7 @@ def run(section: Model, out: Path) -> None:
         quantized.keep(folder, chosen.chosen, out)
     _write(out / "contract.json", document)
     origin = {
-        **_origin(section, found, read),
+        **_origin(section, resolved, read),
         "licence": licence,
         "model_type": config.model_type,
         "architecture": type(model).__name__,
@@ -100,13 +100,16 @@ def run(section: Model, out: Path) -> None:
     _write(out / "source.json", origin)
 
 
-def _origin(section: Model, found: source.Source, read: Sequence[Path]) -> dict[str, Any]:
+def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:
     """Where the checkpoint came from, and the digest of every file it was made of."""
     return {
         "source": section.source,
-        "revision": found.revision,
+        "revision": resolved.revision,
         "files": {
-            str(f.relative_to(found.folder)): {"sha256": digest_file(f), "size": f.stat().st_size}
+            str(f.relative_to(resolved.folder)): {
+                "sha256": digest_file(f),
+                "size": f.stat().st_size,
+            }
             for f in read
         },
         "task": section.task,
@@ -131,11 +134,11 @@ def _licence(folder: Path, root: Path) -> str:
     """The licence named in the front matter of README.md, or ""."""
     for file in (folder / "README.md", root / "README.md"):
         if file.is_file():
-            found = re.match(
+            match = re.match(
                 r"---\n.*?^licen[sc]e:\s*([^\n]+?)\s*$.*?^---", file.read_text(), re.M | re.S
             )
-            if found:
-                return found[1].strip("\"'")
+            if match:
+                return match[1].strip("\"'")
     return ""
 
 
@@ -155,13 +158,13 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     values = {name: prod(shape) for name, shape in shapes.items()}
     total, largest = sum(values.values()), max(values.values(), default=0)
     width = _bytes_per_value(section)
-    held, seconds = 4 * (total + largest), 5 + 2 * width * total / BYTES_PER_SECOND
+    memory, seconds = 4 * (total + largest), 5 + 2 * width * total / BYTES_PER_SECOND
     if section.gguf_file is not None:
-        held, seconds = held + 4 * total, seconds + 30
+        memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.WHOLE:
         kept = sum(n for name, n in values.items() if faithful.kept(name))
-        held = math.ceil(width * (kept + largest))
-    return Estimate(memory=IMPORTS + held, disk=math.ceil(width * total), seconds=seconds)
+        memory = math.ceil(width * (kept + largest))
+    return Estimate(memory=IMPORTS + memory, disk=math.ceil(width * total), seconds=seconds)
 
 
 def _bytes_per_value(section: Model) -> float:

@@ -28,7 +28,7 @@ def where_of(spec: DataSpec) -> str:
 def local_files(spec: DataSpec) -> list[Path]:
     """The spec's files, globs expanded, relative to the spec's folder; each once."""
     base = Path(spec.base or ".")
-    found: list[Path] = []
+    paths: list[Path] = []
     for pattern in spec.files:
         path = Path(pattern)
         here = (
@@ -37,15 +37,15 @@ def local_files(spec: DataSpec) -> list[Path]:
             else sorted(base.glob(pattern))
         )
         if not here:
-            near = closest(path.name, [p.name for p in (base / path).parent.glob("*")])
+            suggestion = closest(path.name, [p.name for p in (base / path).parent.glob("*")])
             raise DataError(
-                f"no file {pattern!r} in {base}{near}",
+                f"no file {pattern!r} in {base}{suggestion}",
                 where=where_of(spec),
                 fix="Give names or globs relative to the spec's folder.",
             )
-        found += here
+        paths += here
     once: dict[Path, Path] = {}
-    for path in found:
+    for path in paths:
         once.setdefault(path.resolve(), path)
     return list(once.values())
 
@@ -112,8 +112,8 @@ def _commit(name: str, revision: str | None) -> str | None:
     try:
         commit: str | None = HfApi().dataset_info(name, revision=revision).sha
     except Exception as e:  # of the HTTP library underneath, which differs; opening it says more
-        said = (str(e).splitlines() or [type(e).__name__])[0][:120]
-        say(f"data {name}: its commit could not be asked for ({said}): a cached copy will do")
+        reason = (str(e).splitlines() or [type(e).__name__])[0][:120]
+        say(f"data {name}: its commit could not be asked for ({reason}): a cached copy will do")
         return revision
     return commit
 

@@ -117,56 +117,56 @@ def _unknown_id(tokenizer: Any) -> int:
     """The id of what is not in the vocabulary; -1 where everything is."""
     model = tokenizer.model
     if hasattr(model, "unk_token"):
-        found = tokenizer.token_to_id(model.unk_token) if model.unk_token else None
+        unknown = tokenizer.token_to_id(model.unk_token) if model.unk_token else None
     else:  # Unigram says it only in its document
-        found = json.loads(tokenizer.to_str())["model"].get("unk_id")
-    return -1 if found is None else int(found)
+        unknown = json.loads(tokenizer.to_str())["model"].get("unk_id")
+    return -1 if unknown is None else int(unknown)
 
 
-def check(found: TextSense, name: str) -> None:
+def check(sense: TextSense, name: str) -> None:
     """Raise DataError where the typical text has no known token, or where texts become the same
     tokens: fewer than three different rows (or one per text), or most texts share theirs.
 
     name: the place of the data in the recipe.
     """
     fix = "Is the tokenizer the model's own, and are the texts in a language it was made for?"
-    if 2 * found.all_unknown > found.texts:
+    if 2 * sense.all_unknown > sense.texts:
         raise DataError(
-            f"{found.all_unknown} of {found.texts} texts have no token that the tokenizer knows "
-            f"({found.unknown} of all {found.tokens} tokens are unknown)",
+            f"{sense.all_unknown} of {sense.texts} texts have no token that the tokenizer knows "
+            f"({sense.unknown} of all {sense.tokens} tokens are unknown)",
             where=f"{name} data",
             accepted="texts of which most have a known token",
             fix=fix,
         )
-    if found.rows < min(FEWEST, found.texts):
+    if sense.rows < min(FEWEST, sense.texts):
         raise DataError(
-            f"{found.texts} different texts become {found.rows} different rows of tokens",
+            f"{sense.texts} different texts become {sense.rows} different rows of tokens",
             where=f"{name} data",
-            accepted=f"{min(FEWEST, found.texts)} different rows or more",
+            accepted=f"{min(FEWEST, sense.texts)} different rows or more",
             fix=fix,
         )
-    if 2 * found.shared > found.texts:
-        more = f"; {found.cut} texts are cut" if found.cut else ""
+    if 2 * sense.shared > sense.texts:
+        more = f"; {sense.cut} texts are cut" if sense.cut else ""
         raise DataError(
-            f"{found.shared} of {found.texts} different texts have the tokens of another text, so "
-            f"the model cannot tell them apart ({found.unknown} of {found.tokens} tokens are "
+            f"{sense.shared} of {sense.texts} different texts have the tokens of another text, so "
+            f"the model cannot tell them apart ({sense.unknown} of {sense.tokens} tokens are "
             f"unknown{more})",
             where=f"{name} data",
             accepted="texts of which most have tokens of their own",
-            fix=fix + (" Texts that begin alike need a longer max_length." if found.cut else ""),
+            fix=fix + (" Texts that begin alike need a longer max_length." if sense.cut else ""),
         )
 
 
-def warnings(found: TextSense, name: str) -> list[str]:
+def warnings(sense: TextSense, name: str) -> list[str]:
     """A sentence for each thing that is odd of most texts, and forbids nothing."""
-    said = {
-        "have a token that the tokenizer does not know": found.some_unknown,
-        "are longer than the model or the recipe takes, and are cut": found.cut,
+    counts = {
+        "have a token that the tokenizer does not know": sense.some_unknown,
+        "are longer than the model or the recipe takes, and are cut": sense.cut,
         "become more tokens than they have characters: their language is not one that the "
-        "tokenizer was made for": found.below_characters,
+        "tokenizer was made for": sense.below_characters,
     }
     return [
-        f"{name} data: {count} of {found.texts} texts {what}"
-        for what, count in said.items()
-        if 2 * count > found.texts
+        f"{name} data: {count} of {sense.texts} texts {what}"
+        for what, count in counts.items()
+        if 2 * count > sense.texts
     ]

@@ -102,12 +102,12 @@ def _agrees(theirs: Any, source: Path, file: Path) -> None:
     for text, pair in [*((t, None) for t in TEXTS), *PAIRS]:
         encoded = theirs(text, pair, add_special_tokens=True)
         encoding = ours.encode(text, pair, add_special_tokens=True)
-        expected, found = encoded["input_ids"], encoding.ids
+        expected, ids = encoded["input_ids"], encoding.ids
         if "token_type_ids" in encoded and encoding.type_ids != encoded["token_type_ids"]:
-            expected, found = encoded["token_type_ids"], encoding.type_ids
-        if found != expected:
+            expected, ids = encoded["token_type_ids"], encoding.type_ids
+        if ids != expected:
             raise CheckpointError(
-                f"{file.name} gives {found[:8]} and transformers gives {expected[:8]} for "
+                f"{file.name} gives {ids[:8]} and transformers gives {expected[:8]} for "
                 f"{text[:40]!r}",
                 where=str(source),
                 fix="tokenizer.json and tokenizer_config.json are of different tokenizers: "
@@ -121,10 +121,10 @@ def _decodes(theirs: Any, source: Path, file: Path) -> None:
     for text in TEXTS:
         ids = theirs(text)["input_ids"]
         expected = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        found = ours.decode(ids, skip_special_tokens=True)
-        if found != expected:
+        decoded = ours.decode(ids, skip_special_tokens=True)
+        if decoded != expected:
             raise CheckpointError(
-                f"{file.name} decodes {ids[:8]} to {found[:40]!r} and transformers to "
+                f"{file.name} decodes {ids[:8]} to {decoded[:40]!r} and transformers to "
                 f"{expected[:40]!r}",
                 where=str(source),
                 fix="Save the tokenizer again with transformers.",
@@ -143,15 +143,15 @@ def _plain(file: Path) -> Any:
 def max_length(source: Path, root: Path, positions: int | None) -> int | None:
     """The longest sequence in tokens: what the checkpoint says first (sentence_bert_config.json,
     then tokenizer_config.json), and never more than it has positions for."""
-    said: list[Any] = []
+    configured: list[Any] = []
     for folder, file, key in (
         (root, "sentence_bert_config.json", "max_seq_length"),
         (source, "sentence_bert_config.json", "max_seq_length"),
         (source, "tokenizer_config.json", "model_max_length"),
     ):
         if (folder / file).is_file():
-            said.append(read_json(folder / file).get(key))
+            configured.append(read_json(folder / file).get(key))
     # transformers writes 1e30 for "no limit"
-    known = [int(n) for n in said if isinstance(n, int | float) and 2 <= n < 1_000_000]
+    known = [int(n) for n in configured if isinstance(n, int | float) and 2 <= n < 1_000_000]
     limits = [n for n in (known[:1] or []) + [positions] if n is not None]
     return min(limits) if limits else None

@@ -69,8 +69,8 @@ def files_read(tokenizer: Any, folder: Path) -> list[str]:
     it is there, else what its class declares or says it was given."""
     if (folder / WHOLE).is_file():
         return [WHOLE]
-    given = {Path(v).name for v in tokenizer.init_kwargs.values() if isinstance(v, str)}
-    names = dict.fromkeys([*declared(tokenizer), *(n for n in NAMES if n in given)])
+    file_names = {Path(v).name for v in tokenizer.init_kwargs.values() if isinstance(v, str)}
+    names = dict.fromkeys([*declared(tokenizer), *(n for n in NAMES if n in file_names)])
     return [name for name in names if (folder / name).is_file()]
 
 
@@ -96,17 +96,17 @@ def _same_vocabulary(
     other = [t for t, i in entries.items() if vocabulary.get(t) != i]
     if not other:
         return
-    found = (
+    difference = (
         f"{len(other)} of its {len(entries)} tokens have another id, or none, in "
         f"{', '.join(read)}, e.g. {other[0]!r} ({entries[other[0]]} here, "
         f"{vocabulary.get(other[0], 'absent')} there)"
     )
     if 2 * len(other) <= len(entries):
-        say(f"load: {file}: {type(tokenizer).__name__} did not read it, and {found}")
+        say(f"load: {file}: {type(tokenizer).__name__} did not read it, and {difference}")
         return
     raise CheckpointError(
         f"{type(tokenizer).__name__} (the tokenizer that AutoTokenizer chose) did not read it, and "
-        f"it is another vocabulary: {found}",
+        f"it is another vocabulary: {difference}",
         where=str(file),
         fix="Remove the one that the model was not trained with.",
     )

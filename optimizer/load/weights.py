@@ -20,12 +20,12 @@ from optimizer.harness import tasks
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
 from optimizer.load.model import STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.quantized import folder as quantized
-from optimizer.load.quantized.parts import Coded
+from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.source import shard_files
 from optimizer.recipe.schema import Model
 
 PIECE = 1 << 22  # values looked at together
-Stored = Entry | Tensor | Coded
+Stored = Entry | Tensor | QuantizedWeight
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -42,15 +42,15 @@ class Weights:
     def read(self, parameter: str) -> Tensor:
         """The tensor to be written. Raises CheckpointError for NaN or infinity."""
         name = self.chosen[parameter]
-        found = self.stored[name]
-        tensor = _tensor(found)
-        where = "checkpoint" if isinstance(found, Tensor) else str(found.file)
+        entry = self.stored[name]
+        tensor = _tensor(entry)
+        where = "checkpoint" if isinstance(entry, Tensor) else str(entry.file)
         return _finite(name, tensor, where)
 
     def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """{parameter: dtype and shape of `read(parameter)`}, without reading any."""
-        found = {p: self.stored[n] for p, n in self.chosen.items()}
-        return {p: (_written(x.dtype), tuple(x.shape)) for p, x in found.items()}
+        entries = {p: self.stored[n] for p, n in self.chosen.items()}
+        return {p: (_written(x.dtype), tuple(x.shape)) for p, x in entries.items()}
 
 
 def _written(dtype: torch.dtype) -> torch.dtype:
@@ -140,33 +140,33 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
     Raises CheckpointError naming the parameters that are missing, of another shape, or tied by
     the config and different in the files.
     """
-    wanted, tied = parameter_shapes(model), tied_names(model)
+    shapes, tied = parameter_shapes(model), tied_names(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    found: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     for name in stored:
         renamed = name
         for old, new in LEGACY:
             renamed = renamed.removesuffix(old) + new if renamed.endswith(old) else renamed
         for candidate in (name, renamed, renamed.removeprefix(prefix), prefix + renamed):
-            if (candidate in wanted or candidate in tied) and candidate not in found:
-                found[candidate] = name
+            if (candidate in shapes or candidate in tied) and candidate not in file_names:
+                file_names[candidate] = name
                 break
-    used = set(found.values())
-    chosen = {p: n for p, n in found.items() if p in wanted}
+    used = set(file_names.values())
+    chosen = {p: n for p, n in file_names.items() if p in shapes}
     for second, first in tied.items():
-        if second not in found:
+        if second not in file_names:
             continue
-        if first in found and not _same(stored[found[first]], stored[found[second]]):
+        if first in file_names and not _same(stored[file_names[first]], stored[file_names[second]]):
             raise CheckpointError(
                 f"config.json ties {second!r} to {first!r}, and the files hold two that differ",
                 where="config.json: tie_word_embeddings",
                 fix="Set it to false if the model was trained so; else get the weights again.",
             )
-        chosen.setdefault(first, found[second])
-    _complete(stored, chosen, wanted, model, section)
-    _check_kinds(stored, chosen, wanted, model)
+        chosen.setdefault(first, file_names[second])
+    _complete(stored, chosen, shapes, model, section)
+    _check_kinds(stored, chosen, shapes, model)
     return Weights(
-        stored, {p: chosen[p] for p in wanted}, tuple(sorted(n for n in stored if n not in used))
+        stored, {p: chosen[p] for p in shapes}, tuple(sorted(n for n in stored if n not in used))
     )
 
 
@@ -174,27 +174,27 @@ def _same(one: Stored, other: Stored) -> bool:
     return torch.equal(_tensor(one), _tensor(other))
 
 
-def _tensor(found: Stored) -> Tensor:
-    if isinstance(found, Coded):
-        return found.dequantize()
-    return read_entry(found) if isinstance(found, Entry) else found
+def _tensor(entry: Stored) -> Tensor:
+    if isinstance(entry, QuantizedWeight):
+        return entry.dequantize()
+    return read_entry(entry) if isinstance(entry, Entry) else entry
 
 
 def _check_kinds(
     stored: Mapping[str, Stored],
     chosen: Mapping[str, str],
-    wanted: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     model: nn.Module,
 ) -> None:
     """Raise CheckpointError for a tensor of another shape or of integers."""
     floats = {name for name, _ in model.named_parameters()}
-    turned = {f"{n}.weight" for n, m in model.named_modules() if hasattr(m, STORED_TRANSPOSED)}
+    transposed = {f"{n}.weight" for n, m in model.named_modules() if hasattr(m, STORED_TRANSPOSED)}
     for parameter, name in chosen.items():
         shape = tuple(stored[name].shape)
-        asked = wanted[parameter][::-1] if parameter in turned else wanted[parameter]
-        if shape != asked:
+        expected = shapes[parameter][::-1] if parameter in transposed else shapes[parameter]
+        if shape != expected:
             raise CheckpointError(
-                f"{name!r} is {shape}, and config.json makes it {asked}",
+                f"{name!r} is {shape}, and config.json makes it {expected}",
                 where="checkpoint",
                 fix="config.json and the weights are of different models: get both again.",
             )
@@ -209,11 +209,11 @@ def _check_kinds(
 def _complete(
     stored: Mapping[str, Any],
     chosen: Mapping[str, str],
-    wanted: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     model: nn.Module,
     section: Model,
 ) -> None:
-    missing = [n for n in wanted if n not in chosen]
+    missing = [n for n in shapes if n not in chosen]
     if not missing:
         return
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -228,7 +228,7 @@ def _complete(
         )
     unused = [n for n in stored if n not in chosen.values()]
     raise CheckpointError(
-        f"{len(missing)} of {len(wanted)} parameters are missing: {', '.join(missing[:4])}"
+        f"{len(missing)} of {len(shapes)} parameters are missing: {', '.join(missing[:4])}"
         f"{', …' if len(missing) > 4 else ''}{closest(missing[0], unused)}",
         where="checkpoint",
         fix="Get the weights again, or check that config.json belongs to them.",

@@ -97,7 +97,7 @@ def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> d
         )
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     symmetric = symmetric_inputs(state)
-    found: dict[str, Coding] = {}
+    codings_by_module: dict[str, Coding] = {}
     for name, q in state.weights.items():
         module = name.removesuffix(".weight")
         if name == embedding:
@@ -120,10 +120,10 @@ def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> d
                 "channel or tensor",
                 fix="Remove the activations block, or change quantize.weights.",
             )
-        found[module] = Coding(scheme_by_row(q.scheme), activations, symmetric)
-    if not found:
+        codings_by_module[module] = Coding(scheme_by_row(q.scheme), activations, symmetric)
+    if not codings_by_module:
         raise RecipeError("nothing is quantized", where="package.formats")
-    return found
+    return codings_by_module
 
 
 def float_modules(checkpoint: Checkpoint, coded: dict[str, Coding], head: str) -> list[str]:
@@ -136,22 +136,22 @@ def float_modules(checkpoint: Checkpoint, coded: dict[str, Coding], head: str) -
 
 def notes(coded: dict[str, Coding]) -> list[str]:
     """What a reader of the folder must know, of these codings."""
-    found = []
+    remarks = []
     if any(not c.weight.symmetric for c in coded.values()):
-        found.append(
+        remarks.append(
             "asymmetric weights: transformers 5.23 loads them with "
             "quantization_config=CompressedTensorsConfig(dequantize=True)"
         )
     if any(c.weight.bits == 3 for c in coded.values()):
-        found.append("3 bits: transformers reads them, vLLM has kernels for 4 and 8 bits")
+        remarks.append("3 bits: transformers reads them, vLLM has kernels for 4 and 8 bits")
     if any(c.activations == "token" for c in coded.values()):
-        found.append(
+        remarks.append(
             "inputs are coded at run time: vLLM divides a token's largest value by 127, "
             "transformers (compressed_tensors) by 127.5"
         )
     if any(c.activations == "tensor" and not c.symmetric_input for c in coded.values()):
-        found.append("static ranges with a zero point: vLLM takes them and calls them untested")
-    return found
+        remarks.append("static ranges with a zero point: vLLM takes them and calls them untested")
+    return remarks
 
 
 def quantization_config(coded: dict[str, Coding], ignore: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from optimizer import state as compressed_state
 from optimizer.errors import LedgerError
 from optimizer.load.checkpoint import Checkpoint, Entry, open_checkpoint, read_entry
 from optimizer.load.quantized import folder as quantized
-from optimizer.load.quantized.parts import Coded
+from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.lower import compressed_tensors as format_
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor
@@ -43,14 +43,14 @@ def run(section: Formatting, source: Path, state: Path, *, out: Path) -> None:
 def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: FloatType) -> None:
     """Read every parameter back, by the reader of quantized checkpoints; LedgerError naming the
     first that differs from what the state and the float type make of it, in the order written."""
-    found = quantized.find(folder)
-    stored = {} if found is None else found.stored
+    checkpoint_read = quantized.find(folder)
+    stored = {} if checkpoint_read is None else checkpoint_read.stored
     own_head = format_.untied_head(checkpoint, state)
     for name in [*checkpoint.tensors, *([own_head] if own_head else [])]:
         entry = stored.get(name)
-        if name in state.weights and isinstance(entry, Coded):
-            wanted = _as_stored(format_.by_row(state.weights[name]), DTYPES[float])
-            same = _equal(entry.read(), wanted)
+        if name in state.weights and isinstance(entry, QuantizedWeight):
+            expected = _as_stored(format_.by_row(state.weights[name]), DTYPES[float])
+            same = _equal(entry.read(), expected)
         else:
             same = isinstance(entry, Entry) and _same_float(entry, checkpoint, state, name, float)
         if not same:
@@ -60,8 +60,8 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
                 where="format: state -> folder",
                 accepted="equality",
             )
-    assert found is not None
-    for module, covered in found.ranges.items():
+    assert checkpoint_read is not None
+    for module, covered in checkpoint_read.ranges.items():
         wanted_range = state.ranges[f"{module}:input"]
         ours = (wanted_range.scale, wanted_range.zero_point)
         if (covered.scale, covered.zero_point) != ours:

@@ -58,7 +58,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Coding:
+class InputQuantization:
     """How a module's input is coded: round((x - offset) / scale) + zero_point."""
 
     scale: float
@@ -67,7 +67,7 @@ class Coding:
 
 
 @dataclass(frozen=True)
-class Facts:
+class GraphSummary:
     """What a graph says about itself that outputs alone might not show.
 
     by_column: its attentions number positions by the cache's columns, not by position_ids, so that
@@ -81,7 +81,7 @@ class Facts:
     by_column: bool = False
 
 
-def facts(source: Source) -> Facts:
+def summary(source: Source) -> GraphSummary:
     """Of a graph on disk, only its operators are read where its weights lie beside it."""
     model = source.model if isinstance(source, Opened) else onnx_file.load(source)
     graph = model.graph
@@ -93,7 +93,7 @@ def facts(source: Source) -> Facts:
         for n in graph
         if n.op_type == "Gelu"
     }
-    return Facts(inputs, outputs, norm_epsilons.epsilons(graph), gelus, by_column)
+    return GraphSummary(inputs, outputs, norm_epsilons.epsilons(graph), gelus, by_column)
 
 
 def edges(source: Source, modules: Collection[str]) -> list[Edge]:
@@ -109,11 +109,11 @@ def edges(source: Source, modules: Collection[str]) -> list[Edge]:
     if missing:
         raise OptimizeError(f"no operator of {missing[0]} multiplies", where=place_of(source))
     outputs = {n: _leaving(n) for n in products}
-    made = []
+    cuts = []
     for product in products:
         entering = _entering(product, modules, set(outputs.values()))
         leaving = outputs[product]
-        made.append(
+        cuts.append(
             Edge(
                 module_of(product),
                 str(entering.name),
@@ -123,7 +123,7 @@ def edges(source: Source, modules: Collection[str]) -> list[Edge]:
                 *_quantized(product, entering),
             )
         )
-    return made
+    return cuts
 
 
 def _owner(node: ir.Node, modules: Collection[str]) -> bool:
@@ -228,35 +228,35 @@ def apart(at: Sequence[Edge]) -> list[list[Edge]]:
 
 def write_products(source: Source, at: Sequence[Edge], out: Path) -> None:
     """Piece "products" of modules that are `apart`."""
-    given = [t for e in at for t in ((e.integers, e.step) if e.integers else (e.input,)) if t]
-    cut(source, list(dict.fromkeys(given)), [e.output for e in at], out)
+    inputs = [t for e in at for t in ((e.integers, e.step) if e.integers else (e.input,)) if t]
+    cut(source, list(dict.fromkeys(inputs)), [e.output for e in at], out)
 
 
 def write_rest(source: Source, at: Sequence[Edge], out: Path) -> None:
     """Piece "rest"."""
-    known = facts(source)
-    wanted = dict.fromkeys([*(e.input for e in at), *known.outputs])
-    given = [*known.inputs, *(e.output for e in at)]
-    both = [w for w in wanted if w not in given]
-    cut(source, given, both, out)
+    interface = summary(source)
+    needed = dict.fromkeys([*(e.input for e in at), *interface.outputs])
+    inputs = [*interface.inputs, *(e.output for e in at)]
+    both = [w for w in needed if w not in inputs]
+    cut(source, inputs, both, out)
 
 
 def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """The values of these initializers. Raises OptimizeError naming one the graph lacks."""
-    held = model_of(source).graph.initializers
-    made = {}
+    by_name = model_of(source).graph.initializers
+    arrays = {}
     for name in names:
-        value = held.get(name)
+        value = by_name.get(name)
         if value is None or value.const_value is None:
             raise OptimizeError(f"no initializer {name!r}", where=place_of(source))
-        made[name] = value.const_value.numpy()
-    return made
+        arrays[name] = value.const_value.numpy()
+    return arrays
 
 
 def initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
     """The values of those initializers that the graph has."""
-    held = model_of(source).graph.initializers
-    return initializers(source, [name for name in names if name in held])
+    known = model_of(source).graph.initializers
+    return initializers(source, [name for name in names if name in known])
 
 
 def float_weights(source: Source, modules: Collection[str]) -> list[str]:
@@ -310,12 +310,12 @@ def dequantized(source: Source, parameters: Iterable[str]) -> dict[str, NDArray[
     Raises OptimizeError naming a parameter that the graph does not hold as codes.
     """
     model = model_of(source)
-    made = {}
+    arrays = {}
     for name in parameters:
         if codes_name(name) not in model.graph.initializers:
             raise OptimizeError(f"no codes of {name}", where=place_of(source))
-        made[name] = read_back(model, name)
-    return made
+        arrays[name] = read_back(model, name)
+    return arrays
 
 
 def biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
@@ -345,9 +345,9 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
     return np.asarray(value.const_value.numpy())
 
 
-def codings(source: Source, modules: Collection[str]) -> dict[str, Coding]:
-    """{module: coding} of each module whose input is coded with constants of the graph."""
-    made = {}
+def input_quantizations(source: Source, modules: Collection[str]) -> dict[str, InputQuantization]:
+    """{module: quantization} of each module whose input is coded with constants of the graph."""
+    by_module = {}
     for node in model_of(source).graph:
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
@@ -362,8 +362,8 @@ def codings(source: Source, modules: Collection[str]) -> dict[str, Coding]:
                 offset = _constant(step.inputs[1]) or 0.0
             step = step.inputs[0].producer() if step.inputs[0] is not None else None
         if scale is not None and zero is not None:
-            made[module_of(node)] = Coding(scale, int(zero), offset)
-    return made
+            by_module[module_of(node)] = InputQuantization(scale, int(zero), offset)
+    return by_module
 
 
 def _constant(value: ir.Value | None) -> float | None:

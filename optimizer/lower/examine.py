@@ -25,8 +25,8 @@ def maker(value: ir.Value | None, op: str) -> ir.Node | None:
 
 def only_user(value: ir.Value) -> ir.Node | None:
     """The one node that uses the value, leaving aside those that only ask for its shape."""
-    found = [n for n, _ in value.uses() if n.op_type != "Shape"]
-    return found[0] if len(found) == 1 else None
+    users = [n for n, _ in value.uses() if n.op_type != "Shape"]
+    return users[0] if len(users) == 1 else None
 
 
 def constant(value: ir.Value | None) -> list[Any] | None:
@@ -69,7 +69,7 @@ class Inputs:
         """One array per input of the model; the cache is zeros that take no memory."""
         batch, total = self.padding.shape
         counted = np.maximum(self.padding.cumsum(1) - 1, 0)[:, self.past :]
-        made = {
+        arrays = {
             "input_ids": np.zeros((batch, total - self.past), np.int64),
             "attention_mask": self.padding.astype(np.int64),
             "position_ids": np.asarray(
@@ -80,11 +80,11 @@ class Inputs:
             if str(value.name).startswith("past_key_values.") and value.shape is not None:
                 sizes = [s if isinstance(s, int) else 1 for s in value.shape]
                 sizes[0], sizes[2] = batch, self.past
-                made[str(value.name)] = np.broadcast_to(np.float32(0), sizes)
-        return made
+                arrays[str(value.name)] = np.broadcast_to(np.float32(0), sizes)
+        return arrays
 
 
-def evaluate(model: ir.Model, value: ir.Value, given: Inputs) -> Array:
+def evaluate(model: ir.Model, value: ir.Value, inputs: Inputs) -> Array:
     """What `value` is on these inputs. Only what it depends on is run."""
     names = [str(v.name) for v in model.graph.inputs]
     piece = ir.convenience.extract(model.graph, names, [str(value.name)])
@@ -92,6 +92,6 @@ def evaluate(model: ir.Model, value: ir.Value, given: Inputs) -> Array:
         v.type = v.type or ir.TensorType(ir.DataType.FLOAT)
     part = ir.Model(piece, ir_version=model.ir_version)
     evaluator = ReferenceEvaluator(ir.to_proto(part))
-    arrays = given.arrays()
-    found: Array = evaluator.run(None, {n: arrays[n] for n in evaluator.input_names})[0]
-    return found
+    arrays = inputs.arrays()
+    result: Array = evaluator.run(None, {n: arrays[n] for n in evaluator.input_names})[0]
+    return result

@@ -34,7 +34,7 @@ BY_ROW = frozenset({"Gather"})
 def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
     """{"eligible": modules lowered to codes, "fused": those in integer operators everywhere they
     are used, "wider": the names of the others, "operators": {operator: count}}."""
-    asked = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]
+    modules = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]
     graph = onnx.load(optimized_model, load_external_data=False).graph
     uses: dict[str, set[str]] = {}
     for node in graph.node:
@@ -46,12 +46,12 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
     wider = [
         name
-        for name, entry in asked.items()
+        for name, entry in modules.items()
         if not _fused(uses, entry["codes"], BY_ROW if entry["activation"] == IDS else INTEGER)
     ]
     return {
-        "eligible": len(asked),
-        "fused": len(asked) - len(wider),
+        "eligible": len(modules),
+        "fused": len(modules) - len(wider),
         "wider": sorted(wider),
         "operators": dict(sorted(counts.items())),
     }
@@ -62,5 +62,5 @@ def _fused(uses: dict[str, set[str]], codes: str, operators: frozenset[str]) -> 
 
     The runtime keeps an initializer's name, or derives the packed one's from it.
     """
-    found = [ops for name, ops in uses.items() if name == codes or name.startswith(f"{codes}_")]
-    return bool(found) and all(op in operators for ops in found for op in ops)
+    users = [ops for name, ops in uses.items() if name == codes or name.startswith(f"{codes}_")]
+    return bool(users) and all(op in operators for ops in users for op in ops)

@@ -40,8 +40,8 @@ def lower(surgeon: Surgeon, names: Names, state: CompressedState) -> dict[str, s
 
     Raises OptimizeError naming a float module that shares the table of one.
     """
-    held = {n: entry for n, entry in names.lookups.items() if entry.parameter in state.weights}
-    for name, entry in held.items():
+    tables = {n: entry for n, entry in names.lookups.items() if entry.parameter in state.weights}
+    for name, entry in tables.items():
         for other, module in names.modules.items():
             if module.initializer == entry.initializer and module.parameter not in state.weights:
                 raise OptimizeError(
@@ -51,15 +51,15 @@ def lower(surgeon: Surgeon, names: Names, state: CompressedState) -> dict[str, s
                     fix="Set quantize.head as well, or remove quantize.embedding.",
                 )
         _one(surgeon, name, entry, state.weights[entry.parameter])
-    return dict.fromkeys(held, IDS)
+    return dict.fromkeys(tables, IDS)
 
 
 def _one(surgeon: Surgeon, name: str, entry: Lookup, q: QTensor) -> None:
     codes, scale, zero = _parts(surgeon, entry.parameter, q)
     for node in entry.nodes:
         gather = surgeon.nodes[node]
-        made = _rows(surgeon, gather, name, q, codes, scale, zero)
-        take_over(gather.outputs[0], made)
+        dequantized = _rows(surgeon, gather, name, q, codes, scale, zero)
+        take_over(gather.outputs[0], dequantized)
         surgeon.model.graph.remove(gather, safe=True)
 
 

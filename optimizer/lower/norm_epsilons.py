@@ -23,17 +23,17 @@ DEFAULTS = {
 
 def epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
     """{module: of each of its norms, in graph order}."""
-    found: dict[str, tuple[float, ...]] = {}
+    by_module: dict[str, tuple[float, ...]] = {}
     for node in graph:
         epsilon = _attribute(node) if node.op_type in DEFAULTS else _spelled_out(node)
         if epsilon is not None:
-            found[module_of(node)] = (*found.get(module_of(node), ()), epsilon)
-    return found
+            by_module[module_of(node)] = (*by_module.get(module_of(node), ()), epsilon)
+    return by_module
 
 
 def _attribute(node: ir.Node) -> float:
-    held = node.attributes.get("epsilon")
-    return DEFAULTS[node.op_type] if held is None else float(held.as_float())
+    attribute = node.attributes.get("epsilon")
+    return DEFAULTS[node.op_type] if attribute is None else float(attribute.as_float())
 
 
 def _spelled_out(node: ir.Node) -> float | None:

@@ -20,7 +20,7 @@ What the graph says of masks and angles is not trusted by its form but run on ex
 
 The operator numbers positions by column of the cache, so rows padded on the left start later than
 their position_ids say. By 5 only differences of positions matter, and all of a row's are the
-same; keys in the cache are turned by as much as the row is padded. Hence
+same; keys in the cache are rotated by as much as the row is padded. Hence
  6. a padded row's attention_mask may be 0 only before its first token, and columns of the cache
     may not be dropped or moved;
  7. a batch of several rows cannot be continued by more than one token at a time (the operator
@@ -104,8 +104,8 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
         _appended(fusion, v, index, n) for v, n in ((key, "key"), (value, "value"))
     )
     repeats, keys = _repeated(key)
-    turned = _user(keys, "Transpose", perm=(0, 1, 3, 2))
-    product = _user(turned.outputs[0], "MatMul")
+    transpose = _user(keys, "Transpose", perm=(0, 1, 3, 2))
+    product = _user(transpose.outputs[0], "MatMul")
     query = product.inputs[0]
     scale, scores = _scaled(product.outputs[0])
     masked = _user(scores, "Add")
@@ -134,14 +134,14 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
 def _user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
     node = only_user(value)
     if node is None or node.op_type != op or (perm is not None and _perm(node) != perm):
-        found = "nothing or several" if node is None else node.op_type
-        raise _OtherForm(f"{value.name} goes to {found}, not to one {op}")
+        operator = "nothing or several" if node is None else node.op_type
+        raise _OtherForm(f"{value.name} goes to {operator}, not to one {op}")
     return node
 
 
 def _perm(node: ir.Node) -> tuple[int, ...]:
-    found = node.attributes.get("perm")
-    return tuple(found.as_ints()) if found is not None else ()
+    attribute = node.attributes.get("perm")
+    return tuple(attribute.as_ints()) if attribute is not None else ()
 
 
 def _appended(fusion: _Fusion, present: ir.Value, index: int, name: str) -> ir.Value:
@@ -174,10 +174,10 @@ def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
     node = only_user(product)
     if node is not None and node.op_type in ("Mul", "Div"):
         by = next((v for v in node.inputs if v is not product), None)
-        found = constant(by)
-        if found is None or len(found) != 1:
+        factors = constant(by)
+        if factors is None or len(factors) != 1:
             raise _OtherForm(f"{product.name} is scaled by something that is no constant")
-        factor = float(found[0])
+        factor = float(factors[0])
         return factor if node.op_type == "Mul" else 1 / factor, node.outputs[0]
     return 1.0, product
 
@@ -188,15 +188,15 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
     if total is None:
         return x, None  # 2.1
     parts = [maker(v, "Mul") for v in total.inputs]
-    for straight, turned in (parts, parts[::-1]):
-        if straight is None or turned is None:
+    for straight, crossed in (parts, parts[::-1]):
+        if straight is None or crossed is None:
             break
-        halves = next((n for v in turned.inputs if (n := maker(v, "Concat"))), None)
+        halves = next((n for v in crossed.inputs if (n := maker(v, "Concat"))), None)
         inner = _halves_of(halves) if halves is not None else None
         if inner is None or inner not in straight.inputs:
             continue
         cos = next(v for v in straight.inputs if v is not inner)
-        sin = next(v for v in turned.inputs if v is not halves.outputs[0])  # type: ignore[union-attr]
+        sin = next(v for v in crossed.inputs if v is not halves.outputs[0])  # type: ignore[union-attr]
         assert cos is not None
         assert sin is not None
         return inner, (cos, sin)
@@ -220,14 +220,14 @@ def _halves_of(concat: ir.Node) -> ir.Value | None:
 def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
     """Case 3: [batch, sequence, heads * width] before it was made [batch, heads, sequence, width],
     and whether it still has its heads apart."""
-    turned = maker(heads, "Transpose")
-    if turned is None or _perm(turned) != (0, 2, 1, 3) or turned.inputs[0] is None:
+    transpose = maker(heads, "Transpose")
+    if transpose is None or _perm(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
         raise _OtherForm(f"{heads.name} is not heads brought before the sequence")
-    split = maker(turned.inputs[0], "Reshape")
+    split = maker(transpose.inputs[0], "Reshape")
     source = split.inputs[0] if split is not None else None
     if source is not None and (maker(source, "MatMul") or maker(source, "Add")):
         return source, False
-    return turned.inputs[0], True
+    return transpose.inputs[0], True
 
 
 def _check_merged(reshape: ir.Node) -> None:
@@ -261,10 +261,10 @@ class _Fusion:
         pads = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1]])
         for past, padding in ((0, pads), (2, np.pad(pads, ((0, 0), (0, 2)), constant_values=1)),
                               (long - 1, np.ones((1, long), int))):  # fmt: skip
-            given = Inputs(self.model, padding, past)
-            found = np.broadcast_to(evaluate(self.model, mask, given), given.causal.shape)
-            seen, real = given.causal, given.padding[:, None, past:, None].astype(bool)
-            right = np.where(seen, found == 0, found < HIDDEN) | ~real
+            inputs = Inputs(self.model, padding, past)
+            bias = np.broadcast_to(evaluate(self.model, mask, inputs), inputs.causal.shape)
+            seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)
+            right = np.where(seen, bias == 0, bias < HIDDEN) | ~real
             if not right.all():
                 raise _OtherForm("its mask is not causal with padding, up to the whole context")
         self._checked[mask] = True
@@ -282,10 +282,10 @@ class _Fusion:
             if not np.allclose(alone, table[probe], atol=1e-5):
                 raise _OtherForm("an angle depends on other positions than its own")
         half = tables[0].shape[1] // 2
-        turn = tables[0][:, :half] + 1j * tables[1][:, :half]
+        rotation = tables[0][:, :half] + 1j * tables[1][:, :half]
         if any(not np.array_equal(t[:, :half], t[:, half:]) for t in tables):
             raise _OtherForm("the halves of a head are rotated by different angles")
-        steps = turn[1:] * turn[:-1].conj()
+        steps = rotation[1:] * rotation[:-1].conj()
         if self.context > 1 and not np.abs(steps - steps[:1]).max() < STEP_TOLERANCE:
             raise _OtherForm("angles do not grow by equal steps")
         for name, table in zip(("cos", "sin"), tables, strict=True):
@@ -294,9 +294,9 @@ class _Fusion:
 
     def _table(self, value: ir.Value, positions: Array) -> Array:
         """[positions, head width] of a value [1, 1, positions, head width]."""
-        given = Inputs(self.model, np.ones((1, len(positions)), int), 0, positions[None])
-        found = evaluate(self.model, value, given)
-        return found.reshape(len(positions), found.shape[-1])
+        inputs = Inputs(self.model, np.ones((1, len(positions)), int), 0, positions[None])
+        table = evaluate(self.model, value, inputs)
+        return table.reshape(len(positions), table.shape[-1])
 
     def _constant(self, name: str, array: Array) -> ir.Value:
         if name not in self._shared:
@@ -335,8 +335,8 @@ class _Fusion:
             take_over(before.outputs[0], node.outputs[0])
         else:
             before.replace_input_with(0, node.outputs[0])
-        for name, made in zip(("key", "value"), node.outputs[1:], strict=True):
-            take_over(self.outputs[f"present.{layer.index}.{name}"], made)
+        for name, present in zip(("key", "value"), node.outputs[1:], strict=True):
+            take_over(self.outputs[f"present.{layer.index}.{name}"], present)
 
     def _kv_heads(self, index: int) -> int:
         shape = self.inputs[f"past_key_values.{index}.key"].shape

@@ -4,8 +4,9 @@
 
 in a graph that ort_qdq has lowered: the codes, scales and zero points of the three are put side by
 side, and GroupQueryAttention takes the packed result as its first input. A product of one token
-with a small matrix costs more to start than to do (measured on SmolLM2: 8 % of a decoding step).
-A column of a product depends on that column alone, so packing changes no value.
+with a small matrix costs more to start than to do (docs/decisions.md: One product for query,
+key and value). A column of a product depends on that column alone, so packing
+changes no value.
 
 Not packed, and left as they are:
  1. the three read different tensors, or one is used elsewhere as well
@@ -35,19 +36,19 @@ NAMES = ("codes", "scale", "zero_point")
 
 def pack(model: ir.Model) -> dict[str, str]:
     """Pack in place. Returns {module: the initializer that now holds its codes}."""
-    held = {}
+    packed = {}
     for attention in [n for n in model.graph if n.op_type == "GroupQueryAttention"]:
         products = _products(attention)
         if products:
             codes = _join(model, attention, products)
-            held.update({module_of(p): codes for p in products})
-    return held
+            packed.update({module_of(p): codes for p in products})
+    return packed
 
 
 def _products(attention: ir.Node) -> list[ir.Node]:
     """The products of q, k and v; none in cases 1 to 3."""
-    found = [maker(v, "MatMul") for v in attention.inputs[:3]]
-    products = [n for n in found if n is not None]
+    producers = [maker(v, "MatMul") for v in attention.inputs[:3]]
+    products = [n for n in producers if n is not None]
     weights = [maker(n.inputs[1], "DequantizeLinear") for n in products]
     if len(products) != 3 or any(w is None for w in weights):
         return []
@@ -74,14 +75,14 @@ def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> s
     for i, name in enumerate(NAMES[: len(weights[0].inputs)]):
         parts = [t.numpy() for w in weights if (t := _tensor(w.inputs[i])) is not None]
         operands.append(_initializer(graph, f"{module}.qkv_{name}", np.concatenate(parts, axis=-1)))
-    made = ir.node(
+    dequantize = ir.node(
         "DequantizeLinear",
         operands,
         {a.name: a.value for a in weights[0].attributes.values()},
         name=f"{module}.qkv/weight",
         metadata_props={MODULE: module},
     )
-    told = [
+    recipes = [
         {
             "module": module_of(p),
             "nodes": [w.name, p.name],
@@ -93,12 +94,15 @@ def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> s
     ]
     product = ir.node(
         "MatMul",
-        [products[0].inputs[0], made.outputs[0]],
+        [products[0].inputs[0], dequantize.outputs[0]],
         name=f"{module}.qkv/MatMul",
-        metadata_props={MODULE: module, PARTS: json.dumps(told)},
+        metadata_props={MODULE: module, PARTS: json.dumps(recipes)},
     )
-    made.outputs[0].name, product.outputs[0].name = f"{module}.qkv/weight", f"{module}.qkv/MatMul:0"
-    for node in (made, product):
+    dequantize.outputs[0].name, product.outputs[0].name = (
+        f"{module}.qkv/weight",
+        f"{module}.qkv/MatMul:0",
+    )
+    for node in (dequantize, product):
         graph.insert_before(attention, node)
     for i, value in enumerate((product.outputs[0], None, None)):
         attention.replace_input_with(i, value)
@@ -159,8 +163,8 @@ def _initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 def _remove(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     """These nodes, and the initializers that only they used."""
-    held = [v for n in nodes for v in n.inputs if v is not None and v.is_initializer()]
+    initializers = [v for n in nodes for v in n.inputs if v is not None and v.is_initializer()]
     graph.remove(list(nodes), safe=True)
-    for value in held:
+    for value in initializers:
         if not list(value.uses()) and value.name in graph.initializers:
             del graph.initializers[str(value.name)]

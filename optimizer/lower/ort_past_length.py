@@ -47,14 +47,14 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
 
 
 def _counted(model: ir.Model, mask: ir.Value, ids: ir.Value) -> ir.Value:
-    first, made = model.graph[0], []
+    first, nodes = model.graph[0], []
     for name, value in (("columns", mask), ("new", ids)):
         sizes = ir.node("Shape", [value], {"start": 1, "end": 2}, name=f"past_length/{name}")
-        made.append(sizes)
-    made.append(ir.node("Sub", [n.outputs[0] for n in made], name="past_length"))
-    for node in made:
+        nodes.append(sizes)
+    nodes.append(ir.node("Sub", [n.outputs[0] for n in nodes], name="past_length"))
+    for node in nodes:
         node.metadata_props[MODULE] = ""
         node.outputs[0].name, node.outputs[0].dtype = node.name, ir.DataType.INT64
         node.outputs[0].shape = ir.Shape([1])
         model.graph.insert_before(first, node)
-    return made[-1].outputs[0]
+    return nodes[-1].outputs[0]

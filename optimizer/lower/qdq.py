@@ -75,11 +75,11 @@ class Surgeon:
 
     def constant(self, name: str, tensor: Array | ir.TensorProtocol) -> ir.Value:
         """The initializer `name`, made on first use."""
-        found = self.model.graph.initializers.get(name)
-        if found is not None:
-            return found
-        held = ir.tensor(tensor, name=name) if isinstance(tensor, np.ndarray) else tensor
-        value = ir.val(name, held.dtype, held.shape, const_value=held)
+        existing = self.model.graph.initializers.get(name)
+        if existing is not None:
+            return existing
+        stored = ir.tensor(tensor, name=name) if isinstance(tensor, np.ndarray) else tensor
+        value = ir.val(name, stored.dtype, stored.shape, const_value=stored)
         self.model.graph.register_initializer(value)
         return value
 
@@ -99,11 +99,11 @@ class Surgeon:
         **attributes: Any,
     ) -> ir.Value:
         """A new node with one output, placed before `before`; node and value are named alike."""
-        made = ir.node(op, inputs, attributes, name=output, metadata_props={MODULE: module})
-        made.outputs[0].name = output
-        self.model.graph.insert_before(before, made)
-        self.nodes[output] = made
-        return made.outputs[0]
+        node = ir.node(op, inputs, attributes, name=output, metadata_props={MODULE: module})
+        node.outputs[0].name = output
+        self.model.graph.insert_before(before, node)
+        self.nodes[output] = node
+        return node.outputs[0]
 
     def number(self, name: str, value: float | Array) -> ir.Value:
         """A constant in the graph's float type."""
@@ -175,9 +175,9 @@ def dequantized_weight(
 ) -> ir.Value:
     """Insert a DequantizeLinear of the weight before that node and return the float value."""
     codes, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
-    given = [codes, scale] if zero is None else [codes, scale, zero]
+    operands = [codes, scale] if zero is None else [codes, scale, zero]
     label = surgeon.fresh(f"{name}/weight")
-    return surgeon.insert(before, "DequantizeLinear", [*given], label, name, **attributes)
+    return surgeon.insert(before, "DequantizeLinear", [*operands], label, name, **attributes)
 
 
 def factored_input(
@@ -192,10 +192,10 @@ def factored_input(
     key = (x, values.tobytes())
     if key not in surgeon.inputs:
         label = surgeon.fresh(f"{name}/factored")
-        held = surgeon.number(f"{label}_factor", values)
-        surgeon.inputs[key] = surgeon.insert(product, "Mul", [x, held], label, name)
-    found: ir.Value = surgeon.inputs[key]
-    return found
+        multiplier = surgeon.number(f"{label}_factor", values)
+        surgeon.inputs[key] = surgeon.insert(product, "Mul", [x, multiplier], label, name)
+    product_input: ir.Value = surgeon.inputs[key]
+    return product_input
 
 
 def quantized_modules(model: ir.Model, names: Names, weights: Collection[str]) -> dict[str, Module]:
@@ -221,12 +221,12 @@ def read_back(model: ir.Model, parameter: str) -> Array:
     rows of the codes up says that they lie as an embedding's do. Raises OptimizeError when copies
     of it differ.
     """
-    held = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
-    codes = held[codes_name(parameter)].numpy().astype(np.float32)
-    scale = held[scale_name(parameter)].numpy().astype(np.float32)
-    zero = held.get(zero_point_name(parameter))
+    tensors = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
+    codes = tensors[codes_name(parameter)].numpy().astype(np.float32)
+    scale = tensors[scale_name(parameter)].numpy().astype(np.float32)
+    zero = tensors.get(zero_point_name(parameter))
     points = np.zeros_like(scale) if zero is None else zero.numpy().astype(np.float32)
-    _check_copies(held, parameter)
+    _check_copies(tensors, parameter)
     users = model.graph.initializers[codes_name(parameter)].uses()
     if any(n.op_type == "Gather" for n, _ in users):
         by_row: Array = (codes - points) * scale
@@ -237,13 +237,13 @@ def read_back(model: ir.Model, parameter: str) -> Array:
     return packing.from_kn((codes - points) * scale)
 
 
-def _check_copies(held: Mapping[str, ir.TensorProtocol], parameter: str) -> None:
+def _check_copies(tensors: Mapping[str, ir.TensorProtocol], parameter: str) -> None:
     for name in (codes_name(parameter), scale_name(parameter), zero_point_name(parameter)):
         for copy in itertools.count(1):
-            other = held.get(_numbered(name, copy))
+            other = tensors.get(_numbered(name, copy))
             if other is None:
                 break
-            if not np.array_equal(other.numpy(), held[name].numpy()):
+            if not np.array_equal(other.numpy(), tensors[name].numpy()):
                 raise OptimizeError(
                     f"{other.name} is no copy of {name}, the same weight in another operator"
                 )

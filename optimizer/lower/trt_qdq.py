@@ -88,9 +88,9 @@ def _quantized_input(
     integers = surgeon.insert(
         product, "QuantizeLinear", [x, step], f"{label}_codes", name, output_dtype=kind
     )
-    made = surgeon.insert(product, "DequantizeLinear", [integers, scale], label, name)
-    surgeon.inputs[key] = made
-    return made
+    dequantized = surgeon.insert(product, "DequantizeLinear", [integers, scale], label, name)
+    surgeon.inputs[key] = dequantized
+    return dequantized
 
 
 def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offset: float) -> None:
@@ -111,8 +111,10 @@ def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offse
         users[0].replace_input_with(place, surgeon.number(f"{name}/bias", bias))
         return
     label = surgeon.fresh(f"{name}/shifted")
-    held = surgeon.number(f"{name}/bias", shift)
-    added = ir.node("Add", [product.outputs[0], held], name=label, metadata_props={"module": name})
+    constant = surgeon.number(f"{name}/bias", shift)
+    added = ir.node(
+        "Add", [product.outputs[0], constant], name=label, metadata_props={"module": name}
+    )
     added.outputs[0].name = label
     ir.convenience.replace_all_uses_with(product.outputs[0], added.outputs[0])
     added.replace_input_with(0, product.outputs[0])

@@ -33,14 +33,14 @@ def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     document: everything but manifest_version, files and the digests, which are computed here.
     """
     listed = files(bundle)
-    made = {
+    fields = {
         **document,
         "manifest_version": VERSION,
         "files": listed,
         "content_digest": content_digest(document["contract"], listed),
     }
     # through JSON first: the digest is of what a reader finds, lists for tuples
-    manifest: dict[str, Any] = json.loads(json.dumps(made))
+    manifest: dict[str, Any] = json.loads(json.dumps(fields))
     manifest["digest"] = digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
     (bundle / MANIFEST).write_text(text, encoding="utf-8")

@@ -30,11 +30,11 @@ def check(
                 where=str(file.relative_to(bundle)),
                 fix=FIX,
             )
-    found = text_sense.measure(rows, contract, load_tokenizer(bundle / "tokenizer", contract))
-    text_sense.check(found, "validate.data")
-    if found.sha256 != sense["texts"]["validate.data"]["sha256"]:
+    measured = text_sense.measure(rows, contract, load_tokenizer(bundle / "tokenizer", contract))
+    text_sense.check(measured, "validate.data")
+    if measured.sha256 != sense["texts"]["validate.data"]["sha256"]:
         raise GateError(
-            f"the tokenizer gives the {found.texts} texts of validate.data other tokens than it "
+            f"the tokenizer gives the {measured.texts} texts of validate.data other tokens than it "
             "gave when the model was judged",
             where=f"tokenizer/{name}",
             fix=FIX,

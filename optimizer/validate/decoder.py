@@ -75,12 +75,12 @@ class OnnxDecoder:
         self._kinds = {n: k for n, k in runner.inputs.items() if n.startswith("past_")}
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
-        held = empty_cache(self._made_of, len(ids)) if cache is None else cache
-        past = {n: held[n].astype(k, copy=False) for n, k in self._kinds.items()}
-        found = self._runner.infer({**inputs(self._contract, ids, mask), **past})
+        past_cache = empty_cache(self._made_of, len(ids)) if cache is None else cache
+        past = {n: past_cache[n].astype(k, copy=False) for n, k in self._kinds.items()}
+        outputs = self._runner.infer({**inputs(self._contract, ids, mask), **past})
         layers = self._made_of.layers
         pairs = zip(past_names(layers), present_names(layers), strict=True)
-        return found["logits"], {past: found[present] for past, present in pairs}
+        return outputs["logits"], {past: outputs[present] for past, present in pairs}
 
 
 class TorchDecoder:
@@ -90,13 +90,13 @@ class TorchDecoder:
         self._model, self._contract = model, contract
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
-        given = inputs(self._contract, ids, mask)
-        tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in given.items()}
+        arrays = inputs(self._contract, ids, mask)
+        tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
         with torch.no_grad():
-            found = self._model(
+            output = self._model(
                 **tensors, past_key_values=_torch_cache(cache), use_cache=True, return_dict=True
             )
-        return found.logits.numpy(), cache_of(found.past_key_values)
+        return output.logits.numpy(), cache_of(output.past_key_values)
 
 
 def _torch_cache(cache: Cache | None) -> Any:
@@ -108,17 +108,17 @@ def _torch_cache(cache: Cache | None) -> Any:
     return DynamicCache(list(zip(pairs[0::2], pairs[1::2], strict=True)))
 
 
-def cache_of(found: Any) -> Cache:
+def cache_of(transformers_cache: Any) -> Cache:
     """transformers' cache by our names."""
-    pairs = [(layer.keys, layer.values) for layer in found.layers]
+    pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().numpy() for pair in pairs for t in pair]
     return dict(zip(past_names(len(pairs)), flat, strict=True))
 
 
 def logits_of(system: Decoder, ids: Array) -> Array:
     """ids (tokens,) -> logits (tokens, vocabulary), in one piece."""
-    found: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
-    return found
+    logits: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
+    return logits
 
 
 def greedy(system: Decoder, prompts: Array, new: int) -> Array:
@@ -126,9 +126,9 @@ def greedy(system: Decoder, prompts: Array, new: int) -> Array:
     past the end of a text too."""
     mask = np.ones_like(prompts)
     logits, cache = system.step(prompts, mask, None)
-    made = [logits[:, -1].argmax(-1)]
-    while len(made) < new:
+    tokens = [logits[:, -1].argmax(-1)]
+    while len(tokens) < new:
         mask = np.concatenate([mask, np.ones((len(mask), 1), mask.dtype)], 1)
-        logits, cache = system.step(made[-1][:, None], mask, cache)
-        made.append(logits[:, -1].argmax(-1))
-    return np.stack(made, 1)
+        logits, cache = system.step(tokens[-1][:, None], mask, cache)
+        tokens.append(logits[:, -1].argmax(-1))
+    return np.stack(tokens, 1)

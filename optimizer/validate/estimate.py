@@ -29,21 +29,21 @@ CHARACTERS = 4  # of a token of English, about
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
     """shapes: of every tensor of the checkpoint."""
-    wanted = section.validate_
+    settings = section.validate_
     elements = sum(math.prod(s) for s in shapes.values())
-    generates = wanted.metric == "perplexity"
+    generates = settings.metric == "perplexity"
     memory = LIBRARIES + _ledger(section, shapes, elements, generates)
-    latency = wanted.latency
+    latency = settings.latency
     rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
     if generates:
         tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
-        judged = 2 * WINDOWS * (1 + len(wanted.also)) * wanted.sequence_length
+        judged = 2 * WINDOWS * (1 + len(settings.also)) * settings.sequence_length
         seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
-        logits = 2 * 4 * wanted.sequence_length * vocabulary
+        logits = 2 * 4 * settings.sequence_length * vocabulary
         memory = max(memory, LIBRARIES + 12 * elements + logits)
     else:
-        sets = [wanted.data, *(s.data for s in wanted.also.values())]
+        sets = [settings.data, *(s.data for s in settings.also.values())]
         rows = sum(data.samples or ROWS for data in sets)
         seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
     return Estimate(memory=memory, disk=1 << 20, seconds=seconds)

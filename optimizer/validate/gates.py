@@ -63,13 +63,13 @@ def reached(decision: Decision) -> str:
     """The same of a share that the recipe gives a lower bound for, and the test what it lacks."""
     if decision.verdict != "fail":
         return ""
-    most, asked = breach(1 - decision.interval[0], 1 - decision.margin)
-    return f"; {most} at most, {asked} is asked"
+    most, least = breach(1 - decision.interval[0], 1 - decision.margin)
+    return f"; {most} at most, {least} is asked"
 
 
 def overall(gates: Sequence[Gate]) -> str:
     """The worst verdict of the gates that could be judged. Raises ValueError when none could."""
-    found = {g.verdict for g in gates} - {UNMEASURED}
-    if not found or not found <= set(ORDER):
-        raise ValueError(f"verdicts {sorted(found)}: at least one of {ORDER}, and no other")
-    return next(v for v in ORDER if v in found)
+    verdicts = {g.verdict for g in gates} - {UNMEASURED}
+    if not verdicts or not verdicts <= set(ORDER):
+        raise ValueError(f"verdicts {sorted(verdicts)}: at least one of {ORDER}, and no other")
+    return next(v for v in ORDER if v in verdicts)

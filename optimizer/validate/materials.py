@@ -185,10 +185,10 @@ class Materials:
         longest = min(LONGEST, self.contract.text.max_length)
 
         def encode(group: Sequence[str], length: int | None = None) -> Batch:
-            made = tasks.encode(self.contract, self.tokenizer, group, None, length)
-            if made["input_ids"].shape[1] > longest:
-                made = tasks.encode(self.contract, self.tokenizer, group, None, longest)
-            return made
+            batch = tasks.encode(self.contract, self.tokenizer, group, None, length)
+            if batch["input_ids"].shape[1] > longest:
+                batch = tasks.encode(self.contract, self.tokenizer, group, None, longest)
+            return batch
 
         middle = texts[len(texts) // 2]
         groups = [encode([middle]), encode([texts[0], texts[-1]])]
@@ -199,18 +199,18 @@ class Materials:
 
     def calibration(self) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none."""
-        wanted = self.section.calibrate
-        if wanted is not None and self.contract.task_record.generates:
-            texts = samples(wanted.data, None, wanted.seed)
-            cut_up = windows(texts, self.tokenizer, self.contract, wanted.sequence_length)
-            for ids in cut_up[: wanted.samples]:
-                given = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
-                yield Batch(given, (), ())
-        elif wanted is not None:
-            rows = samples(wanted.data, wanted.samples, wanted.seed)
+        settings = self.section.calibrate
+        if settings is not None and self.contract.task_record.generates:
+            texts = samples(settings.data, None, settings.seed)
+            cut_up = windows(texts, self.tokenizer, self.contract, settings.sequence_length)
+            for ids in cut_up[: settings.samples]:
+                arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
+                yield Batch(arrays, (), ())
+        elif settings is not None:
+            rows = samples(settings.data, settings.samples, settings.seed)
             rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
             yield from batches(
-                rows, self.contract, self.tokenizer, wanted.batch_size, wanted.sequence_length
+                rows, self.contract, self.tokenizer, settings.batch_size, settings.sequence_length
             )
 
     def _shape(self, module: str) -> tuple[int, ...]:
@@ -228,12 +228,12 @@ class Materials:
     def traces(self, model: nn.Module, kept: Sequence[int], inputs: bool = False) -> list[Trace]:
         """Of every batch the model's outputs; of those in `kept` also what enters and leaves each
         linear module, which is far more. inputs: what enters them in all batches."""
-        made = []
+        kept_traces = []
         for i, batch in enumerate(self.batches):
             modules = self.modules if inputs or i in kept else ()
             one = trace.traced(model, batch, self.compared, modules)
-            made.append(one if i in kept else replace(one, outputs={}))
-        return made
+            kept_traces.append(one if i in kept else replace(one, outputs={}))
+        return kept_traces
 
     def continuations(
         self, traces: Sequence[Trace], model: Path
@@ -243,13 +243,13 @@ class Materials:
         the graph takes torch's cache of it."""
         if not self.contract.task_record.generates:
             return list(traces), []
-        by_column = cut.facts(model).by_column
+        by_column = cut.summary(model).by_column
         kept = [replace(t, by_column=by_column) for t in traces]
         lengths = [(i, kept[i].mask.shape[1]) for i in range(min(len(kept), 1 if by_column else 2))]
         return kept, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
 
-    def asked(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """What a graph is asked: the traces, and their continuations."""
+    def with_continuations(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
+        """What a graph is run on: the traces, and their continuations."""
         kept, cuts = self.continuations(traces, model)
         return [*kept, *(kept[i].continued(past) for i, past in cuts)]
 
@@ -344,14 +344,14 @@ class Materials:
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
-        """Of all that graphs are asked."""
+        """Of every trace and continuation."""
         path = self.model / "model.onnx"
-        asked = self.asked(self.simulated_traces, path)
-        return pieces.whole(path, asked, self.compared, fuse=False)
+        traces = self.with_continuations(self.simulated_traces, path)
+        return pieces.whole(path, traces, self.compared, fuse=False)
 
     def between(
         self,
-        found: Sequence[dict[str, Any]],
+        outputs: Sequence[dict[str, Any]],
         expected: Sequence[Trace],
         names: Sequence[str] | None = None,
     ) -> Distance:
@@ -362,7 +362,7 @@ class Materials:
         return merged(
             distance(
                 pair
-                for f, e in zip(found, expected, strict=True)
+                for f, e in zip(outputs, expected, strict=True)
                 for pair in e.pairs(f[name], e.result[name])
             )
             for name in names or self.outputs

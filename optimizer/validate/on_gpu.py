@@ -56,15 +56,15 @@ def opened(m: Materials) -> Runner:
     return shop.open(_entry(m), "load", 0)
 
 
-def outputs(m: Materials, asked: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
+def outputs(m: Materials, traces: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
     """What the engine answers to everything the ledger asks of graphs. runner: the engine, opened
     here when None."""
     target = m.section.target
     results: list[dict[str, Array]] = []
     runner = runner or candidate(m, getattr(target, "runs_on", target.device))
     with closing(runner):
-        for trace in asked:
-            answer = runner.infer(pieces.typed(runner, dict(trace.given)))
+        for trace in traces:
+            answer = runner.infer(pieces.typed(runner, dict(trace.batch)))
             results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
     return results
 

@@ -36,9 +36,9 @@ def inputs(
     for name, rows in data.items():
         calibrate = section.calibrate if name == "calibrate" else None
         length = calibrate.sequence_length if calibrate else None
-        found = text_sense.measure(rows, contract, tokenizer, length)
-        text_sense.check(found, name)
-        texts[name] = {**found.as_dict(), "warnings": text_sense.warnings(found, name)}
+        measured = text_sense.measure(rows, contract, tokenizer, length)
+        text_sense.check(measured, name)
+        texts[name] = {**measured.as_dict(), "warnings": text_sense.warnings(measured, name)}
     file = source / "checkpoint" / contract.text.file
     return {"texts": texts, "tokenizer": digest_file(file)}
 
@@ -55,18 +55,22 @@ def before(
     (answers.reference). Raises DataError for a float model that answers every text alike, or is
     within chance on labelled rows, and what `inputs` raises.
     """
-    made = inputs(m.section, m.source, data)
+    texts = inputs(m.section, m.source, data)
     if answered is None:
-        return made
-    wanted, (baseline, train) = m.section.validate_, answered
+        return texts
+    settings, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
     sense_checks.answers_differ(baseline.text, terms)
-    told = sense_checks.labels_told(wanted.metric, m.contract.task_record, rows, baseline, train)
-    other = None if told else sense_checks.agreement(wanted.metric, rows, baseline)
+    labelled = sense_checks.labelled_answers(
+        settings.metric, m.contract.task_record, rows, baseline, train
+    )
+    other = None if labelled else sense_checks.agreement(settings.metric, rows, baseline)
     names = m.contract.labels
-    section = sense_checks.above_chance(wanted.metric, told, other, names, wanted.confidence)
+    section = sense_checks.above_chance(
+        settings.metric, labelled, other, names, settings.confidence
+    )
     warn(section["warnings"])
-    return {**made, "reference": section}
+    return {**texts, "reference": section}
 
 
 def after(m: Materials, judged: Sequence[Gate], quality: dict[str, Any]) -> dict[str, Any]:

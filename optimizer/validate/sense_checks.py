@@ -23,7 +23,7 @@ from optimizer.validate.quality.quality import Answers, Probe
 from optimizer.validate.quality.significance import Floats
 
 ROUNDING = float(np.finfo(np.float32).eps)
-Told = tuple[list[Labels], list[Labels], int]
+Labelled = tuple[list[Labels], list[Labels], int]
 """truth and answers as label ids (words,) per text, and how many labels there are."""
 
 
@@ -47,15 +47,15 @@ def answers_differ(vectors: Sequence[Floats], terms: int) -> None:
     )
 
 
-def labels_told(
+def labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
-) -> Told | None:
+) -> Labelled | None:
     """What the metric counts as right or wrong; None where it has no labels to count by."""
     if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
         probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
-        told = probe.predict(np.stack(baseline.text))
+        classes = probe.predict(np.stack(baseline.text))
     elif task.classifies and not task.per_position and baseline.text[0].size > 1:
-        told = np.stack(baseline.text).argmax(1)
+        classes = np.stack(baseline.text).argmax(1)
     elif task.classifies and baseline.words is not None:
         truth = [np.array(r.tags) for r in rows if r.tags is not None]
         if len(truth) < len(rows):
@@ -66,12 +66,12 @@ def labels_told(
     if any(r.label is None for r in rows):
         return None
     truth = [np.array([r.label]) for r in rows]
-    answers = list(told[:, None])
+    answers = list(classes[:, None])
     return truth, answers, 1 + int(_largest(truth, answers))
 
 
-def _largest(truth: Sequence[Labels], told: Sequence[Labels]) -> int:
-    return max(int(np.concatenate([*truth, *told]).max()), 1)
+def _largest(truth: Sequence[Labels], predicted: Sequence[Labels]) -> int:
+    return max(int(np.concatenate([*truth, *predicted]).max()), 1)
 
 
 def agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
@@ -84,17 +84,17 @@ def agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreeme
         scores = np.array([r.score for r in rows], np.float64)
         return chance.rank_correlation(quality.similarity(baseline), scores)
     if metric == "retrieval":
-        found = quality.nearest(baseline)
+        nearest = quality.nearest(baseline)
         if baseline.pair is None:
-            return chance.same_as_nearest(np.array([r.label for r in rows]), found)
-        wanted = np.array([r.text_pair for r in rows])
-        return chance.matches(wanted, wanted[found])
+            return chance.same_as_nearest(np.array([r.label for r in rows]), nearest)
+        pairs = np.array([r.text_pair for r in rows])
+        return chance.matches(pairs, pairs[nearest])
     return None
 
 
 def above_chance(
     metric: str,
-    told: Told | None,
+    labelled: Labelled | None,
     other: Agreement | None,
     names: Sequence[str] | None,
     confidence: float,
@@ -103,21 +103,21 @@ def above_chance(
     know nothing of the labels reach, where the rows are enough to tell, or where it does better
     with the labels read otherwise.
 
-    told: see labels_told; other: see agreement; of both None, nothing is judged.
+    labelled: see labelled_answers; other: see agreement; of both None, nothing is judged.
     """
-    if told is None and other is None:
+    if labelled is None and other is None:
         return {"verdict": "not labelled", "warnings": []}
-    found = other if told is None else chance.word_or_row(told[0], told[1])
-    assert found is not None
-    decided = chance.against_chance(found, confidence)
+    judged = other if labelled is None else chance.word_or_row(labelled[0], labelled[1])
+    assert judged is not None
+    decided = chance.against_chance(judged, confidence)
     reading = None
-    if told is not None and not decided.above:
-        reading = chance.exchanged(*told, confidence)
+    if labelled is not None and not decided.above:
+        reading = chance.exchanged(*labelled, confidence)
     turned = False
-    if told is None and metric == "spearman" and not decided.above:
-        turned = chance.against_chance(_negated(found), confidence).above
+    if labelled is None and metric == "spearman" and not decided.above:
+        turned = chance.against_chance(_negated(judged), confidence).above
     if not decided.above and (decided.enough or reading or turned):
-        hint = _reading(reading, names) if reading else _alike(told, names)
+        hint = _reading(reading, names) if reading else _alike(labelled, names)
         raise _at_chance(metric, decided, hint, turned, confidence)
     section = {"metric": metric, "verdict": "above chance", **asdict(decided), "warnings": []}
     if not decided.above:
@@ -127,13 +127,13 @@ def above_chance(
             f"nothing of the labels reach {decided.reach:.3f}: these rows are too few, or too much "
             "alike, to tell the two apart"
         ]
-    elif told is not None:
-        section["warnings"] = _doubts(told, decided, names, confidence)
+    elif labelled is not None:
+        section["warnings"] = _doubts(labelled, decided, names, confidence)
     return section
 
 
-def _negated(found: Agreement) -> Agreement:
-    return Agreement(-found.value, found.best, found.draw)  # under chance it is symmetric
+def _negated(of: Agreement) -> Agreement:
+    return Agreement(-of.value, of.best, of.draw)  # under chance it is symmetric
 
 
 def _at_chance(
@@ -164,9 +164,9 @@ def _name(label: int, names: Sequence[str] | None) -> str:
     return names[label] if names and 0 <= label < len(names) else f"label {label}"
 
 
-def _alike(told: Told | None, names: Sequence[str] | None) -> str:
+def _alike(labelled: Labelled | None, names: Sequence[str] | None) -> str:
     """Where every answer is the same: which."""
-    different = np.unique(np.concatenate(told[1])) if told else np.empty(0, np.int64)
+    different = np.unique(np.concatenate(labelled[1])) if labelled else np.empty(0, np.int64)
     if len(different) != 1:
         return ""
     return f"It answers {_name(int(different[0]), names)} to every text. "
@@ -183,38 +183,38 @@ def _reading(reading: Sequence[int], names: Sequence[str] | None) -> str:
 
 
 def _doubts(
-    told: Told, decided: Chance, names: Sequence[str] | None, confidence: float
+    labelled: Labelled, decided: Chance, names: Sequence[str] | None, confidence: float
 ) -> list[str]:
-    truth, answers, labels = told
-    made = []
+    truth, answers, labels = labelled
+    doubts = []
     reading = chance.better_read(truth, answers, labels, confidence)
     if reading:
-        made.append("part of the labels: " + _reading(reading, names).strip())
+        doubts.append("part of the labels: " + _reading(reading, names).strip())
     _, counts = np.unique(np.concatenate(truth), return_counts=True)
     constant = float(counts.max() / counts.sum())
     if constant > decided.value:
-        made.append(
+        doubts.append(
             f"the commonest label alone is right in {constant:.3f} of the cases, the float model "
             f"in {decided.value:.3f}"
         )
-    return made
+    return doubts
 
 
 def language_model(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """The report's sense.reference of text-generation, from its quality section: a perplexity above
     the size of the vocabulary is worse than knowing nothing. It is reported, and refuses nothing:
     text has no labels that could be wrong."""
-    found = section["baseline"]
-    low = found["interval"][0]
+    perplexity = section["baseline"]
+    low = perplexity["interval"][0]
     odd = math.isfinite(low) and low > vocabulary
     warning = (
-        f"the float model's perplexity is {found['value']:.4g}, and guessing among all "
+        f"the float model's perplexity is {perplexity['value']:.4g}, and guessing among all "
         f"{vocabulary} tokens has no more: are tokenizer and text the model's own?"
     )
     return {
         "metric": "perplexity",
         "verdict": "below chance" if odd else "above chance",
-        "value": found["value"],
+        "value": perplexity["value"],
         "expected": vocabulary,
         "warnings": [warning] if odd else [],
     }

@@ -100,9 +100,11 @@ def run(
     device = "cpu" if elsewhere else getattr(target, "runs_on", target.device)
     with _one_torch_thread():
         judged = _quality(materials, sets, reference, device)
-    found, report["quality"], report["also"] = evaluation.gathered(section.validate_, judged)
+    quality_gates, report["quality"], report["also"] = evaluation.gathered(
+        section.validate_, judged
+    )
     report["sense"] |= sense.after(materials, judged[FIRST][0], report["quality"])
-    gates += found
+    gates += quality_gates
     if untimed:
         report["not_measured"] = {"speed": untimed}
         gates += speed.unmeasured(section.validate_.latency, untimed)
@@ -129,8 +131,8 @@ def run(
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
     """The reference's bits do not depend on the number of cores; and small batches gain nothing
-    from more threads, which wait for each other by spinning when the machine is busy (measured:
-    18 times slower with two)."""
+    from more threads, which wait for each other by spinning when the machine is busy
+    (docs/decisions.md: One thread for the reference)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -165,10 +167,10 @@ def _data(section: Validation) -> dict[str, list[Sample]]:
     """Every set's rows; those used for one purpose occur in no other."""
     rows = {name: samples(spec) for name, spec in specs(section).items()}
     if section.calibrate:
-        wanted = section.calibrate
+        settings = section.calibrate
         windows = section.validate_.metric == "perplexity"  # cut from all texts joined
-        limit = None if windows else wanted.samples
-        rows["calibrate"] = samples(wanted.data, limit, wanted.seed)
+        limit = None if windows else settings.samples
+        rows["calibrate"] = samples(settings.data, limit, settings.seed)
     check_disjoint(rows)
     return rows
 
@@ -199,8 +201,8 @@ def _fallbacks(m: Materials) -> list[dict[str, str]]:
 def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would for its texts, before anything is compressed, and print
     what is odd of them."""
-    for found in sense.inputs(section, source, _data(section))["texts"].values():
-        sense.warn(found["warnings"])
+    for measured in sense.inputs(section, source, _data(section))["texts"].values():
+        sense.warn(measured["warnings"])
 
 
 def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, device: str) -> Judged:
@@ -209,7 +211,7 @@ def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, devi
     if reference is None:
         return generation_quality.quality(m, sets, device)
     baseline, fit_on = reference
-    made = {}
+    judged = {}
     with closing(on_gpu.candidate(m, device)) as runner:
         for name, rows in sets.items():
             on = f" on {name}" if name else ""
@@ -218,8 +220,8 @@ def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, devi
                     m, answers.TorchRunner(m), rows, f"validate: baseline{on}"
                 )
             candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
-            made[name] = _compared(m, rows, baseline, candidate, fit_on)
-    return made
+            judged[name] = _compared(m, rows, baseline, candidate, fit_on)
+    return judged
 
 
 def _compared(
@@ -230,20 +232,22 @@ def _compared(
     fit_on: answers.Train | None,
 ) -> tuple[list[Gate], dict[str, Any]]:
     """Of one set. fit_on: the probe's rows and the baseline's answers to them."""
-    wanted = m.section.validate_
-    metric = quality.compare(wanted.metric, rows, baseline, candidate, fit_on, wanted.confidence)
+    settings = m.section.validate_
+    metric = quality.compare(
+        settings.metric, rows, baseline, candidate, fit_on, settings.confidence
+    )
     cosines = quality.cosines_of(baseline.text, candidate.text)
     decision, section = quality.judge(
-        wanted.metric, metric, len(rows), wanted.max_drop, wanted.confidence, cosines
+        settings.metric, metric, len(rows), settings.max_drop, settings.confidence, cosines
     )
-    made = [gating.from_decision(f"quality.{wanted.metric}", decision, wanted.metric)]
-    if wanted.min_cosine is not None:
+    gates = [gating.from_decision(f"quality.{settings.metric}", decision, settings.metric)]
+    if settings.min_cosine is not None:
         away = 1 - cosines
         decided = significance.resampled(
-            lambda w: w @ away / w.sum(1), len(rows), 1 - wanted.min_cosine, wanted.confidence
+            lambda w: w @ away / w.sum(1), len(rows), 1 - settings.min_cosine, settings.confidence
         )
-        made.append(_cosine_gate(decided))
-    return made, section
+        gates.append(_cosine_gate(decided))
+    return gates, section
 
 
 def _cosine_gate(decided: significance.Decision) -> Gate:

@@ -130,7 +130,7 @@ def test_a_half_precision_graph_pairs_with_float_parameters() -> None:
 def test_a_weight_no_operator_multiplies_by_is_an_error() -> None:
     parameters = {"a.weight": tensor(A), "c.weight": tensor(C), "lost.weight": tensor(A + C)}
     with pytest.raises(OptimizeError, match=r"lost\.weight cannot be found"):
-        names.pair(two(), parameters, ["a", "c"], wanted=["lost.weight"])
+        names.pair(two(), parameters, ["a", "c"], quantized=["lost.weight"])
 
 
 def test_parameters_without_an_initializer_are_listed() -> None:

@@ -78,7 +78,7 @@ def test_bytes_of_a_sentencepiece_tokenizer_become_characters() -> None:
 def cut(text: list[str], *stops: str) -> tuple[str, str | None]:
     chosen = StopFilter(stops)
     made = "".join(chosen.add(piece) for piece in text)
-    return made + chosen.rest(), chosen.found
+    return made + chosen.rest(), chosen.matched
 
 
 @pytest.mark.parametrize(

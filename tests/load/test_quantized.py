@@ -61,7 +61,7 @@ def test_gptq_reads_what_autogptq_multiplies_with(
     form = "gptq" if version == 1 else "gptq_v2"
     config = {**GPTQ, "bits": bits, "group_size": size, "sym": symmetric, "checkpoint_format": form}
     folder = put(tmp_path_factory.mktemp("gptq"), config, named("a", packed))
-    q = found(folder).coded["a.weight"].read()
+    q = found(folder).weights["a.weight"].read()
     assert torch.equal(q.dequantize(), packers.gptq_values(packed, bits, version=version))
     assert torch.equal(q.codes.int() + (1 << (bits - 1)), values[0].int())
     assert torch.equal(q.scale, values[2].float())
@@ -78,7 +78,7 @@ def test_awq_reads_what_autoawq_multiplies_with(
     packed = packers.awq(*values)
     folder = tmp_path_factory.mktemp("awq")
     put(folder, {**AWQ, "group_size": size}, named("a", packed))
-    q = found(folder).coded["a.weight"].read()
+    q = found(folder).weights["a.weight"].read()
     assert torch.equal(q.dequantize(), packers.awq_values(packed))
     assert torch.equal(q.codes.int() + 8, values[0].int())
 
@@ -91,7 +91,7 @@ def test_the_words_of_gptq_are_these(tmp_path: Path) -> None:
         "scales": torch.full((1, 8), 0.5, dtype=torch.float16),
     }
     config = {**GPTQ, "group_size": -1}
-    q = found(put(tmp_path, config, named("a", tensors))).coded["a.weight"].read()
+    q = found(put(tmp_path, config, named("a", tensors))).weights["a.weight"].read()
     assert q.scheme == Scheme(4, False, "channel")
     assert q.dequantize()[0].tolist() == [-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5]
     assert q.dequantize()[1].tolist() == [-4.0] * 8
@@ -105,7 +105,7 @@ def test_the_words_of_awq_are_these(tmp_path: Path) -> None:
         "scales": torch.ones(1, 8, dtype=torch.float16),
     }
     config = {**AWQ, "group_size": -1}
-    q = found(put(tmp_path, config, named("a", tensors))).coded["a.weight"].read()
+    q = found(put(tmp_path, config, named("a", tensors))).weights["a.weight"].read()
     assert q.dequantize()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
@@ -113,7 +113,7 @@ def test_bits_of_a_module_of_its_own_are_seen_in_its_shapes(tmp_path: Path) -> N
     small, large = coded(16, 64, 4, 4, 0), coded(16, 64, 2, 8, 1)
     tensors = named("a", packers.gptq(*small, 4)) | named("b", packers.gptq(*large, 8))
     config = {**GPTQ, "dynamic": {"+:b": {"bits": 8, "group_size": 32}}}
-    both = found(put(tmp_path, config, tensors)).coded
+    both = found(put(tmp_path, config, tensors)).weights
     assert both["a.weight"].read().scheme == Scheme(4, False, "group", 16)
     assert both["b.weight"].read().scheme == Scheme(8, False, "group", 32)
 
@@ -134,14 +134,14 @@ def test_the_config_file_of_older_tools_is_read(
     (tmp_path / file).write_text(json.dumps(config))
     result = found(tmp_path)
     assert result.method == pack
-    assert torch.equal(result.coded["a.weight"].read().codes.int() + 8, values[0].int())
+    assert torch.equal(result.weights["a.weight"].read().codes.int() + 8, values[0].int())
 
 
 def test_awq_without_zero_points_is_symmetric(tmp_path: Path) -> None:
     packed = packers.awq(*coded(8, 32, 2, 4, 0, symmetric=True))
     del packed["qzeros"]
     config = {**AWQ, "zero_point": False}
-    q = found(put(tmp_path, config, named("a", packed))).coded["a.weight"].read()
+    q = found(put(tmp_path, config, named("a", packed))).weights["a.weight"].read()
     assert q.zero_point is None
 
 
@@ -238,9 +238,9 @@ def test_compressed_tensors_reads_what_its_own_decompressor_does(
     weights = weights_of(bits, symmetric, strategy, size)
     values = compressed(tmp_path / "ct", tiny_llama, weights, None, form)
     result = found(tmp_path / "ct")
-    assert result.coded.keys() == values.keys()
+    assert result.weights.keys() == values.keys()
     for name, value in values.items():
-        q = result.coded[name].read()
+        q = result.weights[name].read()
         assert q.scheme == Scheme(bits, symmetric, strategy, size)  # type: ignore[arg-type]
         assert torch.equal(q.dequantize(), value)
 
@@ -251,10 +251,10 @@ def test_zero_points_that_older_writers_left_unpacked_are_read(
     weights = weights_of(4, False, "group", 16)
     values = compressed(tmp_path / "ct", tiny_llama, weights, None, "pack-quantized")
     name = "model.layers.0.mlp.up_proj"
-    zero = found(tmp_path / "ct").coded[f"{name}.weight"].read().zero_point
+    zero = found(tmp_path / "ct").weights[f"{name}.weight"].read().zero_point
     assert zero is not None
     edit(tmp_path / "ct", {f"{name}.weight_zero_point": zero})
-    again = found(tmp_path / "ct").coded[f"{name}.weight"].read()
+    again = found(tmp_path / "ct").weights[f"{name}.weight"].read()
     assert torch.equal(again.dequantize(), values[f"{name}.weight"])
 
 
@@ -266,7 +266,7 @@ def test_coded_inputs_are_part_of_the_state(tiny_llama: Path, tmp_path: Path) ->
         state = quantized.state(result, {n: n for n in result.stored})
         assert state.activations == kind
     site = "model.layers.0.mlp.up_proj:input"
-    assert state.ranges.keys() == {f"{n.removesuffix('.weight')}:input" for n in result.coded}
+    assert state.ranges.keys() == {f"{n.removesuffix('.weight')}:input" for n in result.weights}
     assert (state.ranges[site].scale, state.ranges[site].zero_point) == (0.03125, 123)
 
 
@@ -317,7 +317,7 @@ def loaded(result: quantized.Quantized, folder: Path, out: Path) -> dict[str, st
     def entries() -> Any:
         for parameter, name in names.items():
             entry = result.stored[name]
-            coded = isinstance(entry, quantized.Coded)
+            coded = isinstance(entry, quantized.QuantizedWeight)
             yield parameter, entry.dequantize() if coded else read_entry(entry)  # type: ignore
 
     safetensors_stream.write(entries(), out / "checkpoint" / "model.safetensors")

@@ -29,7 +29,7 @@ CT = {
 def read_all(folder: Path) -> None:
     result = quantized.find(folder)
     assert result is not None
-    for weight in result.coded.values():
+    for weight in result.weights.values():
         weight.read()
 
 

@@ -35,7 +35,7 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
     m = runs[scheme].materials()
     model = m.model / "model.onnx"
     fuse = scheme == "static"  # for weights alone the CPU's fused kernel quantizes its inputs, too
-    asked = m.asked(m.simulated_traces, model)
+    asked = m.with_continuations(m.simulated_traces, model)
     spread = m.correct.whole("state", "fp32")
     limit = max(spread.limits.values())
 

@@ -22,7 +22,7 @@ def noisy(truth: np.ndarray, right: float, labels: int) -> np.ndarray:
     return np.where(RNG.random(len(truth)) < right, truth, other)
 
 
-def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense_checks.Told:
+def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense_checks.Labelled:
     return list(truth[:, None]), list(answers[:, None]), labels
 
 

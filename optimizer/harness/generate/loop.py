@@ -272,11 +272,11 @@ def _next(row: _Row, scores: Array, rules: _Rules) -> Piece:
         text = row.stops.add(row.text.rest())
     else:
         text = row.stops.add(row.text.add(token))
-        if row.room == 0 and row.stops.found is None:
+        if row.room == 0 and row.stops.matched is None:
             row.finish = "length"
             text += row.stops.add(row.text.rest())
-    if row.stops.found is not None:
-        row.finish, stop = "stop", row.stops.found
+    if row.stops.matched is not None:
+        row.finish, stop = "stop", row.stops.matched
     if row.finish is not None:
         text += row.stops.rest()
     return Piece(row.number, token, text, row.finish, stop)

@@ -81,10 +81,10 @@ class Options:
                 raise InputError(
                     f"{getattr(self, name)!r} was given", where=name, accepted="true or false"
                 )
-        asked = [n for n in SHAPES if getattr(self, n) not in (None, NEUTRAL[n])]
-        if self.do_sample is False and asked and self.temperature != 0:
+        shaping = [n for n in SHAPES if getattr(self, n) not in (None, NEUTRAL[n])]
+        if self.do_sample is False and shaping and self.temperature != 0:
             raise InputError(
-                f"{', '.join(asked)} with do_sample false, which reads none of them",
+                f"{', '.join(shaping)} with do_sample false, which reads none of them",
                 where="do_sample",
                 fix="Leave one of the two out.",
             )
@@ -106,11 +106,11 @@ class Options:
 
     def sampling(self, advised: Mapping[str, float]) -> Sampling:
         """How tokens are chosen, by the precedence of the module's docstring."""
-        asked = {n: getattr(self, n) for n in NEUTRAL}
-        decided = {n: advised.get(n, NEUTRAL[n]) if v is None else v for n, v in asked.items()}
+        options = {n: getattr(self, n) for n in NEUTRAL}
+        decided = {n: advised.get(n, NEUTRAL[n]) if v is None else v for n, v in options.items()}
         if self.do_sample is not None:
             draws = self.do_sample
-        elif any(asked[n] is not None for n in SHAPES):
+        elif any(options[n] is not None for n in SHAPES):
             draws = True
         else:
             draws = bool(advised.get("do_sample", False))

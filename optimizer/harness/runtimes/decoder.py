@@ -53,17 +53,17 @@ def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]
 
 
 def check_step(
-    arrays: Mapping[str, Array], wanted: Sequence[str], past: int, rows: int
+    arrays: Mapping[str, Array], expected: Sequence[str], past: int, rows: int
 ) -> tuple[int, int]:
-    """(batch, sequence) of a step's arrays. wanted: their names; past: tokens remembered, of so
+    """(batch, sequence) of a step's arrays. expected: their names; past: tokens remembered, of so
     many rows.
 
     Raises InputError for other names, or for a shape that disagrees with input_ids or with what is
     remembered.
     """
-    if set(arrays) != set(wanted):
+    if set(arrays) != set(expected):
         raise InputError(
-            f"{', '.join(sorted(arrays))} were given", where="step", accepted=", ".join(wanted)
+            f"{', '.join(sorted(arrays))} were given", where="step", accepted=", ".join(expected)
         )
     ids = arrays["input_ids"]
     if ids.ndim != 2 or not ids.size:

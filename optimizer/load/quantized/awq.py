@@ -31,7 +31,7 @@ from optimizer.load.quantized.module import (
     number,
     rest,
 )
-from optimizer.load.quantized.parts import Coded, Quantized
+from optimizer.load.quantized.parts import Quantized, QuantizedWeight
 from optimizer.qtensor import Granularity, QTensor, Scheme
 
 PARTS = ("qweight", "qzeros", "scales")
@@ -57,26 +57,28 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
             accepted="4",
             fix="Use gptq for 8.",
         )
-    asked = number(config, "group_size", "q_group_size", default=128)
+    group_size = number(config, "group_size", "q_group_size", default=128)
     symmetric = not bool(config.get("zero_point", True))
-    found = modules(entries, "qweight", PARTS)
-    coded = {
-        f"{name}.weight": Coded(
-            module.entry("qweight").file, *_shape_and_reader(module, asked, symmetric)
+    quantized = modules(entries, "qweight", PARTS)
+    weights = {
+        f"{name}.weight": QuantizedWeight(
+            module.entry("qweight").file, *_shape_and_reader(module, group_size, symmetric)
         )
-        for name, module in found.items()
+        for name, module in quantized.items()
     }
-    return Quantized(folder, "awq", coded, rest(entries, found))
+    return Quantized(folder, "awq", weights, rest(entries, quantized))
 
 
-def _shape_and_reader(module: Module, asked: int, symmetric: bool) -> tuple[tuple[int, int], Any]:
+def _shape_and_reader(
+    module: Module, group_size: int, symmetric: bool
+) -> tuple[tuple[int, int], Any]:
     inputs, words = module.entry("qweight", torch.int32).shape
     groups = module.entry("scales", *SCALES).shape[0]
     module.expect("scales", (groups, 8 * words))
     if not symmetric or "qzeros" in module.tensors:
         module.entry("qzeros", torch.int32)
         module.expect("qzeros", (groups, words))
-    granularity, size = grouping(module, inputs, groups, asked)
+    granularity, size = grouping(module, inputs, groups, group_size)
     scheme = Scheme(4, symmetric, cast(Granularity, granularity), size)
     return (8 * words, inputs), partial(_read, module, scheme)
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import Entry
 from optimizer.load.quantized.module import SCALES, Module, centred, grouping, modules, rest
-from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
+from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
 from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 from optimizer.state import Activations, Range
@@ -46,18 +46,20 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
     """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     groups = _checked(config, where)
-    found = modules(entries, "weight_packed", (*PACKED, *INPUT))
+    quantized = modules(entries, "weight_packed", (*PACKED, *INPUT))
     scaled = modules(entries, "weight_scale", (*INTEGER, *INPUT))
-    whole = {n: m for n, m in scaled.items() if n not in found}
-    found |= {n: m for n, m in whole.items() if m.entry("weight").dtype == torch.int8}
-    coded: dict[str, Coded] = {}
+    whole = {n: m for n, m in scaled.items() if n not in quantized}
+    quantized |= {n: m for n, m in whole.items() if m.entry("weight").dtype == torch.int8}
+    weights: dict[str, QuantizedWeight] = {}
     inputs: dict[str, Activations] = {}
     ranges: dict[str, Range] = {}
-    for name, module in found.items():
+    for name, module in quantized.items():
         group = _group_of(module, groups)
         scheme, shape = _scheme(module, group)
         file = module.tensors["weight_scale"].file
-        coded[f"{name}.weight"] = Coded(file, shape, partial(_read, module, scheme, shape))
+        weights[f"{name}.weight"] = QuantizedWeight(
+            file, shape, partial(_read, module, scheme, shape)
+        )
         inputs[name] = _activations(module, group)
         if inputs[name] == "tensor":
             ranges[name] = _range(module, group["input_activations"])
@@ -72,8 +74,8 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
     return Quantized(
         folder,
         "compressed-tensors",
-        coded,
-        rest(entries, found),
+        weights,
+        rest(entries, quantized),
         activations=next(iter(kinds), None),
         ranges=ranges,
         weight_only=tuple(n for n, kind in inputs.items() if kind is None) if kinds else (),
@@ -221,15 +223,15 @@ def _range(module: Module, inputs: Group) -> Range:
         module.entry("input_zero_point", torch.int8, torch.int32)
         zero = int(module.tensor("input_zero_point").reshape(-1)[0])
     try:
-        found = Range(-(zero + 128) * scale, (127 - zero) * scale)
+        interval = Range(-(zero + 128) * scale, (127 - zero) * scale)
     except ValueError as e:
         raise module.wrong(str(e)) from None
-    if found.scale != scale or found.zero_point != zero + 128:
+    if interval.scale != scale or interval.zero_point != zero + 128:
         raise module.wrong(
             f"input_scale {scale} is no bfloat16 value inside float16's normal range",
             fix="Quantize again from the float checkpoint, or use a weight-only one.",
         )
-    return found
+    return interval
 
 
 def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:

@@ -35,7 +35,7 @@ from optimizer.errors import CheckpointError, LedgerError
 from optimizer.load.checkpoint import Entry, open_checkpoint, read_header, read_json
 from optimizer.load.families import FAMILIES
 from optimizer.load.quantized import awq, compressed_tensors, gptq
-from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Coded, Quantized
+from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
 from optimizer.load.source import shard_files
 from optimizer.qtensor import QTensor
 from optimizer.state import CompressedState, Note
@@ -65,49 +65,49 @@ def find(folder: Path) -> Quantized | None:
             accepted=ACCEPTED,
             fix=FLOAT_INSTEAD,
         )
-    found = READERS[method](folder, config, _entries(folder))
-    if not found.coded:
+    checkpoint = READERS[method](folder, config, _entries(folder))
+    if not checkpoint.weights:
         raise CheckpointError(
             f"quantization_config says {method}, and no tensor in the files is packed",
             where=str(folder),
             fix="Remove quantization_config from config.json if the weights are float.",
         )
-    return found
+    return checkpoint
 
 
-def state(found: Quantized, names: Mapping[str, str]) -> CompressedState:
+def state(checkpoint: Quantized, names: Mapping[str, str]) -> CompressedState:
     """The codes as they are, opened one by one. names: {parameter of the model: name in the files}
     (what the load stage paired).
 
     Raises CheckpointError for a coded weight that `names` leaves out or that is no linear layer's.
     """
-    paired = {p: n for p, n in names.items() if n in found.coded}
-    lost = sorted(set(found.coded) - set(paired.values()))
-    model_type = str(read_json(found.folder / "config.json").get("model_type"))
+    paired = {p: n for p, n in names.items() if n in checkpoint.weights}
+    lost = sorted(set(checkpoint.weights) - set(paired.values()))
+    model_type = str(read_json(checkpoint.folder / "config.json").get("model_type"))
     row = FAMILIES.get(model_type)
     lost += [n for p, n in paired.items() if row is not None and row.is_transposed(p)]
     if lost:
         raise CheckpointError(
             f"{lost[0]} is quantized and is no linear layer of this model",
-            where=str(found.folder),
+            where=str(checkpoint.folder),
             fix=FLOAT_INSTEAD,
         )
     module_of = {n.removesuffix(".weight"): p.removesuffix(".weight") for p, n in paired.items()}
     why = "its input is float in the checkpoint"
     return CompressedState(
-        weights=_Weights(found.coded, paired),
-        ranges={f"{module_of[m]}:input": r for m, r in found.ranges.items()},
-        activations=found.activations,
-        notes=tuple(Note(module_of[m], "weight-only", why) for m in sorted(found.weight_only)),
+        weights=_Weights(checkpoint.weights, paired),
+        ranges={f"{module_of[m]}:input": r for m, r in checkpoint.ranges.items()},
+        activations=checkpoint.activations,
+        notes=tuple(Note(module_of[m], "weight-only", why) for m in sorted(checkpoint.weight_only)),
     )
 
 
 class _Weights(Mapping[str, QTensor]):
-    def __init__(self, coded: Mapping[str, Coded], names: Mapping[str, str]) -> None:
-        self._coded, self._names = coded, names
+    def __init__(self, weights: Mapping[str, QuantizedWeight], names: Mapping[str, str]) -> None:
+        self._weights, self._names = weights, names
 
     def __getitem__(self, parameter: str) -> QTensor:
-        return self._coded[self._names[parameter]].read()
+        return self._weights[self._names[parameter]].read()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -123,15 +123,15 @@ def keep(folder: Path, names: Mapping[str, str], out: Path) -> None:
     quantization_config), and out/quantized holds the state as optimizer/state.py writes it.
     Raises LedgerError when the two do not hold the same numbers.
     """
-    found = find(folder)
-    if found is None:
+    checkpoint = find(folder)
+    if checkpoint is None:
         return
     config = read_json(out / "checkpoint" / "config.json")
     config.pop("quantization_config", None)
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (out / "checkpoint" / "config.json").write_text(text, encoding="utf-8")
     (out / "quantized").mkdir()
-    compressed_state.write(state(found, names), out / "quantized")
+    compressed_state.write(state(checkpoint, names), out / "quantized")
     written, kept = open_checkpoint(out).tensors, compressed_state.read(out / "quantized")
     for parameter, q in kept.weights.items():
         if parameter not in written or not torch.equal(written[parameter], q.dequantize()):
@@ -144,9 +144,9 @@ def keep(folder: Path, names: Mapping[str, str], out: Path) -> None:
 
 def _config(folder: Path) -> dict[str, Any]:
     """quantization_config, or what older tools wrote beside config.json; {} of a float folder."""
-    given = read_json(folder / "config.json").get("quantization_config")
-    if given:
-        return dict(given)
+    config = read_json(folder / "config.json").get("quantization_config")
+    if config:
+        return dict(config)
     for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
         if (folder / name).is_file():
             return {"quant_method": method, **read_json(folder / name)}
@@ -165,13 +165,13 @@ def _entries(folder: Path) -> dict[str, Entry]:
                 f"{missing[0]!r} is listed in {index.name} and not in its file", where=str(folder)
             )
         return {name: headers[file][name] for name, file in listed.items()}
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        found.update(read_header(file))
-    if not found:
+        entries.update(read_header(file))
+    if not entries:
         raise CheckpointError(
             "a quantized checkpoint without a *.safetensors file",
             where=str(folder),
             fix="Convert its pickle to safetensors with the tool that wrote it.",
         )
-    return found
+    return entries

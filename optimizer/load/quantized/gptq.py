@@ -34,7 +34,7 @@ from optimizer.load.quantized.module import (
     number,
     rest,
 )
-from optimizer.load.quantized.parts import Coded, Quantized
+from optimizer.load.quantized.parts import Quantized, QuantizedWeight
 from optimizer.packing import unpack32
 from optimizer.qtensor import Granularity, QTensor, Scheme
 
@@ -52,14 +52,14 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
             accepted=", ".join(OFFSET),
             fix="Save it in one of these with the tool that wrote it.",
         )
-    found = modules(entries, "qweight", PARTS)
-    coded = {
-        f"{name}.weight": Coded(
+    quantized = modules(entries, "qweight", PARTS)
+    weights = {
+        f"{name}.weight": QuantizedWeight(
             module.entry("qweight").file, *_shape_and_reader(module, config, OFFSET[form])
         )
-        for name, module in found.items()
+        for name, module in quantized.items()
     }
-    return Quantized(folder, "gptq", coded, rest(entries, found))
+    return Quantized(folder, "gptq", weights, rest(entries, quantized))
 
 
 def _shape_and_reader(
@@ -77,23 +77,25 @@ def _shape_and_reader(
         module.entry("g_idx", torch.int32, torch.int64)
         module.expect("g_idx", (inputs,))
     by_module = bool(config.get("dynamic"))
-    asked = None if by_module else number(config, "group_size", default=128)
-    granularity, size = grouping(module, inputs, groups, asked)
+    group_size = None if by_module else number(config, "group_size", default=128)
+    granularity, size = grouping(module, inputs, groups, group_size)
     symmetric = bool(config.get("sym", True))
     scheme = Scheme(bits, symmetric, cast(Granularity, granularity), size)
     return (out, inputs), partial(_read, module, scheme, inputs, offset, by_module)
 
 
-def _bits(module: Module, asked: int) -> int:
+def _bits(module: Module, configured: int) -> int:
     """The config's bits, or what the shapes say where it gives modules bits of their own."""
     words, out = module.entry("qweight").shape
     zeros = module.entry("qzeros").shape[-1]
     inputs = module.tensors["g_idx"].shape[0] if "g_idx" in module.tensors else None
-    for bits in (asked, 4, 8):
+    for bits in (configured, 4, 8):
         fits = zeros == -(-out * bits // 32) and inputs in (None, words * 32 // bits)
         if bits in (4, 8) and fits:
             return bits
-    raise module.wrong(f"weights of {asked} bits, or qzeros of another shape", accepted="4, 8 bits")
+    raise module.wrong(
+        f"weights of {configured} bits, or qzeros of another shape", accepted="4, 8 bits"
+    )
 
 
 def _read(module: Module, scheme: Scheme, inputs: int, offset: int, by_module: bool) -> QTensor:

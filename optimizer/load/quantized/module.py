@@ -28,8 +28,10 @@ class Module:
     def where(self) -> str:
         return f"{next(iter(self.tensors.values())).file}: {self.name}"
 
-    def wrong(self, found: str, *, accepted: str = "", fix: str = FLOAT_INSTEAD) -> CheckpointError:
-        return CheckpointError(found, where=self.where, accepted=accepted, fix=fix)
+    def wrong(
+        self, problem: str, *, accepted: str = "", fix: str = FLOAT_INSTEAD
+    ) -> CheckpointError:
+        return CheckpointError(problem, where=self.where, accepted=accepted, fix=fix)
 
     def entry(self, name: str, *dtypes: torch.dtype) -> Entry:
         """Raises CheckpointError when there is none, or of another dtype."""
@@ -43,9 +45,9 @@ class Module:
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises CheckpointError when a tensor has another shape."""
-        found = self.tensors[name].shape
-        if found != shape:
-            raise self.wrong(f"{name} is {found}; its neighbours make it {shape}", fix=GET_AGAIN)
+        actual = self.tensors[name].shape
+        if actual != shape:
+            raise self.wrong(f"{name} is {actual}; its neighbours make it {shape}", fix=GET_AGAIN)
 
     def tensor(self, name: str) -> Tensor:
         return read_entry(self.tensors[name])
@@ -84,21 +86,23 @@ def rest(entries: Mapping[str, Entry], taken: Mapping[str, Module]) -> dict[str,
     return {name: entry for name, entry in entries.items() if name not in used}
 
 
-def grouping(module: Module, inputs: int, groups: int, asked: int | None) -> tuple[str, int | None]:
-    """Granularity and group size of `groups` scales a row. asked: the config's group size; -1 is
-    the whole row, None is not said. Raises CheckpointError when they disagree."""
+def grouping(
+    module: Module, inputs: int, groups: int, group_size: int | None
+) -> tuple[str, int | None]:
+    """Granularity and group size of `groups` scales a row. group_size: the config's; -1 is the
+    whole row, None is not stated. Raises CheckpointError when they disagree."""
     if groups < 1 or inputs % groups:
         raise module.wrong(
             f"{groups} groups do not divide {inputs} inputs evenly",
             accepted="groups of one size",
         )
     size = inputs // groups
-    if asked is not None and size != (inputs if asked == -1 else asked):
+    if group_size is not None and size != (inputs if group_size == -1 else group_size):
         raise module.wrong(
-            f"the config says group_size {asked}, and the scales are of groups of {size}",
+            f"the config says group_size {group_size}, and the scales are of groups of {size}",
             fix="config.json and the weights are of different models: get both again.",
         )
-    return ("group", size) if groups > 1 or asked == size else ("channel", None)
+    return ("group", size) if groups > 1 or group_size == size else ("channel", None)
 
 
 def centred(unsigned: Tensor, bits: int) -> Tensor:

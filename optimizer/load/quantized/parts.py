@@ -18,8 +18,8 @@ FLOAT_INSTEAD = "Use the float checkpoint it was made from."
 
 
 @dataclass(frozen=True)
-class Coded:
-    """A weight (out, in) stored as codes. To the load stage it is a float tensor of that shape."""
+class QuantizedWeight:
+    """A weight (out, in) stored as integers. To the load stage it is a float tensor."""
 
     file: Path
     shape: tuple[int, int]
@@ -34,20 +34,20 @@ class Coded:
 class Quantized:
     """A quantized folder. Names are those of its files, with `<module>.weight` for what is coded.
 
-    method: "gptq" | "awq" | "compressed-tensors". coded: read one by one. floats: all others.
+    method: "gptq" | "awq" | "compressed-tensors". weights: read one by one. floats: all others.
     ranges: of static activations, by module. weight_only: modules whose input stays float in a
     folder that codes inputs.
     """
 
     folder: Path
     method: str
-    coded: Mapping[str, Coded]
+    weights: Mapping[str, QuantizedWeight]
     floats: Mapping[str, Entry]
     activations: Activations = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
     weight_only: tuple[str, ...] = ()
 
     @property
-    def stored(self) -> dict[str, Entry | Coded]:
+    def stored(self) -> dict[str, Entry | QuantizedWeight]:
         """Every parameter by its name in the files."""
-        return {**self.floats, **self.coded}
+        return {**self.floats, **self.weights}

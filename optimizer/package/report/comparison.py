@@ -51,14 +51,14 @@ class Row:
 
 def part(holder: Any, key: str) -> Document:
     """A section of a document; empty when it is absent or no object."""
-    found = holder.get(key) if isinstance(holder, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    value = holder.get(key) if isinstance(holder, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 def parts(holder: Any, key: str) -> list[Document]:
     """The objects of a list in a document; empty when it is absent or no list."""
-    found = holder.get(key) if isinstance(holder, Mapping) else None
-    return [p for p in found if isinstance(p, Mapping)] if isinstance(found, list) else []
+    value = holder.get(key) if isinstance(holder, Mapping) else None
+    return [p for p in value if isinstance(p, Mapping)] if isinstance(value, list) else []
 
 
 def gates_in_order(report: Document) -> list[Document]:
@@ -102,9 +102,9 @@ def baseline(cell: Document, target: str) -> str | None:
     """The float system the candidate is held against: the same runtime's, else ONNX Runtime's,
     else the first."""
     others = [n for n in part(cell, "systems") if n != "candidate"]
-    for wanted in (f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
-        if wanted in others:
-            return wanted
+    for float_target in (f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
+        if float_target in others:
+            return float_target
     return others[0] if others else None
 
 
@@ -122,7 +122,7 @@ def quality_rows(report: Document) -> list[Row]:
     metric = str(quality["metric"])
     value, differ = level(metric), change(metric)
     before, after, moved = (part(quality, k) for k in ("baseline", "candidate", "difference"))
-    made = [
+    rows = [
         Row(
             metric.replace("_", " ").capitalize(),
             with_interval(before.get("value"), value, before.get("interval")),
@@ -134,8 +134,8 @@ def quality_rows(report: Document) -> list[Row]:
     if cosine and metric != "cosine":
         write = level("cosine")
         lowest = Cell(write(cosine.get("mean")), f"lowest {write(cosine.get('min'))}")
-        made.append(Row("Cosine to float", Cell(""), lowest))
-    return made
+        rows.append(Row("Cosine to float", Cell(""), lowest))
+    return rows
 
 
 def latency_rows(report: Document) -> list[Row]:
@@ -144,7 +144,7 @@ def latency_rows(report: Document) -> list[Row]:
     if not cells:
         gap = Cell(NOT_MEASURED, why_missing(report, "speed"))
         return [Row("Latency", gap, gap)]
-    made = []
+    rows = []
     for cell in cells:
         first = baseline(cell, str(report.get("target", "")))
         ends = [
@@ -158,8 +158,8 @@ def latency_rows(report: Document) -> list[Row]:
             if p == "p50" and "median" in ratio:
                 moved = with_interval(ratio["median"], times, ratio.get("interval"))
             name = f"{p}, batch {plain(cell.get('batch'))} × {plain(cell.get('sequence'))}"
-            made.append(Row(name, before, after, moved))
-    return made
+            rows.append(Row(name, before, after, moved))
+    return rows
 
 
 def ratio_of(after: Any, before: Any) -> float | None:
@@ -171,14 +171,14 @@ def ratio_of(after: Any, before: Any) -> float | None:
 def size_rows(report: Document) -> list[Row]:
     """Of the files and of memory."""
     speed = part(report, "speed")
-    made = []
+    rows = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
         holder = part(speed, key) or part(report, key)
         before, after = _pair(holder, str(report.get("target", "")))
         moved = Cell(times(ratio_of(after, before)))
         gap = "" if holder else why_missing(report, key if speed else "speed")
-        made.append(Row(name, Cell(size(before), gap), Cell(size(after), gap), moved))
-    return made
+        rows.append(Row(name, Cell(size(before), gap), Cell(size(after), gap), moved))
+    return rows
 
 
 def _pair(holder: Document, target: str) -> tuple[Any, Any]:

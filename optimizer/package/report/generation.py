@@ -54,7 +54,7 @@ def quality_rows(report: Document) -> list[Row]:
     section = part(report, "quality")
     before, after = part(section, "baseline"), part(section, "candidate")
     value, bounds = cost(report)
-    made = [
+    rows = [
         Row(
             "Perplexity",
             with_interval(before.get("value"), plain, before.get("interval")),
@@ -62,27 +62,27 @@ def quality_rows(report: Document) -> list[Row]:
             with_interval(value, nats, bounds),
         )
     ]
-    told: list[tuple[str, str, Writer]] = [
+    figures: list[tuple[str, str, Writer]] = [
         ("KL from float", "kl", plain),
         ("Same next token", "top1", percent),
     ]
-    for name, key, write in told:
-        found = part(section, key)
-        if found:
-            cell = with_interval(found.get("value"), write, found.get("interval"))
-            made.append(Row(name, Cell(""), cell))
+    for name, key, write in figures:
+        figure = part(section, key)
+        if figure:
+            cell = with_interval(figure.get("value"), write, figure.get("interval"))
+            rows.append(Row(name, Cell(""), cell))
     common = part(section, "divergence")
     if common:
         cell = Cell(
             f"{plain(common.get('mean'))} tokens", f"of {plain(common.get('new_tokens'))} written"
         )
-        made.append(Row("Same text, on average", Cell(""), cell))
-    return made
+        rows.append(Row("Same text, on average", Cell(""), cell))
+    return rows
 
 
 def latency_rows(report: Document) -> list[Row]:
     """Per batch x prompt: first token, between tokens, tokens a second."""
-    made = []
+    rows = []
     for cell in parts(part(report, "speed"), "cells"):
         first = baseline(cell, str(report.get("target", "")))
         both = [part(part(cell, "systems"), n) if n else {} for n in (first, "candidate")]
@@ -100,9 +100,9 @@ def latency_rows(report: Document) -> list[Row]:
                 a, b = (
                     with_interval(e.get(p), ms, e.get(f"{p}_interval")) for e in (before, after)
                 )
-                made.append(Row(f"{name} {p}, {where}", a, b, moved))
+                rows.append(Row(f"{name} {p}, {where}", a, b, moved))
         rates = [s.get("tokens_per_second") for s in both]
-        made.append(
+        rows.append(
             Row(
                 f"Tokens/s, {where}",
                 Cell(plain(rates[0])),
@@ -110,27 +110,27 @@ def latency_rows(report: Document) -> list[Row]:
                 Cell(times(ratio_of(rates[1], rates[0]))),
             )
         )
-    return made
+    return rows
 
 
 def agreement(section: Document) -> Html | None:
     """KL, equal next tokens and equal texts, with their intervals, folded away."""
     body = []
-    told: list[tuple[str, str, Writer]] = [
+    figures: list[tuple[str, str, Writer]] = [
         ("KL from float, nats per token", "kl", plain),
         ("Same likeliest next token", "top1", percent),
     ]
-    for name, key, write in told:
-        found = part(section, key)
-        if found:
-            body.append([name, write(found.get("value")), interval(found.get("interval"), write)])
+    for name, key, write in figures:
+        figure = part(section, key)
+        if figure:
+            body.append([name, write(figure.get("value")), interval(figure.get("interval"), write)])
     common = part(section, "divergence")
     if common:
-        asked = f"{plain(common.get('prompts'))} prompts of {plain(common.get('prompt_tokens'))}"
-        asked = f"of {plain(common.get('new_tokens'))}; {asked}"
+        counts = f"{plain(common.get('prompts'))} prompts of {plain(common.get('prompt_tokens'))}"
+        counts = f"of {plain(common.get('new_tokens'))}; {counts}"
         body.append(
             [
-                f"Tokens before the greedy texts part, {asked}",
+                f"Tokens before the greedy texts part, {counts}",
                 plain(common.get("mean")),
                 interval(common.get("interval"), plain),
             ]
@@ -144,27 +144,27 @@ def agreement(section: Document) -> Html | None:
 
 def latency(report: Document, recipe: Any) -> list[Html]:
     """A card per batch x prompt: the time to the first token drawn, all the rest in a table."""
-    made = []
+    cards = []
     for cell in parts(part(report, "speed"), "cells"):
         where = f"batch {plain(cell.get('batch'))}, prompts of {plain(cell.get('prompt'))} tokens"
         first = baseline(cell, str(report.get("target", "")))
         drawn, body = {}, []
-        for name, found in part(cell, "systems").items():
+        for name, timings in part(cell, "systems").items():
             shown = system(name, recipe)
             kind = "candidate" if name == "candidate" else "baseline" if name == first else "other"
-            start, step = part(found, "ttft"), part(found, "inter_token")
+            start, step = part(timings, "ttft"), part(timings, "inter_token")
             drawn[shown] = (kind, start)
             body.append(
                 [
                     shown,
                     *(ms(start.get(p)) for p in ("p50", "p99")),
                     *(ms(step.get(p)) for p in ("p50", "p95", "p99")),
-                    plain(found.get("tokens_per_second")),
+                    plain(timings.get("tokens_per_second")),
                 ]
             )
         heads = ["", "First p50", "First p99", "Next p50", "Next p95", "Next p99", "Tokens/s"]
         title = f"Speed of writing, {where}"
-        made.append(
+        cards.append(
             tag(
                 "section",
                 tag("h3", title),
@@ -180,4 +180,4 @@ def latency(report: Document, recipe: Any) -> list[Html]:
                 cls="card",
             )
         )
-    return made
+    return cards

@@ -53,8 +53,8 @@ def _not_run(hop: Document) -> bool:
 def _distance(hop: Document) -> Any:
     """What the tolerance is held against. A failed hop without a number was not finite."""
     got = part(hop, "measured")
-    found = got.get("worst_example", got.get("relative_l2"))
-    return float("nan") if found is None and hop.get("ok") is False else found
+    worst = got.get("worst_example", got.get("relative_l2"))
+    return float("nan") if worst is None and hop.get("ok") is False else worst
 
 
 def _bar(hop: Document) -> plots.Bar:

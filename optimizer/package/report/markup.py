@@ -33,8 +33,8 @@ def escape(text: str) -> Html:
 
 def join(children: Iterable[Child], between: str = "") -> Html:
     """Children one after another, None left out."""
-    made = [c if isinstance(c, Html) else escape(c) for c in children if c is not None]
-    return Html(escape(between).join(made))
+    escaped = [c if isinstance(c, Html) else escape(c) for c in children if c is not None]
+    return Html(escape(between).join(escaped))
 
 
 def tag(name: str, *children: Child, **attributes: Attribute) -> Html:

@@ -183,17 +183,17 @@ def _provenance(document: Document, reports: list[Document]) -> Html:
 
 def _machines(reports: list[Document]) -> list[tuple[str, Any]]:
     """Where each target's times were taken, and with which packages."""
-    made: list[tuple[str, Any]] = []
+    rows: list[tuple[str, Any]] = []
     for r in reports:
         speed = part(r, "speed")
         machine = part(speed, "machine")
         if machine:
             facts = {k: v for k, v in machine.items() if k not in ("packages", "runners") and v}
             facts |= {} if speed.get("threads") is None else {"threads": speed["threads"]}
-            made.append((f"measured on, {r.get('target')}", facts))
+            rows.append((f"measured on, {r.get('target')}", facts))
             if machine.get("packages"):
-                made.append((f"measured with, {r.get('target')}", machine["packages"]))
-    return made
+                rows.append((f"measured with, {r.get('target')}", machine["packages"]))
+    return rows
 
 
 def _files(title: str, files: Any) -> Html | None:

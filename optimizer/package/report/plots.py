@@ -138,10 +138,10 @@ def latency(systems: Mapping[str, tuple[str, Mapping[str, Any]]], title: str) ->
     ticks = [_vertical(t / most, 18, y, "axis") for t in _ticks(most)]
     labels = [_label(t / most, y + 14, f"{t:g}", "soft") for t in _ticks(most)[:-1]]
     labels.append(_label(_ticks(most)[-1] / most, y + 14, f"{_ticks(most)[-1]:g} ms", "soft"))
-    said = "; ".join(
+    description = "; ".join(
         f"{n}: p50 {ms(e.get('p50'))}, p99 {ms(e.get('p99'))}" for n, (_, e) in known.items()
     )
-    return chart(title, said, y + 22, *ticks, *parts, *labels)
+    return chart(title, description, y + 22, *ticks, *parts, *labels)
 
 
 def _number(value: Any) -> str:
@@ -149,8 +149,8 @@ def _number(value: Any) -> str:
 
 
 def _strip(e: Mapping[str, Any], cls: str, y: float, most: float) -> list[Html]:
-    found = e.get("samples")
-    numbers = map(finite, found if isinstance(found, list) else [])
+    recorded = e.get("samples")
+    numbers = map(finite, recorded if isinstance(recorded, list) else [])
     samples = sorted(s for s in numbers if s is not None and s > 0)
     step = max(len(samples) / DOTS, 1.0)
     shown = [samples[int(i * step)] for i in range(int(len(samples) / step))]
@@ -191,11 +191,11 @@ def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Html | Non
             parts.append(tag("rect", hover, y=y + 18, height=14, cls=f"stage{min(i, 4)}", **place))
             done += part
         y += 44
-    said = "; ".join(
+    description = "; ".join(
         f"{n}: " + ", ".join(f"{stage} {ms(v)}" for stage, v in s.items())
         for n, s in systems.items()
     )
-    return chart(title, said, y, *parts)
+    return chart(title, description, y, *parts)
 
 
 def log_bars(rows: Sequence[Bar], title: str) -> Html | None:
@@ -224,8 +224,8 @@ def log_bars(rows: Sequence[Bar], title: str) -> Html | None:
     step = max(math.ceil((high - low) / 5), 1)
     decades = range(math.ceil(low), math.floor(high) + 1, step)
     labels = [_label(across(10.0**d), y + 10, f"1e{d}".replace("-", "−"), "soft") for d in decades]
-    said = "; ".join(f"{r.name}: {r.text}" for r in rows)
-    return chart(title, said, y + 18, *parts, *labels)
+    description = "; ".join(f"{r.name}: {r.text}" for r in rows)
+    return chart(title, description, y + 18, *parts, *labels)
 
 
 def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Html | None:
@@ -254,8 +254,8 @@ def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Html
     top = marked[0]
     parts.append(_label(GUTTER + (top + 0.5) * width, 14, _ending(values[top][0]), "strong"))
     parts += _blocks([n for n, _ in values], width, floor)
-    said = "worst: " + ", ".join(f"{values[i][0]} {values[i][1]:.4g}" for i in marked)
-    return chart(title, said, floor + 40, *parts)
+    description = "worst: " + ", ".join(f"{values[i][0]} {values[i][1]:.4g}" for i in marked)
+    return chart(title, description, floor + 40, *parts)
 
 
 def _ending(name: str, most: int = 38) -> str:
@@ -267,13 +267,13 @@ def _blocks(names: Sequence[str], width: float, floor: float) -> list[Html]:
     numbers = [m.group(1) if (m := re.search(r"\.(\d+)(?:\.|$)", n)) else "" for n in names]
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1]]
     every = max(math.ceil(len(starts) / 12), 1)
-    made: list[Html] = []
+    marks: list[Html] = []
     for k, (start, end) in enumerate(zip(starts, [*starts[1:], len(names)], strict=True)):
         if start:
-            made.append(_vertical(GUTTER + start * width, floor, floor + 6, "axis"))
+            marks.append(_vertical(GUTTER + start * width, floor, floor + 6, "axis"))
         if numbers[start] and k % every == 0:
             x = _at(GUTTER + (start + end) / 2 * width)
-            made.append(tag("text", numbers[start], x=x, y=floor + 18, cls="mid soft"))
+            marks.append(tag("text", numbers[start], x=x, y=floor + 18, cls="mid soft"))
     if any(numbers):
-        made.append(tag("text", "block", x=_at((1 + GUTTER) / 2), y=floor + 35, cls="mid soft"))
-    return made
+        marks.append(tag("text", "block", x=_at((1 + GUTTER) / 2), y=floor + 35, cls="mid soft"))
+    return marks

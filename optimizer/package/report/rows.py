@@ -34,5 +34,5 @@ def rows(report: Document) -> list[Row]:
 
 def further(report: Document) -> dict[str, Document]:
     """For each further evaluation set, the report as if it were the only one."""
-    found = part(report, "also")
-    return {name: {**report, "quality": part(found, name)} for name in found}
+    sets = part(report, "also")
+    return {name: {**report, "quality": part(sets, name)} for name in sets}

@@ -155,7 +155,7 @@ def latency(report: Document, recipe: Any) -> list[Html]:
         return generation.latency(report, recipe)
     if not cells:
         return [card("Latency", "", missing("Latency", report, "speed"))]
-    made = []
+    cards = []
     for where, cell in cells:
         first = baseline(cell, str(report.get("target", "")))
         systems = {
@@ -169,7 +169,7 @@ def latency(report: Document, recipe: Any) -> list[Html]:
             for name, (_, e) in systems.items()
         ]
         broken_ones = [n for n, (_, e) in systems.items() if (finite(e.get("p50")) or 0) <= 0]
-        made.append(
+        cards.append(
             card(
                 f"Latency, {where}",
                 hint,
@@ -187,7 +187,7 @@ def latency(report: Document, recipe: Any) -> list[Html]:
                 ),
             )
         )
-    return made
+    return cards
 
 
 def not_drawn(names: Iterable[str]) -> Html | None:
@@ -197,18 +197,18 @@ def not_drawn(names: Iterable[str]) -> Html | None:
 
 def stages(report: Document, recipe: Any) -> list[Html]:
     """A card of the time per stage for each cell; generating has one stage, told by `latency`."""
-    made = []
+    cards = []
     for where, cell in [] if generation.generates(report) else _cells(report):
-        found = {
+        timings = {
             system(n, recipe): {
                 k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()
             }
             for n, s in part(cell, "systems").items()
         }
-        names = list(dict.fromkeys(k for s in found.values() for k in s))
+        names = list(dict.fromkeys(k for s in timings.values() for k in s))
         if not names:
             why = why_missing(report, "stages")
-            made.append(
+            cards.append(
                 card(
                     f"Where the time goes, {where}",
                     "",
@@ -216,10 +216,12 @@ def stages(report: Document, recipe: Any) -> list[Html]:
                 )
             )
             continue
-        drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in found.items()}
-        unknown = [f"{n} {k}" for n, s in found.items() for k in names if finite(s.get(k)) is None]
-        body = [[n, *(flagged(ms(s.get(k))) for k in names)] for n, s in found.items()]
-        made.append(
+        drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in timings.items()}
+        unknown = [
+            f"{n} {k}" for n, s in timings.items() for k in names if finite(s.get(k)) is None
+        ]
+        body = [[n, *(flagged(ms(s.get(k))) for k in names)] for n, s in timings.items()]
+        cards.append(
             card(
                 f"Where the time goes, {where}",
                 "Median milliseconds of each stage.",
@@ -238,7 +240,7 @@ def stages(report: Document, recipe: Any) -> list[Html]:
                 ),
             )
         )
-    return made
+    return cards
 
 
 def _legend(names: list[str]) -> Html:
@@ -271,21 +273,21 @@ def gates(report: Document) -> Html:
 
 def modules(report: Document) -> Html:
     """The error quantization makes at each module's output, in model order."""
-    found = parts(report, "modules")
+    entries = parts(report, "modules")
     title = "Error per layer"
-    if not found:
+    if not entries:
         return card(title, "", missing("Modules", report, "modules"))
-    names = [str(m.get("module")) for m in found]
-    errors = [finite(m.get("output_error")) for m in found]
+    names = [str(m.get("module")) for m in entries]
+    errors = [finite(m.get("output_error")) for m in entries]
     known = [(n, e) for n, e in zip(names, errors, strict=True) if e is not None]
-    lost = [n for n, m in zip(names, found, strict=True) if broken(m.get("output_error"))]
-    floats = sum(1 for m in found if m.get("output_error") is None)
+    lost = [n for n, m in zip(names, entries, strict=True) if broken(m.get("output_error"))]
+    floats = sum(1 for m in entries if m.get("output_error") is None)
     hint = f"Relative error of each module's output, in model order; the worst {WORST} in red."
     if floats:
         hint += f" {floats} without a figure are in the table."
     keys = ("output_error", "weight_error", "saturation")
     body = []
-    for name, m in zip(names, found, strict=True):
+    for name, m in zip(names, entries, strict=True):
         notes = [m.get("scheme"), _range(m.get("range")), m.get("note")]
         about = join([tag("code", name), *(tag("small", str(n)) for n in notes if n)])
         body.append([about, *(flagged(error(m.get(k))) for k in keys)])
@@ -296,28 +298,28 @@ def modules(report: Document) -> Html:
         plots.columns(known, title, WORST),
         not_drawn(lost),
         details(
-            f"All {len(found)} modules",
+            f"All {len(entries)} modules",
             table(heads, body, label=title, numbers=(1, 2, 3), stacked=True),
         ),
     )
 
 
-def _range(found: Any) -> str:
-    if isinstance(found, list | tuple) and len(found) == 2:
-        return f"range {plain(found[0])} to {plain(found[1])}"
-    if isinstance(found, dict):
-        return "range " + ", ".join(f"{k} {plain(v)}" for k, v in found.items())
-    return str(found or "")
+def _range(limits: Any) -> str:
+    if isinstance(limits, list | tuple) and len(limits) == 2:
+        return f"range {plain(limits[0])} to {plain(limits[1])}"
+    if isinstance(limits, dict):
+        return "range " + ", ".join(f"{k} {plain(v)}" for k, v in limits.items())
+    return str(limits or "")
 
 
 def fallbacks(report: Document) -> Html:
     """Whatever ran otherwise than asked; says so when nothing did."""
-    found = report.get("fallbacks")
-    if found is None:
+    notes = report.get("fallbacks")
+    if notes is None:
         return card("Fallbacks and notes", "", missing("Fallbacks", report, "fallbacks"))
-    if not found:
+    if not notes:
         return card("Fallbacks and notes", "", tag("p", "None: everything ran as asked."))
-    listed = found if isinstance(found, list) else [found]
+    listed = notes if isinstance(notes, list) else [notes]
     return card(
         "Fallbacks and notes",
         "",
@@ -325,13 +327,13 @@ def fallbacks(report: Document) -> Html:
     )
 
 
-def _fallback(found: Any) -> Html:
+def _fallback(note: Any) -> Html:
     """A module that ran otherwise than asked, as {"module", "what", "why"} or as a sentence."""
-    if not isinstance(found, dict) or "module" not in found:
-        return join([as_line(found)])
-    rest = {k: v for k, v in found.items() if k not in ("module", "what", "why")}
-    said = f" ({found.get('what')}): {found.get('why')}" + (f"; {as_line(rest)}" if rest else "")
-    return join([tag("code", str(found["module"])), said])
+    if not isinstance(note, dict) or "module" not in note:
+        return join([as_line(note)])
+    rest = {k: v for k, v in note.items() if k not in ("module", "what", "why")}
+    text = f" ({note.get('what')}): {note.get('why')}" + (f"; {as_line(rest)}" if rest else "")
+    return join([tag("code", str(note["module"])), text])
 
 
 def as_line(value: Any) -> str:

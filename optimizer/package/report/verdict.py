@@ -25,12 +25,12 @@ def worst(verdicts: Iterable[object]) -> Verdict:
 
     Raises OptimizeError for none at all: nothing judged is not a pass.
     """
-    found = set(verdicts)
-    if not found:
+    distinct = set(verdicts)
+    if not distinct:
         raise OptimizeError("there is no verdict to take the worst of")
-    if found <= {"pass"}:
+    if distinct <= {"pass"}:
         return "pass"
-    return "inconclusive" if found <= {"pass", "inconclusive"} else "fail"
+    return "inconclusive" if distinct <= {"pass", "inconclusive"} else "fail"
 
 
 def counts(report: Document) -> str:
@@ -61,13 +61,13 @@ def sentence(report: Document, recipe: Any) -> str:
     }.get(verdict, f"Unknown verdict {verdict!r}")
     if report.get("dropped"):
         opening = "Not in the bundle (on_fail: drop)"
-    said = [
+    sentences = [
         f"{opening}: {counts(report)}.",
         _quality(report),
         _speed(report, recipe),
         _size(report),
     ]
-    return " ".join(s for s in said if s)
+    return " ".join(s for s in sentences if s)
 
 
 def _quality(report: Document) -> str:

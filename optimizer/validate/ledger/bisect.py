@@ -46,5 +46,5 @@ def in_torch(materials: Materials, limit: float) -> str | None:
         results = [trace.run(twin, b, materials.outputs) for b in materials.batches]
         return not materials.between(results, materials.float_traces).relative_l2 <= limit
 
-    found = first_bad(places, bad)
-    return None if found is None else order[found]
+    first = first_bad(places, bad)
+    return None if first is None else order[first]

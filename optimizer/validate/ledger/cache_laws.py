@@ -93,19 +93,19 @@ class Served:
     def steps(self, ids: Array, mask: Array, sizes: Sequence[int]) -> Array:
         """Logits of all tokens of (batch, tokens), given `sizes` of them at a time."""
         session = self.session(ids.shape[1])
-        made, start = [], 0
+        logits, start = [], 0
         for size in sizes:
-            made.append(session(ids, mask, start, start + size))
+            logits.append(session(ids, mask, start, start + size))
             start += size
-        return np.concatenate(made, 1)
+        return np.concatenate(logits, 1)
 
     def session(self, capacity: int) -> Callable[[Array, Array, int, int], Array]:
         """A decoder that is given the columns start..end of (batch, tokens) next."""
-        held = self.runner.decoder(self.contract, capacity)
+        session = self.runner.decoder(self.contract, capacity)
 
         def give(ids: Array, mask: Array, start: int, end: int) -> Array:
-            given = decoder.inputs(self.contract, ids[:, start:end], mask[:, :end])
-            return held.step(given)
+            batch = decoder.inputs(self.contract, ids[:, start:end], mask[:, :end])
+            return session.step(batch)
 
         return give
 
@@ -121,10 +121,10 @@ class Served:
         """Each row's logits in a batch whose last `tail` tokens come one by one, and alone."""
         ids, mask = decoder.left_padded(rows, self.contract.text.pad_id)
         first = ids.shape[1] - tail
-        found = self.steps(ids, mask, [first, *([1] * tail)])
+        logits = self.steps(ids, mask, [first, *([1] * tail)])
         return [
             (got[keep.astype(bool)], self.alone(row))
-            for got, keep, row in zip(found, mask, rows, strict=True)
+            for got, keep, row in zip(logits, mask, rows, strict=True)
         ]
 
 
@@ -136,9 +136,9 @@ def _in_pieces(served: Served, size: int) -> Pairs:
     ids = served.long[None]
     whole, rest = divmod(ids.shape[1], size)
     sizes = [size] * whole + ([rest] if rest else [])
-    found = served.steps(ids, np.ones_like(ids), sizes)[0]
-    wanted = served.alone(served.long)
-    return [(f[None], w[None]) for f, w in zip(found, wanted, strict=True)]
+    piecewise = served.steps(ids, np.ones_like(ids), sizes)[0]
+    whole_row = served.alone(served.long)
+    return [(f[None], w[None]) for f, w in zip(piecewise, whole_row, strict=True)]
 
 
 def _tail(rows: Sequence[Array]) -> int:
@@ -160,15 +160,15 @@ def _apart(served: Served) -> list[str]:
     rows = [row[None] for row in served.even]
     masks = [np.ones_like(r) for r in rows]
     length = rows[0].shape[1]
-    wanted = [served.steps(r, m, [length - 1, 1])[:, -1] for r, m in zip(rows, masks, strict=True)]
+    alone = [served.steps(r, m, [length - 1, 1])[:, -1] for r, m in zip(rows, masks, strict=True)]
     sessions = [served.session(length) for _ in rows]
     for session, row, mask in zip(sessions, rows, masks, strict=True):
         session(row, mask, 0, length - 1)
-    found = [
+    in_turns = [
         session(row, mask, length - 1, length)[:, -1]
         for session, row, mask in zip(sessions, rows, masks, strict=True)
     ]
-    same = all(np.array_equal(f, w) for f, w in zip(found, wanted, strict=True))
+    same = all(np.array_equal(f, w) for f, w in zip(in_turns, alone, strict=True))
     return [] if same else ["two texts continued in turns do not give what each gives by itself"]
 
 
@@ -177,12 +177,12 @@ def _kept(served: Served) -> list[str]:
     system = OnnxDecoder(served.runner, served.contract)
     ids = served.long[None]
     mask, last = np.ones_like(ids), ids.shape[1] - 1
-    _, held = system.step(ids[:, :last], mask[:, :last], None)
-    before = {name: array.copy() for name, array in held.items()}
-    first, again = (system.step(ids[:, last:], mask, held)[0] for _ in range(2))
+    _, kv_cache = system.step(ids[:, :last], mask[:, :last], None)
+    before = {name: array.copy() for name, array in kv_cache.items()}
+    first, again = (system.step(ids[:, last:], mask, kv_cache)[0] for _ in range(2))
     problems = [
         f"{name} is changed by the step that reads it"
-        for name, array in held.items()
+        for name, array in kv_cache.items()
         if not np.array_equal(array, before[name])
     ]
     if not np.array_equal(first, again):

@@ -81,14 +81,14 @@ def judge(
         return Verdict()
 
     def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
-        wanted = dict.fromkeys(module for law in laws for module in law.modules)
+        modules = dict.fromkeys(module for law in laws for module in law.modules)
 
         def see(module: str, rows: Tensor) -> None:
             for law in laws:
                 if module in law.modules:
                     law.see(kinds, module, rows)
 
-        trace.observe(model, batch, wanted, see)
+        trace.observe(model, batch, modules, see)
 
     for i, batch in enumerate(batches):
         if i % COMPARED:
@@ -183,15 +183,15 @@ class Ranges:
         """(measured over limit, what is wrong)."""
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
-            kept, wanted = self._state.ranges[f"{module}:input"], self._choose(histogram)
-            far = measure.far(histogram, kept, wanted)
-            limit = bound + measure.resolution(histogram, wanted)
+            kept, chosen = self._state.ranges[f"{module}:input"], self._choose(histogram)
+            far = measure.far(histogram, kept, chosen)
+            limit = bound + measure.resolution(histogram, chosen)
             if not far <= limit:
                 shown = breach(far, limit)
                 message = (
                     f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
-                    f"{measure.unit} from what the calibration texts give, [{wanted.low:.4g}, "
-                    f"{wanted.high:.4g}]; quantization moves ranges of this model by up to "
+                    f"{measure.unit} from what the calibration texts give, [{chosen.low:.4g}, "
+                    f"{chosen.high:.4g}]; quantization moves ranges of this model by up to "
                     f"{shown[1]}"
                 )
                 wrong.append((far / limit, message))
@@ -216,12 +216,12 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     name = method.range
     choose = chooser(name, method.percentile, method.symmetric)
 
-    def ends(_: Histogram, kept: Range, wanted: Range) -> float:
-        return _apart(kept, wanted)
+    def ends(_: Histogram, kept: Range, best: Range) -> float:
+        return _apart(kept, best)
 
-    def beside(histogram: Histogram, wanted: Range) -> float:
-        others = neighbours(name, histogram, wanted)
-        return max(worse(name, histogram, other, wanted) for other in others)
+    def beside(histogram: Histogram, best: Range) -> float:
+        others = neighbours(name, histogram, best)
+        return max(worse(name, histogram, other, best) for other in others)
 
     def seen(histogram: Histogram) -> Range:
         return minmax(histogram, method.symmetric)

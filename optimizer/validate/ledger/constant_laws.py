@@ -1,5 +1,5 @@
 """Constants of a graph that are too small for outputs to show, above all in float16: each function
-Materials, facts or graph -> what is wrong, with the checkpoint's names.
+Materials, summary or graph -> what is wrong, with the checkpoint's names.
 
 1. epsilons   of each norm of the torch model, in whichever form the graph has the norm
 2. functions  GELU by erf or by tanh, as the torch module computes it
@@ -24,28 +24,28 @@ from optimizer.validate.materials import Materials
 TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort_attention.py
 
 
-def constants(m: Materials, graph: Source, facts: cut.Facts) -> list[str]:
+def constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
     """Laws 1 to 4."""
-    problems = epsilons(m, facts.epsilons) + functions(m, facts.gelus)
+    problems = epsilons(m, summary.epsilons) + functions(m, summary.gelus)
     return problems + buffers(m, graph) + angles(m, graph)
 
 
-def epsilons(m: Materials, found: Mapping[str, Sequence[float]]) -> list[str]:
-    """Law 1, of the norms whose weight the graph holds. found: {module: of each of its norms}."""
+def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
+    """Law 1, of the norms whose weight the graph holds. in_graph: {module: each norm's}."""
     problems = []
     for name, module in m.float_model.named_modules():
-        wanted = _epsilon(module)
-        if wanted is None or f"{name}.weight" not in m.names.parameters:
+        expected = _epsilon(module)
+        if expected is None or f"{name}.weight" not in m.names.parameters:
             continue
-        if name not in found:
+        if name not in in_graph:
             problems.append(
-                f"{name}: no epsilon is found in the graph, torch's is {wanted:.3g}; expected a "
+                f"{name}: no epsilon is found in the graph, torch's is {expected:.3g}; expected a "
                 "norm in one operator, or the square root of a mean plus a constant"
             )
         problems += [
-            f"{name}: epsilon is {epsilon:.3g}, torch's is {wanted:.3g}"
-            for epsilon in found.get(name, ())
-            if not np.isclose(epsilon, wanted, rtol=2 * UNIT["fp32"], atol=0)
+            f"{name}: epsilon is {epsilon:.3g}, torch's is {expected:.3g}"
+            for epsilon in in_graph.get(name, ())
+            if not np.isclose(epsilon, expected, rtol=2 * UNIT["fp32"], atol=0)
         ]
     return problems
 
@@ -53,25 +53,27 @@ def epsilons(m: Materials, found: Mapping[str, Sequence[float]]) -> list[str]:
 def _epsilon(module: nn.Module) -> float | None:
     """Of a norm; RMS norms of transformers are classes of each architecture's own, known by the
     name they give it."""
-    held = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return held if isinstance(held, float) and hasattr(module, "weight") else None
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
 
 
-def functions(m: Materials, found: Mapping[str, str]) -> list[str]:
-    """Law 2. found: {module: "none" (erf) or "tanh"}."""
+def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
+    """Law 2. forms: {module: "none" (erf) or "tanh"}."""
     modules = dict(m.float_model.named_modules())
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     problems = []
-    for name, form in found.items():
+    for name, form in forms.items():
         module = modules.get(name)
         if not name or module is None or any(True for _ in module.children()):
             continue
         with torch.no_grad():
             values = module(x)
         far = {f: float((nn.functional.gelu(x, approximate=f) - values).abs().max()) for f in FORMS}
-        wanted = min(far, key=lambda f: far[f])
-        if form != wanted:
-            problems.append(f"{name}: GELU is {FORMS[form]} in the graph, {FORMS[wanted]} in torch")
+        nearest = min(far, key=lambda f: far[f])
+        if form != nearest:
+            problems.append(
+                f"{name}: GELU is {FORMS[form]} in the graph, {FORMS[nearest]} in torch"
+            )
     return problems
 
 
@@ -82,9 +84,9 @@ def buffers(m: Materials, graph: Source) -> list[str]:
     """Law 3. Those that the exporter computed away have no initializer, and are not looked for."""
     ours = dict(m.folded_model.named_buffers())
     problems = []
-    for name, found in cut.initializers_among(graph, ours).items():
-        value = ours[name].detach().numpy().astype(found.dtype)
-        if found.size != value.size or not np.array_equal(found.ravel(), value.ravel()):
+    for name, stored in cut.initializers_among(graph, ours).items():
+        value = ours[name].detach().numpy().astype(stored.dtype)
+        if stored.size != value.size or not np.array_equal(stored.ravel(), value.ravel()):
             problems.append(f"{name}: the graph holds other values")
     return problems
 

@@ -60,12 +60,12 @@ def tokens(
             )
             ours = tasks.encode(served, tokenizer, group, pairs)
             for name, array in ours.items():
-                wanted = theirs.get(name)
-                if wanted is None:
+                expected = theirs.get(name)
+                if expected is None:
                     continue
-                if array.shape != wanted.shape or not np.array_equal(array, wanted):
+                if array.shape != expected.shape or not np.array_equal(array, expected):
                     kind = "text pairs" if pairs else "texts"
-                    broken.append(f"{name} of {len(group)} {kind}: {_difference(array, wanted)}")
+                    broken.append(f"{name} of {len(group)} {kind}: {_difference(array, expected)}")
     return broken
 
 
@@ -112,15 +112,15 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     names = {int(i): n for i, n in config.get("id2label", {}).items()}
-    wanted = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
-    if list(served.labels or ()) != wanted:
-        return [f"labels are {list(served.labels or ())}; the model's are {wanted}"]
+    expected = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
+    if list(served.labels or ()) != expected:
+        return [f"labels are {list(served.labels or ())}; the model's are {expected}"]
     if served.task_record.per_position:
         return []
     broken = []
-    for i, name in enumerate(wanted if len(wanted) > 1 else []):
+    for i, name in enumerate(expected if len(expected) > 1 else []):
         one = Batch({k: a[:1] for k, a in batch.items()}, batch.inputs[:1], batch.encodings[:1])
-        logits = np.eye(len(wanted), dtype=np.float32)[i : i + 1]
+        logits = np.eye(len(expected), dtype=np.float32)[i : i + 1]
         answer = tasks.answers(served, logits, one)[0]["label"]
         if answer != name:
             broken.append(f"output {i} is answered {answer!r}; the model calls it {name!r}")

@@ -41,7 +41,7 @@ class CorrectRuns:
 
     def __init__(self, materials: Materials) -> None:
         self._m = materials
-        self._made: dict[tuple[str, Arithmetic | str], list[list[dict[str, Array]]]] = {}
+        self._cached: dict[tuple[str, Arithmetic | str], list[list[dict[str, Array]]]] = {}
         self._between: dict[tuple[str, str], dict[str, float]] = {}
 
     @property
@@ -148,7 +148,7 @@ class CorrectRuns:
 
     def sampled(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
         """What a graph is asked piece by piece: the sample of the traces, and its continuations."""
-        return self._m.asked([traces[i] for i in self._m.sampled], model)
+        return self._m.with_continuations([traces[i] for i in self._m.sampled], model)
 
     def _samples(self, kind: str) -> list[_Sample]:
         m = self._m
@@ -161,13 +161,13 @@ class CorrectRuns:
 
     def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[dict[str, Array]]]:
         key = (kind, _named(arithmetic))
-        if key not in self._made:
+        if key not in self._cached:
             m = self._m
             batches = [m.batches[i] for i in m.sampled]
-            self._made[key] = monte_carlo.runs(
+            self._cached[key] = monte_carlo.runs(
                 self._model(kind), batches, m.compared, m.modules, arithmetic, RUNS, _seed(key)
             )
-        return self._made[key]
+        return self._cached[key]
 
     def _spread(
         self,
@@ -216,6 +216,6 @@ def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:
 def _widest(a: Array, b: Array) -> list[float]:
     """Per token (tokens, vocabulary): the most that the likeliest tokens move against each other,
     in deviations."""
-    near = np.argpartition(a, -min(NEAR_TOKENS, a.shape[1]), axis=1)[:, -NEAR_TOKENS:]
-    moved = np.take_along_axis(a.astype(np.float64) - b.astype(np.float64), near, 1)
+    likeliest = np.argpartition(a, -min(NEAR_TOKENS, a.shape[1]), axis=1)[:, -NEAR_TOKENS:]
+    moved = np.take_along_axis(a.astype(np.float64) - b.astype(np.float64), likeliest, 1)
     return list((moved.max(1) - moved.min(1)) / a.astype(np.float64).std(1))

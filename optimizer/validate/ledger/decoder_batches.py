@@ -30,9 +30,9 @@ def make(
     longest = max(rows, key=len)
     three = [*sorted(rows, key=len)[:2], longest]
     groups = [[longest], three, *(rows[i : i + 8] for i in range(0, len(rows), 8))]
-    made = [_batch(group, contract) for group in groups]
-    made.append(_batch(three, contract, len(longest) + PADDED_BY))
-    return made
+    batches = [_batch(group, contract) for group in groups]
+    batches.append(_batch(three, contract, len(longest) + PADDED_BY))
+    return batches
 
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
@@ -51,5 +51,5 @@ def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: floa
 
 def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
     ids, mask = decoder.left_padded(rows, contract.text.pad_id, width)
-    given = decoder.inputs(contract, ids, mask)
-    return Batch({**given, **decoder.empty_cache(contract.decoder, len(rows))}, (), ())
+    arrays = decoder.inputs(contract, ids, mask)
+    return Batch({**arrays, **decoder.empty_cache(contract.decoder, len(rows))}, (), ())

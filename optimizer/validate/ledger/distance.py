@@ -68,15 +68,15 @@ def lengths(pairs: Sequence[tuple[Array, Array]]) -> list[float]:
     flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in pairs]
     norms, sizes = sum(float(e @ e) for _, e in flat), sum(e.size for _, e in flat)
     usual = norms / max(sizes, 1)
-    found = []
+    each = []
     for f, e in flat:
         if f.shape != e.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
-            found.append(NOWHERE)
+            each.append(NOWHERE)
             continue
         square = float((f - e) @ (f - e))
         scale = max(float(e @ e), usual * e.size)
-        found.append(0.0 if square == 0 else float(np.sqrt(square / scale)) if scale else NOWHERE)
-    return found
+        each.append(0.0 if square == 0 else float(np.sqrt(square / scale)) if scale else NOWHERE)
+    return each
 
 
 def examples(array: Array, mask: Array) -> list[Array]:
@@ -86,9 +86,9 @@ def examples(array: Array, mask: Array) -> list[Array]:
     return list(array)
 
 
-def merged(found: Iterable[Distance]) -> Distance:
+def merged(distances: Iterable[Distance]) -> Distance:
     """The furthest of several, in each of its numbers."""
-    each = list(found)
+    each = list(distances)
     return Distance(
         max(d.relative_l2 for d in each),
         max(d.max_abs for d in each),

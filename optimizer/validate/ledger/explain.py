@@ -78,14 +78,14 @@ def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The file and the reports in it. Raises InputError saying what was found instead."""
     file = path / "report.json" if path.is_dir() else path
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
         what = "a folder without report.json" if path.is_dir() else f"cannot be read ({e.strerror})"
         raise _refused(path, what) from None
     except ValueError:
         begins = file.read_bytes()[:24].decode(errors="replace")
         raise _refused(file, f"is no JSON: it begins {begins!r}") from None
-    reports = found if isinstance(found, list) else [found]
+    reports = document if isinstance(document, list) else [document]
     if not reports:
         raise _refused(file, "an empty list of reports")
     for report in reports:
@@ -94,9 +94,9 @@ def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
     return file, reports
 
 
-def _refused(path: Path, found: str) -> InputError:
+def _refused(path: Path, problem: str) -> InputError:
     return InputError(
-        found,
+        problem,
         where=str(path),
         accepted="the report.json of a validate step, a bundle or a failed run, or its folder",
     )
@@ -113,12 +113,12 @@ def _check_module(module: str, reports: Sequence[Document], file: Path) -> None:
     names = sorted(_names(reports))
     if module in names:
         return
-    near = [n for n in names if module in n][:SHOWN]
-    near += [n for n in get_close_matches(module, names, SHOWN, 0.0) if n not in near]
+    closest = [n for n in names if module in n][:SHOWN]
+    closest += [n for n in get_close_matches(module, names, SHOWN, 0.0) if n not in closest]
     raise InputError(
         f"no module {module!r} among its {len(names)}",
         where=str(file),
-        fix=f"The closest are {', '.join(near[:SHOWN])}." if near else "",
+        fix=f"The closest are {', '.join(closest[:SHOWN])}." if closest else "",
     )
 
 
@@ -217,7 +217,7 @@ def _finding(entry: Document) -> dict[str, Any]:
 
 def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[str, Any]:
     row: Document = next((r for r in report.get("modules") or () if r["module"] == name), {})
-    found = [
+    hops = [
         {"hop": e["hop"], "pieces": [p for p in e.get("pieces") or () if _base(p) == name]}
         for e in entries
     ]
@@ -226,5 +226,5 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
         "scheme": row.get("scheme"),
         "note": row.get("note", ""),
         "problems": [p for e in entries for p in e.get("problems") or () if name in p],
-        "hops": [f for f in found if f["pieces"]],
+        "hops": [f for f in hops if f["pieces"]],
     }

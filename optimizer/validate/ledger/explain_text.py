@@ -76,8 +76,8 @@ def _hop(hop: Document) -> list[str]:
     lines = _wrapped(f"{hop['hop']:<9}{state}{_distance(hop)}", "")
     nearest = hop["nearest"]
     if nearest:
-        held = "nearest to its limit" if _infinite(nearest["ratio"]) <= 1 else "furthest beyond"
-        judged = f"{_count(hop['judged'], 'piece')} judged alone; {held}: "
+        place = "nearest to its limit" if _infinite(nearest["ratio"]) <= 1 else "furthest beyond"
+        judged = f"{_count(hop['judged'], 'piece')} judged alone; {place}: "
         lines += _wrapped(judged + f"{nearest['module']}, {_share(nearest)}", "         ")
     if hop["unproven"]:
         lines += _wrapped(f"in part only: {hop['unproven']}", "         ")
@@ -138,12 +138,12 @@ def _module(module: Document) -> list[str]:
 
 
 def _piece(hop: str, piece: Document) -> list[str]:
-    found = f"{_share(piece)} ({piece['limit']})"
+    measured = f"{_share(piece)} ({piece['limit']})"
     if piece["piece"] == "quantizer":
-        found = f"{_integers(piece['counts'])} ({piece['limit']})"
+        measured = f"{_integers(piece['counts'])} ({piece['limit']})"
     if piece["piece"] == "between":
-        found = f"what comes before it is at {found}"
-    lines = _wrapped(f"{hop:<9}{piece['piece']:<12}{found}", "  ")
+        measured = f"what comes before it is at {measured}"
+    lines = _wrapped(f"{hop:<9}{piece['piece']:<12}{measured}", "  ")
     return lines + [f"{'':<23}{_element(piece['piece'], e)}" for e in piece["worst"]]
 
 

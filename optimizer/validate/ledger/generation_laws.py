@@ -108,12 +108,20 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
 
 def _ends(served: Contract, checkpoint: Path) -> list[str]:
     """Law 3: every end that the source's files name ends a text here."""
-    wanted: set[int] = set()
+    end_ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         file = checkpoint / name
-        said = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
-        wanted |= set(said if isinstance(said, list) else [] if said is None else [said])
-    missing = sorted(wanted - set(served.decoder.eos_ids))
+        configured = (
+            json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+        )
+        end_ids |= set(
+            configured
+            if isinstance(configured, list)
+            else []
+            if configured is None
+            else [configured]
+        )
+    missing = sorted(end_ids - set(served.decoder.eos_ids))
     return [f"token {i} ends a text by the source's config, and not here" for i in missing]
 
 
@@ -127,13 +135,13 @@ def _greedy(
     widest, problems = 0.0, []
     by = "" if fuse else ", operator by operator"
     with pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse) as runner:
-        made = generate(served, runner, tokenizer, prompts, options)
+        answers = generate(served, runner, tokenizer, prompts, options)
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
-        wanted = _likeliest(m, runner, prompts[0], len(alone))
-        if list(alone) != wanted:
-            problems.append(f"it draws {list(alone)}, and {wanted} are the likeliest{by}")
+        likeliest = _likeliest(m, runner, prompts[0], len(alone))
+        if list(alone) != likeliest:
+            problems.append(f"it draws {list(alone)}, and {likeliest} are the likeliest{by}")
         system = OnnxDecoder(runner, m.contract)
-        for prompt, answer in zip(prompts, made, strict=True):
+        for prompt, answer in zip(prompts, answers, strict=True):
             gap = _gap(system, prompt, answer.tokens)
             widest = max(widest, gap)
             if not gap <= tie:

@@ -13,14 +13,16 @@ from optimizer.validate.materials import Materials
 
 def interface(m: Materials, graph: Source) -> list[str]:
     """Input and output names, and the constants of constant_laws.py."""
-    facts = cut.facts(graph)
-    wanted = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
+    summary = cut.summary(graph)
+    expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
-    if set(facts.inputs) != wanted:
-        problems.append(f"inputs are {sorted(facts.inputs)}, the contract says {sorted(wanted)}")
-    if set(m.compared) - set(facts.outputs):
-        problems.append(f"outputs are {sorted(facts.outputs)}, the contract says {m.compared}")
-    return problems + constant_laws.constants(m, graph, facts)
+    if set(summary.inputs) != expected:
+        problems.append(
+            f"inputs are {sorted(summary.inputs)}, the contract says {sorted(expected)}"
+        )
+    if set(m.compared) - set(summary.outputs):
+        problems.append(f"outputs are {sorted(summary.outputs)}, the contract says {m.compared}")
+    return problems + constant_laws.constants(m, graph, summary)
 
 
 def parameters(m: Materials, graph: Source) -> list[str]:
@@ -31,14 +33,14 @@ def parameters(m: Materials, graph: Source) -> list[str]:
     for name, initializer in m.names.parameters.items():
         if name not in ours:
             continue
-        value, found = ours[name].detach().numpy(), stored[initializer]
+        value, initial = ours[name].detach().numpy(), stored[initializer]
         value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
         entry = m.names.modules.get(name.removesuffix(".weight"))
         turned = entry is not None and entry.parameter == name and entry.layout == "KN"
-        same = found.dtype == value.dtype and (
-            np.array_equal(found, value.T)
+        same = initial.dtype == value.dtype and (
+            np.array_equal(initial, value.T)
             if turned
-            else np.array_equal(found, value) or np.array_equal(found, value.T)
+            else np.array_equal(initial, value) or np.array_equal(initial, value.T)
         )
         if not same:
             wrong.append(f"{name}: the graph holds other values")
@@ -59,22 +61,24 @@ def activations(m: Materials, graph: Source) -> list[str]:
     """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
     if m.state.activations != "tensor":
         return []
-    found = cut.codings(graph, {p.removesuffix(".weight") for p in m.state.weights})
+    quantizers = cut.input_quantizations(
+        graph, {p.removesuffix(".weight") for p in m.state.weights}
+    )
     problems = []
-    for site, wanted in m.state.ranges.items():
+    for site, ours in m.state.ranges.items():
         name = site.removesuffix(":input")
-        got = found.get(name)
-        if got is None:
+        quantizer = quantizers.get(name)
+        if quantizer is None:
             problems.append(f"{name}: the graph does not code its input")
             continue
         if m.signed:
-            right = got.zero_point == 0 and got.offset == wanted.offset
+            right = quantizer.zero_point == 0 and quantizer.offset == ours.offset
         else:
-            right = got.zero_point == wanted.zero_point and got.offset == 0
-        if got.scale != wanted.scale or not right:
+            right = quantizer.zero_point == ours.zero_point and quantizer.offset == 0
+        if quantizer.scale != ours.scale or not right:
             problems.append(
-                f"{name}: its input is coded with {got}; the state's range has scale "
-                f"{wanted.scale:.6g}, zero point {wanted.zero_point}, offset {wanted.offset:.6g}"
+                f"{name}: its input is coded with {quantizer}; the state's range has scale "
+                f"{ours.scale:.6g}, zero point {ours.zero_point}, offset {ours.offset:.6g}"
             )
     return problems
 
@@ -83,10 +87,10 @@ def biases(m: Materials, graph: Source) -> list[str]:
     """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
     problems = []
     for name, got in cut.biases(graph, m.modules).items():
-        wanted = linears.stored_bias(m, name)
-        if (got is None) != (wanted is None):
+        expected = linears.stored_bias(m, name)
+        if (got is None) != (expected is None):
             problems.append(f"{name}: the graph has {'no' if got is None else 'a'} bias")
-        elif got is not None and wanted is not None:
-            same = got.dtype == wanted.dtype and np.array_equal(got.reshape(-1), wanted)
+        elif got is not None and expected is not None:
+            same = got.dtype == expected.dtype and np.array_equal(got.reshape(-1), expected)
             problems += [] if same else [f"{name}: the graph holds another bias than the state"]
     return problems

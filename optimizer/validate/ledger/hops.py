@@ -159,17 +159,17 @@ def load(m: Materials) -> Entry:
 
 def fold(m: Materials) -> Entry:
     """What was folded into parameters must not change the float function; corrected biases and
-    learned gains do, and are held to laws of their own."""
+    learned norm weights do, and are held to laws of their own."""
     quantize = m.section.quantize
     rotated = bool(quantize.of_kind("rotation"))
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
     if any(x.learns_norms for x in quantize.chosen):
-        limit = rounding_limits.of(quantize, m.section.calibrate, 8).gains
-        problems += state_laws.gains(m.state, m.parameters, m.family, rotated, limit)
+        limit = rounding_limits.of(quantize, m.section.calibrate, 8).norms
+        problems += state_laws.norm_weights(m.state, m.parameters, m.family, rotated, limit)
         learned = {
-            name: state_laws.folded_gain(m.state, m.parameters, name, m.family, rotated)
-            for name in state_laws.learned_gains(m.state, m.parameters)
+            name: state_laws.folded_norm_weight(m.state, m.parameters, name, m.family, rotated)
+            for name in state_laws.learned_norm_weights(m.state, m.parameters)
         }
     problems += _corrected(m)
     others = {
@@ -187,10 +187,10 @@ def fold(m: Materials) -> Entry:
 def _corrected(m: Materials) -> list[str]:
     """Quantized modules' biases are corrected where the recipe says so, and nowhere else."""
     quantized = {f"{n.removesuffix('.weight')}.bias" for n in m.state.weights}
-    asked = quantized & set(m.parameters) if m.section.quantize.bias_correction else set()
+    expected = quantized & set(m.parameters) if m.section.quantize.bias_correction else set()
     kept = set(m.corrections)
-    return [f"{n}: was not corrected, as the recipe says" for n in sorted(asked - kept)] + [
-        f"{n}: was corrected, as the recipe does not say" for n in sorted(kept - asked)
+    return [f"{n}: was not corrected, as the recipe says" for n in sorted(expected - kept)] + [
+        f"{n}: was corrected, as the recipe does not say" for n in sorted(kept - expected)
     ]
 
 
@@ -258,16 +258,16 @@ def export(m: Materials) -> Entry:
     graph = opened(path)
     problems = graph_laws.interface(m, graph)
     problems += graph_laws.parameters(m, graph)
-    asked = m.asked(m.folded_traces, path)
+    traces = m.with_continuations(m.folded_traces, path)
     with _work() as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.folded_traces, path)
         parts = pieces.products(graph, at, sample, linears.of_float_graph(m), work, fuse=False)
         limits = m.correct.between("folded", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, fuse=False)
-    results = pieces.whole(path, asked, m.compared, fuse=True)
+    results = pieces.whole(path, traces, m.compared, fuse=True)
     spread = m.correct.whole("folded", m.precision)
-    return within("export", "float torch", spread, results, asked, problems, parts)
+    return within("export", "float torch", spread, results, traces, problems, parts)
 
 
 @contextmanager
@@ -281,19 +281,19 @@ def lower(m: Materials) -> Entry:
     path = m.model / "model.onnx"
     graph = opened(path)
     problems = graph_laws.interface(m, graph)
-    wanted = {p.removesuffix(".weight") for p in m.state.weights}
+    quantized = {p.removesuffix(".weight") for p in m.state.weights}
     lowered = set(m.lowering["modules"])
-    problems += [f"{name}: left in float without saying so" for name in sorted(wanted - lowered)]
-    problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - wanted)]
+    problems += [f"{name}: left in float without saying so" for name in sorted(quantized - lowered)]
+    problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - quantized)]
     problems += graph_laws.weights(m, graph)
     problems += graph_laws.activations(m, graph)
     problems += graph_laws.biases(m, graph)
     carried = cut.changed(m.graph / "model.onnx", graph, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
-        f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, wanted)
+        f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
     ]
-    asked = m.asked(m.simulated_traces, path)
+    traces = m.with_continuations(m.simulated_traces, path)
     with _work() as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
@@ -303,7 +303,7 @@ def lower(m: Materials) -> Entry:
         limits = m.correct.between("state", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, fuse=False)
     spread = m.correct.whole("state", m.precision)
-    return within("lower", "state in torch", spread, m.lowered_outputs, asked, problems, parts)
+    return within("lower", "state in torch", spread, m.lowered_outputs, traces, problems, parts)
 
 
 def engine(m: Materials) -> Entry:
@@ -320,11 +320,11 @@ def engine(m: Materials) -> Entry:
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
-    asked = m.asked(m.simulated_traces, m.model / "model.onnx")
-    lowered = [replace(t, result=o) for t, o in zip(asked, m.lowered_outputs, strict=True)]
+    traces = m.with_continuations(m.simulated_traces, m.model / "model.onnx")
+    lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     if target.device != "cpu":
         spread = m.correct.whole("state", m.precision)
-        results = on_gpu.outputs(m, asked)
+        results = on_gpu.outputs(m, traces)
         whole = within("engine", "lowered graph", spread, results, lowered, problems)
         return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
     path = m.model / "model.onnx"
@@ -336,15 +336,15 @@ def engine(m: Materials) -> Entry:
         parts = pieces.quantizers(graph, at, sample, linear, work, fuse=True)
         parts += pieces.products(graph, at, sample, linear, work, fuse=True)
     if not m.kernel_blocks:
-        results = pieces.whole(path, asked, m.compared, fuse=True)
+        results = pieces.whole(path, traces, m.compared, fuse=True)
         spread = m.correct.whole("state", m.precision)
         return within("engine", "lowered graph", spread, results, lowered, problems, parts)
-    quantized = m.asked(m.kernel_traces, path)
+    quantized = m.with_continuations(m.kernel_traces, path)
     results = pieces.whole(path, quantized, m.compared, fuse=True)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
     entry = within("engine", start, spread, results, quantized, problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
-        results, spread = pieces.whole(path, asked, m.compared, fuse=True), m.correct.blocks()
+        results, spread = pieces.whole(path, traces, m.compared, fuse=True), m.correct.blocks()
         entry = within("engine", "lowered graph", spread, results, lowered, problems, parts)
     return replace(entry, why=f"{entry.why}; {HIDDEN}")
 
@@ -359,22 +359,22 @@ def harness(m: Materials) -> Entry:
     problems = contract_laws.contract(m.contract, served, checkpoint)
     problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
     problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
-    found, wanted = [], []
+    answers, expected = [], []
     with OrtRunner(m.model / "model.onnx", threads=1) as runner:
         for batch in m.batches:
-            given = tasks.encode(
+            batch_inputs = tasks.encode(
                 served, tokenizer, batch.inputs, None, int(batch["input_ids"].shape[1])
             )
-            outputs = runner.infer(given)
-            values = tasks.decode(served, outputs, given)
-            again = tasks.decode(served, runner.infer(given), given)
+            outputs = runner.infer(batch_inputs)
+            values = tasks.decode(served, outputs, batch_inputs)
+            again = tasks.decode(served, runner.infer(batch_inputs), batch_inputs)
             if not np.array_equal(values, again):
                 problems.append("the same texts answered twice give other bits")
-            found += list(values)
-            wanted += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
-    measured = distance((f, w) for f, (w, _) in zip(found, wanted, strict=True))
+            answers += list(values)
+            expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
+    measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
     ratio = max(
-        (_ratio(f, w, bound) for f, (w, bound) in zip(found, wanted, strict=True)), default=0
+        (_ratio(f, w, bound) for f, (w, bound) in zip(answers, expected, strict=True)), default=0
     )
     if not ratio <= 1:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
@@ -382,10 +382,10 @@ def harness(m: Materials) -> Entry:
     return Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
 
 
-def _ratio(value: Any, wanted: Any, bound: Any) -> float:
+def _ratio(value: Any, expected: Any, bound: Any) -> float:
     """The furthest of an answer's elements, over its bound; what must be equal has none."""
-    if value.shape != wanted.shape or not np.isfinite(value).all():
+    if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
-    error = np.abs(value.astype(np.float64) - wanted)
+    error = np.abs(value.astype(np.float64) - expected)
     ratio = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
     return float(ratio.max(initial=0.0))

@@ -77,7 +77,7 @@ def between(
             for one in traces:
                 answers.trace, answers.calls, answers.inputs = one, {}, {}
                 with mode:
-                    result = trace.run(model, one.given, outputs)
+                    result = trace.run(model, one.batch, outputs)
                 results[-1].append({**result, **answers.inputs})
     return results
 
@@ -252,8 +252,8 @@ class _Answering(nn.Module):
         answers.inputs[f"{name}:input:{use}"] = (
             x.detach().numpy().reshape(one.inputs[name, use].shape)
         )
-        wanted = torch.from_numpy(np.ascontiguousarray(one.outputs[name, use]))
-        value = self._mode.moved(wanted.reshape(*x.shape[:-1], -1), self._mode.arithmetic.unit)
+        output = torch.from_numpy(np.ascontiguousarray(one.outputs[name, use]))
+        value = self._mode.moved(output.reshape(*x.shape[:-1], -1), self._mode.arithmetic.unit)
         self._mode.resume()
         return value
 

@@ -49,8 +49,8 @@ class Element:
     @property
     def off(self) -> str:
         """How far off it is, and how far it may be."""
-        found, allowed = breach(abs(self.value - self.reference), self.bound)
-        return f"{found} off, {allowed} allowed"
+        distance, allowed = breach(abs(self.value - self.reference), self.bound)
+        return f"{distance} off, {allowed} allowed"
 
     def as_dict(self) -> dict[str, float]:
         return dict(self.__dict__)
@@ -86,13 +86,13 @@ class Piece:
         """A sentence for a piece that is not fine."""
         at, times = self.worst[0] if self.worst else None, breach(self.ratio, 1.0)[0]
         if self.piece == "quantizer":
-            found = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
+            sentence = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
             if not self.counts["wrong"]:
-                found = (
+                sentence = (
                     f"{self.counts['flips']} of {self.counts['near_ties']} values near a tie got "
                     f"the other integer, {self.counts['flips_allowed']} at most by rounding"
                 )
-            return f"{self.module}: {found}" + (
+            return f"{self.module}: {sentence}" + (
                 f", the first {at.value:.0f} for {at.reference:.4f}" if at else ""
             )
         if self.piece == "between":
@@ -171,9 +171,9 @@ def quantizers(
     judged: dict[str, list[Judgement]] = {}
     worst: dict[str, Element] = {}
     with Graph(piece, threads=1, fuse=fuse) as runner:
-        for given, real in _inputs(uses, traces, linear):
+        for inputs, real in _inputs(uses, traces, linear):
             arrays = typed(
-                runner, {e.input: _shaped(given[e.input], e.input_rank) for e, _ in uses}
+                runner, {e.input: _shaped(inputs[e.input], e.input_rank) for e, _ in uses}
             )
             out = runner.infer(arrays)
             for edge, (module, _) in uses:
@@ -181,20 +181,20 @@ def quantizers(
                 assert q is not None
                 x = arrays[edge.input]
                 rows = x.reshape(-1, x.shape[-1])
-                wanted = quantizer.reference(rows, q)
+                reference = quantizer.reference(rows, q)
                 integers = out[edge.integers].reshape(rows.shape)
-                found = quantizer.judge(integers, wanted, q, count_flips=real)
-                judged.setdefault(edge.integers, []).append(found)
-                if found.at and edge.integers not in worst:
-                    worst[edge.integers] = _integer(found.at[0], integers, wanted)
+                judgement = quantizer.judge(integers, reference, q, count_flips=real)
+                judged.setdefault(edge.integers, []).append(judgement)
+                if judgement.at and edge.integers not in worst:
+                    worst[edge.integers] = _integer(judgement.at[0], integers, reference)
     return [
         _quantizer_piece(key[0], judged[e.integers], worst.get(e.integers))
         for e, key in reversed(uses)
     ]
 
 
-def _integer(at: tuple[int, int], integers: Array, wanted: Reference) -> Element:
-    real, delta = float(wanted.real[at]), float(wanted.delta[at])
+def _integer(at: tuple[int, int], integers: Array, reference: Reference) -> Element:
+    real, delta = float(reference.real[at]), float(reference.delta[at])
     return Element(at[0], at[1], real, float(integers[at]), delta)
 
 
@@ -251,12 +251,12 @@ def _multiply(
     linear: Callable[[str], Linear],
 ) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
     """(module, its furthest elements) of each use."""
-    given: dict[str, Array] = {}
+    batch: dict[str, Array] = {}
     multiplied: dict[Key, roundoff.Floats] = {}
     for edge, key in uses:
         arrays, multiplied[key] = _multiplied(edge, trace.inputs[key], linear(key[0]), runner)
-        given |= arrays
-    out = runner.infer(given)
+        batch |= arrays
+    out = runner.infer(batch)
     for edge, key in uses:
         x = multiplied[key]
         got = out[edge.output].reshape(len(x), -1)
@@ -274,11 +274,11 @@ def _multiplied(
     q = linear.quantizer
     integers, exact = quantizer.integers(array.reshape(-1, width), q)
     codes = integers.astype(np.uint8 if q.low == 0 else np.int8)
-    given = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
+    inputs = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
     step = exact.astype(np.float32)
     if edge.step:
-        given[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
-    return given, np.asarray((integers - q.zero_point) * step.astype(np.float64))
+        inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
+    return inputs, np.asarray((integers - q.zero_point) * step.astype(np.float64))
 
 
 def _furthest(x: roundoff.Floats, got: Array, product: Product) -> list[tuple[float, Element]]:
@@ -320,15 +320,15 @@ def between(
     with Graph(piece, threads=1, fuse=fuse) as runner:
         for trace in traces:
             cuts = {e.output: _shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
-            out = runner.infer(typed(runner, {**trace.given, **cuts}))
+            out = runner.infer(typed(runner, {**trace.batch, **cuts}))
             targets = {
                 f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
             }
-            targets |= {name: (name, wanted) for name, wanted in trace.result.items()}
-            for label, (name, wanted) in targets.items():
+            targets |= {name: (name, expected) for name, expected in trace.result.items()}
+            for label, (name, expected) in targets.items():
                 if name not in out:  # a module that reads another's output, or a model's input
                     continue
-                pairs.setdefault(label, []).extend(trace.pairs(out[name], wanted))
+                pairs.setdefault(label, []).extend(trace.pairs(out[name], expected))
     return [
         Piece(
             label.removesuffix(":0"),
@@ -356,10 +356,10 @@ def _for_integers(array: Array, edge: Edge) -> Array:
 
 def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
     """Floats in the type each input of the piece has; inputs the piece lost are left out."""
-    wanted = runner.inputs
+    types = runner.inputs
     return {
         name: arrays[name].astype(kind) if kind is not None else arrays[name]
-        for name, kind in wanted.items()
+        for name, kind in types.items()
     }
 
 
@@ -368,5 +368,5 @@ def whole(
 ) -> list[dict[str, Array]]:
     """The graph's outputs for each trace's inputs."""
     with Graph(model, threads=1, fuse=fuse) as runner:
-        results = [runner.infer(typed(runner, dict(t.given))) for t in traces]
+        results = [runner.infer(typed(runner, dict(t.batch))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]

@@ -168,20 +168,22 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
         return np.asarray(same & (t.astype(np.float64) * step == centred))
 
 
-def judge(integers: Array, wanted: Reference, q: Quantizer, count_flips: bool = True) -> Judgement:
+def judge(
+    integers: Array, expected: Reference, q: Quantizer, count_flips: bool = True
+) -> Judgement:
     """integers (tokens, in), as a graph gave them. count_flips: False for probes, which lie at ties
     on purpose and not by chance."""
     got = integers.astype(np.int64)
-    t = wanted.real - q.zero_point
+    t = expected.real - q.zero_point
     least, most = (
         np.clip(np.rint(edge) + q.zero_point, q.low, q.high)
-        for edge in (t - wanted.delta, t + wanted.delta)
+        for edge in (t - expected.delta, t + expected.delta)
     )
     wrong = (got < least) | (got > most)
-    near = (least != most) & count_flips
-    flipped = near & ~wrong & (got != wanted.integers)
+    near_tie = (least != most) & count_flips
+    flipped = near_tie & ~wrong & (got != expected.integers)
     at = tuple((int(r), int(c)) for r, c in np.argwhere(wrong)[:3])
-    ties, others = (frozenset(wanted.real[where].tolist()) for where in (near, flipped))
+    ties, others = (frozenset(expected.real[where].tolist()) for where in (near_tie, flipped))
     return Judgement(got.size, ties, others, int(wrong.sum()), at)
 
 

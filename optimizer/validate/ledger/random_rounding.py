@@ -80,9 +80,9 @@ class RandomRounding(TorchDispatchMode):
         """value, each element by up to `by` of itself."""
         if not value.is_floating_point() or not by:
             return value
-        found = torch.addcmul(value, value, self.noise(value), value=by)
+        perturbed = torch.addcmul(value, value, self.noise(value), value=by)
         limits = torch.finfo(value.dtype)
-        return found.clamp_(limits.min, limits.max)
+        return perturbed.clamp_(limits.min, limits.max)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._run(func, func._schema.name, list(args), kwargs or {})

@@ -105,7 +105,7 @@ def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> list[QTensor
     module = parameter.removesuffix(".weight")
     scheme, quantize = m.state.weights[parameter].scheme, m.section.quantize
     sums = _sums(m, module, weight)
-    weights = [FloatWeight(module, weight, scheme, hessian, pull) for hessian, pull in sums]
+    weights = [FloatWeight(module, weight, scheme, hessian, gradient) for hessian, gradient in sums]
     return [rounded(w, quantize.block_rounding, quantize)[0] for w in weights]
 
 
@@ -116,32 +116,32 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
     against_float = quantize.rounding.float_reference(quantize) and not head
     factor = m.state.factors.get(f"{module}:input")
     hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
-    pulls = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
+    gradients = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
     generator = torch.Generator().manual_seed(1)
     for batch in m.calibration():
         real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
-        seen = _inputs(m.simulated_model, batch, module)
-        exact = _inputs(m.folded_model, batch, module) if against_float else []
-        for use, rows in enumerate(seen):
+        compressed = _inputs(m.simulated_model, batch, module)
+        float_inputs = _inputs(m.folded_model, batch, module) if against_float else []
+        for use, rows in enumerate(compressed):
             scaled = rows if factor is None else rows * factor
-            coded = _quantized_input(m, module, scaled)
-            share = torch.ones(len(rows), 1) if head else counted(coded, limit)
+            quantized = _quantized_input(m, module, scaled)
+            share = torch.ones(len(rows), 1) if head else counted(quantized, limit)
             first = leading(real, quantize.gptq.first_token)
             if len(first) == len(rows) and not head:
                 share = share * first
-            coded = coded * share
+            quantized = quantized * share
             texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
             missed = None
             if against_float:
-                wanted = exact[use] if factor is None else exact[use] * factor
-                missed = (wanted * share - coded) @ weight.T
-            for h, p in zip(hessians, pulls, strict=True):
+                full = float_inputs[use] if factor is None else float_inputs[use] * factor
+                missed = (full * share - quantized) @ weight.T
+            for h, p in zip(hessians, gradients, strict=True):
                 times = torch.poisson(torch.ones(len(real)), generator=generator)
                 own = times[texts][:, None] if len(texts) == len(rows) else 1.0
-                h.addmm_((coded * own).T, coded)
+                h.addmm_((quantized * own).T, quantized)
                 if missed is not None:
-                    p.addmm_((coded * own).T, missed)
-    return [(h, p if against_float else None) for h, p in zip(hessians, pulls, strict=True)]
+                    p.addmm_((quantized * own).T, missed)
+    return [(h, p if against_float else None) for h, p in zip(hessians, gradients, strict=True)]
 
 
 def _inputs(model: torch.nn.Module, batch: trace.Batch, module: str) -> list[Tensor]:

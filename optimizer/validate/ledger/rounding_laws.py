@@ -80,8 +80,8 @@ class _Data:
 
     def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
         """Squared, per output: values (out, in) against the weight."""
-        wanted = (self.compressed if alone else self.exact) @ weight.T
-        return (wanted - self.quantized @ values.T).square().sum(0)
+        product = (self.compressed if alone else self.exact) @ weight.T
+        return (product - self.quantized @ values.T).square().sum(0)
 
     def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
         """Squared, per output: what plain rounding gives, and what there was to make up for."""

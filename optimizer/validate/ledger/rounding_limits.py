@@ -2,7 +2,7 @@
 
     nearest   every integer is the nearest one of its scale         rtn, awq, and what goes before
     scale     what a scale may be, as a share of what just covers the group's own weights
-    gains     how far a learned norm weight may lie from where folding put it
+    norms     how far a learned norm weight may lie from where folding put it
 
 Statistics that no definition bounds (how much of a weight its integers hold, how an output compares
 with plain rounding) have no limit here. SCREEN says when a module is looked at more closely: its
@@ -34,11 +34,11 @@ GRID = (1 - UNIT["bf16"]) ** -2
 @dataclass(frozen=True)
 class Limits:
     """What one method may do. scale: (least, most), as shares of what just covers the group's own
-    weights, or of what it started from. gains: see the module's docstring, in units of the mean
+    weights, or of what it started from. norms: see the module's docstring, in units of the mean
     magnitude. listed: every scale is one of rtn.candidates, to the bit."""
 
     scale: tuple[float, float] = (1.0, 1.0)
-    gains: float = 0.0
+    norms: float = 0.0
     listed: bool = False
 
 
@@ -48,14 +48,14 @@ UNLIMITED = Limits((0.0, math.inf), math.inf)
 @dataclass(frozen=True)
 class Rounding:
     """What all methods together may do to a weight. nearest: no integer lies beside the nearest
-    one. scale, gains, listed: as of Limits. learned: a method follows gradients through the whole
+    one. scale, norms, listed: as of Limits. learned: a method follows gradients through the whole
     block or model: one module rounded again by itself says nothing about it. unjudged: the methods
     whose records say nothing of the integers they choose."""
 
     nearest: bool
     scale: tuple[float, float]
     learned: bool = False
-    gains: float = 0.0
+    norms: float = 0.0
     listed: bool = False
     unjudged: tuple[str, ...] = ()
 
@@ -68,12 +68,12 @@ class Rounding:
 @dataclass(frozen=True)
 class Screen:
     """What makes a module's rows worth rounding again; it decides what is looked at, never what is
-    refused. held: <W, Q> / <W, W> of a group or row, of the whole module; odd: of the odd integers
+    refused. share: <W, Q> / <W, W> of a group or row, of the whole module; odd: of the odd integers
     among the nearest ones; output: error by the error of plain rounding, of one output, of the
     module."""
 
-    held: tuple[float, float] = (0.55, 1.65)
-    held_module: tuple[float, float] = (0.85, 1.05)
+    share: tuple[float, float] = (0.55, 1.65)
+    share_module: tuple[float, float] = (0.85, 1.05)
     odd: float = 0.25
     output: float = 2.0
     output_module: float = 1.25
@@ -93,7 +93,7 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
         nearest=rounding.law == "nearest" and not tuning,
         scale=(math.prod(x.scale[0] for x in limits), math.prod(x.scale[1] for x in limits)),
         learned=any(m.law == "learned" for m in tuning),
-        gains=sum(x.gains for x in limits),
+        norms=sum(x.norms for x in limits),
         listed=limits[0].listed and not tuning,
         unjudged=tuple(m.name for m in (rounding, *tuning) if not m.law),
     )
@@ -137,7 +137,7 @@ def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) ->
     return _moved(steps * rates.scales, steps * rates.gains)
 
 
-def _moved(logarithm: float, gains: float) -> Limits:
+def _moved(logarithm: float, norms: float) -> Limits:
     """A scale's logarithm, and a norm weight, moved by so much at most."""
     factor = math.exp(logarithm)
-    return Limits((1 / factor, factor), gains)
+    return Limits((1 / factor, factor), norms)

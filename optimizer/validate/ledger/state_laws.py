@@ -9,8 +9,7 @@ do not depend on the budget.
               holds oddly much or little of its float weight, <W, Q> / <W, W>, and one whose low
               bits look lost, is suspected (resampled.py)
  2. others    every parameter that is replaced is one a method may replace
- 3. gains     a learned norm weight lies as near to where folding alone puts it as its steps
-              allow
+ 3. norms     a learned norm weight lies as near to where folding alone puts it as its steps allow
 """
 
 from __future__ import annotations
@@ -104,17 +103,17 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
     whole = grouped.square().sum(-1).masked_fill(tiny, 0.0).double()
     suspects = []
     for level, limits, over, of in (
-        ("group", SCREEN.held, part, whole),
-        ("row", SCREEN.held, part.sum(1), whole.sum(1)),
-        ("module", SCREEN.held_module, part.sum(), whole.sum()),
+        ("group", SCREEN.share, part, whole),
+        ("row", SCREEN.share, part.sum(1), whole.sum(1)),
+        ("module", SCREEN.share_module, part.sum(), whole.sum()),
     ):
-        held = torch.where(of > 0, over / of.clamp(min=1e-300), torch.ones_like(of)).flatten()
-        for worst in {int(held.argmin()), int(held.argmax())}:
-            if limits[0] <= float(held[worst]) <= limits[1]:
+        share = torch.where(of > 0, over / of.clamp(min=1e-300), torch.ones_like(of)).flatten()
+        for worst in {int(share.argmin()), int(share.argmax())}:
+            if limits[0] <= float(share[worst]) <= limits[1]:
                 continue
             row, group = divmod(worst, part.shape[1] if level == "group" else 1)
             at = {"group": f"row {row} group {group}", "row": f"row {row}", "module": "it"}[level]
-            message = f"{name}: {at} holds {float(held[worst]):.2f} of its float weight"
+            message = f"{name}: {at} holds {float(share[worst]):.2f} of its float weight"
             statistic = _holding(group if level == "group" else None, level == "module")
             number = None if level == "module" else row
             suspects.append(Suspect(name, number, statistic, message, part.numel()))
@@ -149,26 +148,26 @@ def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
     return float((nearest & 1).float().mean())
 
 
-def folded_gain(
+def folded_norm_weight(
     state: CompressedState, source: Mapping[str, Tensor], name: str, known: Family, rotated: bool
 ) -> Tensor:
-    """The gain of a norm that folding alone gives: ones where rotation folded it away; else what
+    """The weight of a norm that folding alone gives: ones where rotation folded it away; else what
     undoes the scale that the columns of the module which reads it were given."""
-    gain = source[name]
+    float_weight = source[name]
     read = (*(p.producer for p in known.smooth), known.final_norm)
     if rotated and any(name.endswith(f".{norm}.weight") for norm in read if norm):
-        return torch.ones_like(gain)
+        return torch.ones_like(float_weight)
     for pair in known.smooth:
         suffix = f".{pair.producer}.weight"
         weight = f"{name.removesuffix(suffix)}.{pair.consumers[0]}.weight"
         if name.endswith(suffix) and weight in state.replaced:
             now, before = state.replaced[weight].double(), source[weight].double()
             columns = (now * before).sum(0) / before.square().sum(0).clamp(min=1e-30)
-            return (gain.double() / columns).float()
-    return gain
+            return (float_weight.double() / columns).float()
+    return float_weight
 
 
-def gains(
+def norm_weights(
     state: CompressedState,
     source: Mapping[str, Tensor],
     known: Family,
@@ -177,9 +176,9 @@ def gains(
 ) -> list[str]:
     """Law 3. limit: how far they may lie from where folding put them, in units of their mean."""
     broken = []
-    for name in learned_gains(state, source):
-        wanted = folded_gain(state, source, name, known, rotated)
-        moved = (state.replaced[name] - wanted).abs().max() / wanted.abs().mean().clamp(min=1e-30)
+    for name in learned_norm_weights(state, source):
+        folded = folded_norm_weight(state, source, name, known, rotated)
+        moved = (state.replaced[name] - folded).abs().max() / folded.abs().mean().clamp(min=1e-30)
         if not float(moved) <= limit:
             shown = breach(float(moved), limit)
             broken.append(
@@ -189,8 +188,8 @@ def gains(
     return broken
 
 
-def learned_gains(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """The replaced parameters that a rounder may have learned: vectors that are no bias."""
+def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
+    """The replaced parameters that a rounding method may have learned: vectors that are no bias."""
     return [
         n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
     ]

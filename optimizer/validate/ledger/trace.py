@@ -27,11 +27,11 @@ PAST, PRESENT = "past_key_values.", "present."
 class Trace:
     """inputs, outputs: {(module, use): (batch, sequence, width)}; use counts the calls of a shared
     module. result: the model's outputs by name. mask (batch, sequence). past: tokens that are not
-    in all these but in the cache that `given` holds. by_column: see lower.cut.Facts; the cached
+    in all these but in the cache that `batch` holds. by_column: see cut.GraphSummary; the cached
     keys of padded rows are then not torch's."""
 
     mask: Array
-    given: Mapping[str, Array]
+    batch: Mapping[str, Array]
     result: dict[str, Array] = field(default_factory=dict)
     inputs: dict[tuple[str, int], Array] = field(default_factory=dict)
     outputs: dict[tuple[str, int], Array] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Trace:
     def examples(self, array: Array) -> list[Array]:
         """One array of real tokens per row of `array`, which this trace's graph gave."""
         if array.ndim == 4:  # a cache
-            mask = self.given["attention_mask"]
+            mask = self.batch["attention_mask"]
             rows = distance.examples(array.swapaxes(1, 2), mask)
             return [r for r, m in zip(rows, mask, strict=True) if m.all() or not self.by_column]
         return distance.examples(array, self.mask)
 
-    def pairs(self, found: Array, wanted: Array) -> list[tuple[Array, Array]]:
-        """(found, wanted) of every row; what cannot be of one shape as a single pair, far apart."""
-        if found.size != wanted.size:
-            return [(found, wanted)]
-        rows = self.examples(found.reshape(wanted.shape)), self.examples(wanted)
+    def pairs(self, actual: Array, expected: Array) -> list[tuple[Array, Array]]:
+        """Both, row by row; what cannot be of one shape as a single pair, far apart."""
+        if actual.size != expected.size:
+            return [(actual, expected)]
+        rows = self.examples(actual.reshape(expected.shape)), self.examples(expected)
         return list(zip(*rows, strict=True))
 
     def continued(self, past: int) -> Trace:
@@ -59,13 +59,13 @@ class Trace:
         def rest(arrays: Mapping[Any, Array]) -> dict[Any, Array]:
             return {name: a[:, past:] for name, a in arrays.items()}
 
-        given = {n: a for n, a in self.given.items() if not n.startswith(PAST)}
+        batch = {n: a for n, a in self.batch.items() if not n.startswith(PAST)}
         cache = {n: a for n, a in self.result.items() if n.startswith(PRESENT)}
         others = {n: a for n, a in self.result.items() if n not in cache}
         return Trace(
             mask=self.mask[:, past:],
-            given={
-                **rest(given),
+            batch={
+                **rest(batch),
                 "attention_mask": self.mask,
                 **{_past(n): a[:, :, :past] for n, a in cache.items()},
             },
@@ -89,11 +89,11 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
     }
     with torch.no_grad():
         result = model(**tensors, return_dict=True)
-    made = {name: result[name].numpy() for name in outputs if not name.startswith(PRESENT)}
-    if len(made) < len(outputs):
+    arrays = {name: result[name].numpy() for name in outputs if not name.startswith(PRESENT)}
+    if len(arrays) < len(outputs):
         cache = {_past(n): n for n in outputs if n.startswith(PRESENT)}
-        made |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}
-    return made
+        arrays |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}
+    return arrays
 
 
 def traced(
@@ -113,22 +113,22 @@ def observe(
     model: nn.Module,
     batch: Mapping[str, Array],
     modules: Collection[str],
-    see: Callable[[str, Tensor], None],
+    receive: Callable[[str, Tensor], None],
 ) -> None:
-    """Run and show `see` the real tokens' inputs (tokens, width) of each of `modules`, one object
-    for all that read one tensor in turn; nothing is kept."""
+    """Run and hand `receive` the real tokens' inputs (tokens, width) of each of `modules`, one
+    object for all that read one tensor in turn; nothing is kept."""
     real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
     handles = []
     last: list[Tensor] = []  # the tensor read last, and its rows
 
     for name in modules:
 
-        def look(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
+        def hook(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
             if not last or last[0] is not args[0]:
                 last[:] = [args[0], args[0].reshape(*real.shape, -1)[real]]
-            see(name, last[1])
+            receive(name, last[1])
 
-        handles.append(model.get_submodule(name).register_forward_pre_hook(look))
+        handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
     try:
         run(model, batch, ())
     finally:
@@ -155,7 +155,7 @@ def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator
             handle.remove()
 
 
-def _by_token(found: Tensor, shape: Sequence[int]) -> Array:
+def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
     """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
-    flat = found.ndim == 2 and len(found) == shape[0] * shape[1]
-    return (found.reshape(*shape, -1) if flat else found).detach().numpy()
+    flat = tensor.ndim == 2 and len(tensor) == shape[0] * shape[1]
+    return (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()

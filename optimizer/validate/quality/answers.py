@@ -50,13 +50,13 @@ def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Ans
     float rounding only.
     """
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].text) + len(rows[i].text_pair or ""))
-    found = _answer(m, runner, [rows[i] for i in order], label)
+    answers = _answer(m, runner, [rows[i] for i in order], label)
     place = {row: i for i, row in enumerate(order)}
 
     def back(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
         return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
 
-    return Answers(back(found.text) or (), back(found.pair), back(found.words))
+    return Answers(back(answers.text) or (), back(answers.pair), back(answers.words))
 
 
 def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
@@ -97,9 +97,9 @@ def _vectors(m: Materials, values: Any, batch: Batch) -> list[Any]:
 
 def _tags(m: Materials, row: Sample, batch: Batch, values: Any, i: int) -> Any:
     """The label id of each word of a sample: its first token's; -1 when it was cut off."""
-    found = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
+    tagged = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
     names = list(m.contract.labels or ())
-    by_start = {w["start"]: names.index(w["label"]) for w in found}
+    by_start = {w["start"]: names.index(w["label"]) for w in tagged}
     ids, start = [], 0
     for word in row.words or ():
         ids.append(by_start.get(start, -1))

@@ -50,17 +50,17 @@ class Chance:
     enough: bool
 
 
-def against_chance(found: Agreement, confidence: float, seed: int = 0) -> Chance:
+def against_chance(agreement: Agreement, confidence: float, seed: int = 0) -> Chance:
     """Is the value higher than answers that know nothing reach, at `confidence` (one side)?"""
     alpha = 1 - confidence
     generator = np.random.default_rng(seed)
     count = math.ceil(FINER / alpha) - 1
-    draws, right = np.array([found.draw(generator) for _ in range(count)]).T
-    p = (1 + int((draws >= found.value - 1e-12).sum())) / (1 + count)
+    draws, right = np.array([agreement.draw(generator) for _ in range(count)]).T
+    p = (1 + int((draws >= agreement.value - 1e-12).sum())) / (1 + count)
     z = _NORMAL.inv_cdf(confidence) + _NORMAL.inv_cdf(POWER)
-    half = (found.best - float(right.mean())) / 2
+    half = (agreement.best - float(right.mean())) / 2
     return Chance(
-        value=found.value,
+        value=agreement.value,
         expected=float(draws.mean()),
         reach=float(np.quantile(draws, confidence)),
         p=p,
@@ -69,14 +69,14 @@ def against_chance(found: Agreement, confidence: float, seed: int = 0) -> Chance
     )
 
 
-def matches(truth: Labels, told: Labels) -> Agreement:
+def matches(truth: Labels, predicted: Labels) -> Agreement:
     """The share of rows whose answer is the label; both (rows,)."""
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         shuffled = generator.permutation(truth)
-        return float((shuffled == told).mean()), float((shuffled == truth).mean())
+        return float((shuffled == predicted).mean()), float((shuffled == truth).mean())
 
-    return Agreement(float((truth == told).mean()), 1.0, draw)
+    return Agreement(float((truth == predicted).mean()), 1.0, draw)
 
 
 def same_as_nearest(labels: Labels, nearest: Labels) -> Agreement:
@@ -108,7 +108,7 @@ def _standard_ranks(values: Floats) -> Floats:
     return np.asarray(ranks / max(float(np.linalg.norm(ranks)), 1e-300), np.float64)
 
 
-def word_matches(truth: Sequence[Labels], told: Sequence[Labels]) -> Agreement:
+def word_matches(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
     """The share of words whose answer is the label, texts being the independent units.
 
     A text's words above what their answers get from the labels' frequencies change sign at random:
@@ -124,8 +124,8 @@ def word_matches(truth: Sequence[Labels], told: Sequence[Labels]) -> Agreement:
         )
 
     words = float(counts.sum())
-    value = sum(float((t == a).sum()) for t, a in zip(truth, told, strict=True)) / words
-    gained, most = beyond(told) / words, beyond(truth) / words
+    value = sum(float((t == a).sum()) for t, a in zip(truth, predicted, strict=True)) / words
+    gained, most = beyond(predicted) / words, beyond(truth) / words
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         sign = generator.choice((-1.0, 1.0), len(gained))
@@ -135,31 +135,31 @@ def word_matches(truth: Sequence[Labels], told: Sequence[Labels]) -> Agreement:
 
 
 def exchanged(
-    truth: Sequence[Labels], told: Sequence[Labels], labels: int, confidence: float
+    truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
     """What each answer should be read as, where the answers then do better than chance, else None.
 
-    truth, told: the label ids (words,) of each text, one where a text has one label; ids of
-    `labels` labels, -1 in `told` for none. Of two labels the other reading is the one there is; of
+    truth, predicted: the label ids (words,) of each text, one where a text has one label; ids of
+    `labels` labels, -1 in `predicted` for none. Of two labels there is one other reading; of
     more it is chosen on every second text and judged on the others, so that choosing the best of
     many does not count.
     """
     every = slice(None) if labels == 2 else slice(1, None, 2)
-    reading = (1, 0) if labels == 2 else best_reading(truth[::2], told[::2], labels)
+    reading = (1, 0) if labels == 2 else best_reading(truth[::2], predicted[::2], labels)
     if reading == tuple(range(labels)) or not len(truth[every]):
         return None
-    read = [np.append(reading, -1)[t] for t in told[every]]
+    read = [np.append(reading, -1)[t] for t in predicted[every]]
     return reading if against_chance(word_or_row(truth[every], read), confidence).above else None
 
 
 def better_read(
-    truth: Sequence[Labels], told: Sequence[Labels], labels: int, confidence: float
+    truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
     """As `exchanged`, where the other reading is right more often than the given one: a sign test
     over the texts of the second half that the two readings change."""
-    reading = best_reading(truth[::2], told[::2], labels)
+    reading = best_reading(truth[::2], predicted[::2], labels)
     changes = []
-    for t, a in zip(truth[1::2], told[1::2], strict=True):
+    for t, a in zip(truth[1::2], predicted[1::2], strict=True):
         changes.append(int((np.append(reading, -1)[a] == t).sum() - (a == t).sum()))
     won, lost = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
     ways = sum(math.comb(won + lost, k) for k in range(won, won + lost + 1))
@@ -167,19 +167,21 @@ def better_read(
     return reading if won and surprising else None
 
 
-def word_or_row(truth: Sequence[Labels], told: Sequence[Labels]) -> Agreement:
+def word_or_row(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
     """`matches` where every text has one label, else `word_matches`."""
     if all(len(t) == 1 for t in truth):
-        return matches(np.concatenate(list(truth)), np.concatenate(list(told)))
-    return word_matches(truth, told)
+        return matches(np.concatenate(list(truth)), np.concatenate(list(predicted)))
+    return word_matches(truth, predicted)
 
 
-def best_reading(truth: Sequence[Labels], told: Sequence[Labels], labels: int) -> tuple[int, ...]:
+def best_reading(
+    truth: Sequence[Labels], predicted: Sequence[Labels], labels: int
+) -> tuple[int, ...]:
     """The exchange of label ids under which most answers are right: reading[answer] = label."""
-    true, said = np.concatenate(list(truth)), np.concatenate(list(told))
+    true, flat = np.concatenate(list(truth)), np.concatenate(list(predicted))
     confusion = np.zeros((labels, labels))
-    known = said >= 0
-    np.add.at(confusion, (said[known], true[known]), 1)
+    known = flat >= 0
+    np.add.at(confusion, (flat[known], true[known]), 1)
     # of equally good ones the given reading: no label is called exchanged without a reason
     return tuple(assign(-confusion - np.eye(labels) / (2 * labels)))
 

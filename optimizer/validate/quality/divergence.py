@@ -30,8 +30,8 @@ def measure(
     at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
     length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
     prompts = np.stack([windows[i][:length] for i in at])
-    found = common(greedy(baseline, prompts, NEW), greedy(candidate, prompts, NEW))
-    values = found.astype(np.float64)
+    lengths = common(greedy(baseline, prompts, NEW), greedy(candidate, prompts, NEW))
+    values = lengths.astype(np.float64)
     low, high = significance.mean_bounds(values, (1 - confidence) / 2)
     return {
         "prompts": len(prompts),
@@ -39,12 +39,12 @@ def measure(
         "new_tokens": NEW,
         "mean": float(values.mean()),
         "interval": [max(low, 0.0), min(high, float(NEW))],
-        "identical": float((found == NEW).mean()),
-        "lengths": sorted(int(v) for v in found),
+        "identical": float((lengths == NEW).mean()),
+        "lengths": sorted(int(v) for v in lengths),
     }
 
 
 def common(a: Array, b: Array) -> Array:
     """(texts, tokens) twice -> (texts,): equal tokens before the first that differs."""
-    found: Array = np.cumprod(np.asarray(a == b, np.int64), axis=1).sum(1)
-    return found
+    lengths: Array = np.cumprod(np.asarray(a == b, np.int64), axis=1).sum(1)
+    return lengths

@@ -26,33 +26,34 @@ Judged = Mapping[str, tuple[list[Gate], dict[str, Any]]]
 """Per set, its gates and its section of the report."""
 
 
-def further(wanted: Validate) -> dict[str, DataSpec]:
+def further(settings: Validate) -> dict[str, DataSpec]:
     """The data of validate.also by its place in the recipe."""
-    return {f"validate.also.{name}.data": part.data for name, part in wanted.also.items()}
+    return {f"validate.also.{name}.data": part.data for name, part in settings.also.items()}
 
 
-def sets(wanted: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[str, list[Sample]]:
+def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[str, list[Sample]]:
     """The rows of every set by name, label ids as the model has them. rows: by place."""
-    made = {FIRST: labelled_as(rows["validate.data"], wanted.data, labels)}
-    for (place, spec), name in zip(further(wanted).items(), wanted.also, strict=True):
-        made[name] = labelled_as(rows[place], spec, labels)
-    return made
+    by_name = {FIRST: labelled_as(rows["validate.data"], settings.data, labels)}
+    for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
+        by_name[name] = labelled_as(rows[place], spec, labels)
+    return by_name
 
 
 def gathered(
-    wanted: Validate, judged: Judged
+    settings: Validate, judged: Judged
 ) -> tuple[list[Gate], dict[str, Any], dict[str, dict[str, Any]]]:
     """The gates of all sets that have some, the first set's section, and the others' by name."""
     gates, first = judged[FIRST]
-    made, others = list(gates), {}
-    for name, part in wanted.also.items():
-        found, section = judged[name]
+    kept, others = list(gates), {}
+    for name, part in settings.also.items():
+        judged_gates, section = judged[name]
         others[name] = {**section, "report_only": part.report_only}
         if part.report_only:
-            for gate in found:
+            for gate in judged_gates:
                 say(f"validate: reported only: on {name}: {gate.message}")
             continue
-        made += [
-            replace(g, name=f"{g.name}.{name}", message=f"on {name}: {g.message}") for g in found
+        kept += [
+            replace(g, name=f"{g.name}.{name}", message=f"on {name}: {g.message}")
+            for g in judged_gates
         ]
-    return made, first, others
+    return kept, first, others

@@ -23,13 +23,13 @@ def quality(m: Materials, sets: Rows, device: str) -> Judged:
     `device`, or the engine where there is one that runs here. Raises DataError when the texts do
     not fill a window.
     """
-    wanted = m.section.validate_
+    settings = m.section.validate_
     cut = {
-        name: windows(rows, m.tokenizer, m.contract, wanted.sequence_length)
+        name: windows(rows, m.tokenizer, m.contract, settings.sequence_length)
         for name, rows in sets.items()
     }
     baseline = TorchDecoder(m.float_model, m.contract)
-    made: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
+    judged: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
     with closing(on_gpu.candidate(m, device)) as runner:
         candidate = OnnxDecoder(runner, m.contract)
         for name, some in cut.items():
@@ -38,8 +38,8 @@ def quality(m: Materials, sets: Rows, device: str) -> Judged:
                 lambda ids: logits_of(baseline, ids),
                 lambda ids: logits_of(candidate, ids),
             )
-            gates, section = perplexity.judge(scores, wanted)
-            made[name] = gates, {**section, "window_tokens": wanted.sequence_length}
-        common = divergence.measure(cut[FIRST], baseline, candidate, wanted.confidence)
-    made[FIRST][1]["divergence"] = common
-    return made
+            gates, section = perplexity.judge(scores, settings)
+            judged[name] = gates, {**section, "window_tokens": settings.sequence_length}
+        common = divergence.measure(cut[FIRST], baseline, candidate, settings.confidence)
+    judged[FIRST][1]["divergence"] = common
+    return judged

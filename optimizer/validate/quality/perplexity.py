@@ -84,7 +84,7 @@ def _log_softmax(logits: Array) -> Floats:
     return x
 
 
-def judge(scores: Scores, wanted: Validate) -> tuple[list[Gate], dict[str, Any]]:
+def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any]]:
     """The quality gates of a recipe, and the report's `quality` section:
 
     metric      "perplexity"; examples: windows; tokens: predicted
@@ -93,8 +93,8 @@ def judge(scores: Scores, wanted: Validate) -> tuple[list[Gate], dict[str, Any]]
     margin, confidence, needed  as for every metric
     kl, top1    {value, interval}; added: the candidate's extra nats by window, sorted
     """
-    confidence = wanted.confidence
-    decision = significance.paired_mean(scores.added, wanted.max_drop, confidence)
+    confidence = settings.confidence
+    decision = significance.paired_mean(scores.added, settings.max_drop, confidence)
     low, high = decision.interval
     section: dict[str, Any] = {
         "metric": "perplexity",
@@ -103,22 +103,22 @@ def judge(scores: Scores, wanted: Validate) -> tuple[list[Gate], dict[str, Any]]
         "baseline": _perplexity(scores.baseline, confidence),
         "candidate": _perplexity(scores.candidate, confidence),
         "difference": {"value": -decision.drop, "interval": [-high, -low]},
-        "margin": wanted.max_drop,
+        "margin": settings.max_drop,
         "confidence": confidence,
         "needed": decision.needed,
         "kl": _mean(scores.kl, confidence),
         "top1": _mean(scores.top1, confidence),
         "added": sorted(round(float(v), 6) for v in scores.added),
     }
-    made = [_gate(decision)]
-    if wanted.max_kl is not None:
-        found = significance.paired_mean(scores.kl, wanted.max_kl, confidence)
-        text = f"KL from float is {found.drop:.4f} nats per token"
-        made.append(_bounded("quality.max_kl", found, text))
-    if wanted.min_top1 is not None:
-        found = significance.paired_mean(1 - scores.top1, 1 - wanted.min_top1, confidence)
-        made.append(_agreement(found))
-    return made, section
+    gates = [_gate(decision)]
+    if settings.max_kl is not None:
+        decided = significance.paired_mean(scores.kl, settings.max_kl, confidence)
+        text = f"KL from float is {decided.drop:.4f} nats per token"
+        gates.append(_bounded("quality.max_kl", decided, text))
+    if settings.min_top1 is not None:
+        decided = significance.paired_mean(1 - scores.top1, 1 - settings.min_top1, confidence)
+        gates.append(_agreement(decided))
+    return gates, section
 
 
 def _perplexity(nll: Floats, confidence: float) -> dict[str, Any]:

@@ -132,13 +132,13 @@ def wilson(share: float, examples: int, confidence: float) -> tuple[float, float
 
 def cosines_of(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
     """The cosine of each pair of vectors; 1 for two zero vectors, 0 for one."""
-    made = []
+    cosines = []
     for x, y in zip(a, b, strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         product = float(np.linalg.norm(x) * np.linalg.norm(y))
         same = float(np.array_equal(x, y))
-        made.append(float(x @ y) / product if product > 0 else same)
-    return np.array(made)
+        cosines.append(float(x @ y) / product if product > 0 else same)
+    return np.array(cosines)
 
 
 def compare(
@@ -302,16 +302,16 @@ def f1_metric(
     true = np.searchsorted(classes, np.concatenate(list(truth)))
 
     def counted(where: Booleans, of: Integers) -> Floats:
-        made = np.zeros((len(lengths), len(classes)))
-        np.add.at(made, (text[where], of[where]), 1)
-        return made
+        counts = np.zeros((len(lengths), len(classes)))
+        np.add.at(counts, (text[where], of[where]), 1)
+        return counts
 
     def system(predicted: Sequence[Integers], extra: Integers | None = None) -> Value:
         flat = np.concatenate(list(predicted))
-        told = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
-        known = classes[told] == flat
-        hit = counted(known & (told == true), told)
-        size = counted(np.full(len(true), True), true) + counted(known, told)
+        predicted_class = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
+        known = classes[predicted_class] == flat
+        hit = counted(known & (predicted_class == true), predicted_class)
+        size = counted(np.full(len(true), True), true) + counted(known, predicted_class)
         hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
         if extra is not None:
             hit_more = imagined * 1.0 * ((classes == rarest) & (classes == extra))
@@ -338,8 +338,8 @@ def f1_metric(
 def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
     """retrieval: whether the nearest candidate is a right one."""
     field = "label" if answers.pair is None else "text_pair"
-    wanted = np.array(_need(rows, field, "retrieval"))
-    same: Booleans = wanted[nearest(answers)] == wanted
+    labels = np.array(_need(rows, field, "retrieval"))
+    same: Booleans = labels[nearest(answers)] == labels
     return same
 
 

@@ -25,7 +25,7 @@ from optimizer.validate.speed.rounds import Budget, Question, Rounds
 from optimizer.validate.speed.speed import BASELINE, CANDIDATE
 
 WARMUP = 1  # rounds that do not count
-Asked = Callable[[Mapping[str, bench_generation.Rounds]], int]
+MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
 def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
     files = {BASELINE: m.graph / "model.onnx", CANDIDATE: m.model / "model.onnx"}
 
     def timed(
-        systems: Mapping[str, OrtRunner], cell: tuple[int, int], more: Asked | None
+        systems: Mapping[str, OrtRunner], cell: tuple[int, int], more: MoreRounds | None
     ) -> dict[str, Any]:
         return bench_generation.measure_generation(
             systems,
@@ -72,7 +72,7 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _timed(
-    timed: Callable[[Mapping[str, OrtRunner], tuple[int, int], Asked | None], dict[str, Any]],
+    timed: Callable[[Mapping[str, OrtRunner], tuple[int, int], MoreRounds | None], dict[str, Any]],
     systems: Mapping[str, OrtRunner],
     cells: Sequence[tuple[int, int]],
     latency: Latency,
@@ -81,35 +81,35 @@ def _timed(
     budget = Budget(latency.max_seconds, speed.questions(latency, len(cells)))
     section: dict[str, Any] = {}
     for cell in cells:
-        asked = None
+        stopping = None
         if latency.must_beat_float:
-            asked = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
-        made = timed(systems, cell, _ratios(asked) if asked else None)
-        if asked:
-            made["cells"][0]["ratio"]["inter_token"] |= asked.as_dict()
-        section = {**made, "cells": [*section.get("cells", ()), *made["cells"]]}
+            stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+        measured = timed(systems, cell, _ratios(stopping) if stopping else None)
+        if stopping:
+            measured["cells"][0]["ratio"]["inter_token"] |= stopping.as_dict()
+        section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
         question = Question(99, latency.p99_ms, latency.new_tokens - 1)
-        asked = budget.rounds(question, latency.iterations, WARMUP)
-        made = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], _steps(asked))
-        found = made["cells"][0]["systems"][CANDIDATE]["inter_token"]
-        section["p99"] = speed.answered(found, asked)
+        stopping = budget.rounds(question, latency.iterations, WARMUP)
+        measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], _steps(stopping))
+        steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
+        section["p99"] = speed.answered(steps, stopping)
     return section
 
 
-def _ratios(asked: Rounds) -> Asked:
+def _ratios(stopping: Rounds) -> MoreRounds:
     """Of the time between tokens, summed over a round."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
         pairs = zip(rounds[CANDIDATE], rounds[BASELINE], strict=True)
-        return asked.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
+        return stopping.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
 
     return more
 
 
-def _steps(asked: Rounds) -> Asked:
+def _steps(stopping: Rounds) -> MoreRounds:
     """Every time between two tokens."""
-    return lambda rounds: asked.more([step for _, own in rounds[CANDIDATE] for step in own])
+    return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
 def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> str:
@@ -132,7 +132,7 @@ def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> s
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     """The recipe's speed gates on a measured section."""
-    made, cells = [], section["cells"]
+    verdicts, cells = [], section["cells"]
     shared = speed.questions(latency, len(cells))
     if latency.must_beat_float:
         ratios = [
@@ -140,13 +140,13 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
             for c in cells
         ]
         what = "time between tokens"
-        made.append(speed.beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
+        verdicts.append(speed.beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
     if latency.p99_ms is not None:
         first = cells[0]["systems"][CANDIDATE]["inter_token"]
-        found = section.get("p99", first)
+        percentiles = section.get("p99", first)
         what = "p99 of the time between tokens"
-        made.append(speed.within(found, latency.p99_ms, what, shared))
-    return made
+        verdicts.append(speed.within(percentiles, latency.p99_ms, what, shared))
+    return verdicts
 
 
 def _why_slow(inspected: Mapping[str, Any]) -> str:

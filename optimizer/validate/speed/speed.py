@@ -82,40 +82,42 @@ def _timed(
     budget = Budget(latency.max_seconds, questions(latency, len(cells)))
     section: dict[str, Any] = {}
     for cell in cells:
-        asked = None
+        stopping = None
         if latency.must_beat_float:
-            asked = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
-        made = bench.measure(
+            stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+        measured = bench.measure(
             systems,
             [cell],
             texts,
             iterations=latency.iterations,
             warmup=WARMUP,
             threads=threads,
-            more=_ratios(asked) if asked else None,
+            more=_ratios(stopping) if stopping else None,
         )
-        if asked:
-            made["cells"][0]["ratio"] |= asked.as_dict()
-        section = {**made, "cells": [*section.get("cells", ()), *made["cells"]]}
+        if stopping:
+            measured["cells"][0]["ratio"] |= stopping.as_dict()
+        section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
-        asked = budget.rounds(Question(99, latency.p99_ms), latency.iterations, WARMUP)
-        made = bench.measure(
+        stopping = budget.rounds(Question(99, latency.p99_ms), latency.iterations, WARMUP)
+        measured = bench.measure(
             {CANDIDATE: systems[CANDIDATE]},
             cells[:1],
             texts,
             iterations=latency.iterations,
             warmup=WARMUP,
             threads=threads,
-            more=lambda times: asked.more(times[CANDIDATE]),
+            more=lambda times: stopping.more(times[CANDIDATE]),
         )
-        section["p99"] = answered(made["cells"][0]["systems"][CANDIDATE]["end_to_end"], asked)
+        section["p99"] = answered(
+            measured["cells"][0]["systems"][CANDIDATE]["end_to_end"], stopping
+        )
     return section
 
 
-def _ratios(asked: Rounds) -> Callable[[Mapping[str, Sequence[float]]], int]:
+def _ratios(stopping: Rounds) -> Callable[[Mapping[str, Sequence[float]]], int]:
     def more(times: Mapping[str, Sequence[float]]) -> int:
         pairs = zip(times[CANDIDATE], times[BASELINE], strict=True)
-        return asked.more([ours / theirs for ours, theirs in pairs])
+        return stopping.more([ours / theirs for ours, theirs in pairs])
 
     return more
 
@@ -125,10 +127,10 @@ def questions(latency: Latency, cells: int) -> int:
     return cells * latency.must_beat_float + (latency.p99_ms is not None)
 
 
-def answered(found: Mapping[str, Any], asked: Rounds) -> dict[str, Any]:
+def answered(percentiles: Mapping[str, Any], stopping: Rounds) -> dict[str, Any]:
     """Percentiles with the interval of the 99th that the gate is judged by."""
-    known = asked.as_dict()
-    return {**found, **known, "p99_interval": known.pop("interval")}
+    known = stopping.as_dict()
+    return {**percentiles, **known, "p99_interval": known.pop("interval")}
 
 
 def ort_system(runner: OrtRunner, contract: Contract, tokenizer: Any) -> System:
@@ -187,18 +189,18 @@ def peak_memory(m: Materials, cell: tuple[int, int], threads: int) -> dict[str, 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     """The recipe's speed gates on a measured section."""
-    made = []
+    verdicts = []
     if latency.must_beat_float:
         cells = section["cells"]
         ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
         shared = questions(latency, len(cells))
-        made.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
+        verdicts.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
     if latency.p99_ms is not None:
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
-        found = section.get("p99", first)
+        percentiles = section.get("p99", first)
         shared = questions(latency, len(section["cells"]))
-        made.append(within(found, latency.p99_ms, "p99 end to end", shared))
-    return made
+        verdicts.append(within(percentiles, latency.p99_ms, "p99 end to end", shared))
+    return verdicts
 
 
 def unmeasured(latency: Latency, why: str) -> list[Gate]:
@@ -224,22 +226,22 @@ def beats_float(
     if any(low is not None and low >= 1 for low, _ in intervals):
         verdict = "fail"
         worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
-    where, found = cells[worst]
-    ratio = found["median"]
+    where, comparison = cells[worst]
+    ratio = comparison["median"]
     message = f"{breach(ratio, 1.0)[0]} times the {what} of {BASELINE} at {where}"
     if verdict == "inconclusive":
-        message += would_decide(found, shared, "so near 1")
+        message += would_decide(comparison, shared, "so near 1")
     if verdict == "fail":
         message += f"; {why(worst)}"
     low, high = intervals[worst]
     return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
 
 
-def would_decide(found: Mapping[str, Any], shared: int, near: str) -> str:
+def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
     """What an inconclusive gate's message ends in. shared: how many questions share the time."""
-    if "needed" not in found:
+    if "needed" not in measured:
         return "; too few rounds to decide"
-    needed = found["needed"]
+    needed = measured["needed"]
     if needed is None:
         return f"; it is {near} that no number of rounds would decide"
     seconds = round_up(needed["seconds"] * shared)
@@ -251,9 +253,9 @@ def would_decide(found: Mapping[str, Any], shared: int, near: str) -> str:
 
 def round_up(seconds: float) -> int:
     """To two digits, with a little to spare: timing is no exact prediction."""
-    wanted = max(1.1 * seconds, 1.0)
-    unit = int(10 ** max(math.floor(math.log10(wanted)) - 1, 0))
-    return math.ceil(wanted / unit) * unit
+    spared = max(1.1 * seconds, 1.0)
+    unit = int(10 ** max(math.floor(math.log10(spared)) - 1, 0))
+    return math.ceil(spared / unit) * unit
 
 
 def _upper(interval: Sequence[float | None]) -> float:
@@ -288,18 +290,18 @@ def run_wider(inspected: Mapping[str, Any]) -> str:
     )
 
 
-def within(found: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
-    """The 99th percentile of `found` against a limit in ms. shared: as of would_decide."""
-    low, high = found["p99_interval"]
+def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
+    """The 99th percentile of `percentiles` against a limit in ms. shared: as of would_decide."""
+    low, high = percentiles["p99_interval"]
     verdict = "inconclusive"
     if high is not None and high <= limit:
         verdict = "pass"
     elif low is not None and low > limit:
         verdict = "fail"
-    message = f"{what} is {found['p99']:.2f} ms"
+    message = f"{what} is {percentiles['p99']:.2f} ms"
     if verdict == "fail":
         least, allowed = breach(low, limit)
         message += f"; {least} at least, {allowed} is allowed"
     if verdict == "inconclusive":
-        message += would_decide(found, shared, f"so near {limit:g} ms")
-    return Gate("speed.p99_ms", verdict, found["p99"], limit, (low, high), message)
+        message += would_decide(percentiles, shared, f"so near {limit:g} ms")
+    return Gate("speed.p99_ms", verdict, percentiles["p99"], limit, (low, high), message)

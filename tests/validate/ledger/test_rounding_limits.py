@@ -76,6 +76,6 @@ def test_what_is_learned_may_move_as_far_as_its_steps_add_up_to() -> None:
 
     short, long = moved(50), moved(200)
     assert short.learned
-    assert 0 < short.gains < long.gains
+    assert 0 < short.norms < long.norms
     assert short.scale[0] > long.scale[0]
     assert short.scale[1] < long.scale[1]

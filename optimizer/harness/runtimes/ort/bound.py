@@ -39,7 +39,7 @@ class BoundSession:
         self._ort, self._session, self._device, self._graphs = ort, session, device, graphs
         self._outputs = [o.name for o in session.get_outputs()]
         self._sets: dict[Shapes, Buffers] = {}
-        self._made = 0
+        self._count = 0
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Copy in, run, copy out. The arrays are whole and of the session's types."""
@@ -50,16 +50,16 @@ class BoundSession:
     def put(self, arrays: Mapping[str, Array]) -> Buffers:
         """The arrays in the buffers of their shapes."""
         key: Shapes = tuple((n, arrays[n].shape) for n in sorted(arrays))
-        found = self._sets.pop(key, None)
-        if found is None:
+        buffers = self._sets.pop(key, None)
+        if buffers is None:
             if len(self._sets) >= KEPT:
                 self._release(self._sets.pop(next(iter(self._sets))))
-            found = self._make(arrays)
+            buffers = self._make(arrays)
         else:
             for name, array in arrays.items():
-                found.values[name].update_inplace(np.ascontiguousarray(array))
-        self._sets[key] = found  # the most recently used is the last
-        return found
+                buffers.values[name].update_inplace(np.ascontiguousarray(array))
+        self._sets[key] = buffers  # the most recently used is the last
+        return buffers
 
     def run(self, buffers: Buffers) -> None:
         """Once, on what is in the buffers; it has finished when this returns."""
@@ -89,12 +89,12 @@ class BoundSession:
         for name in self._outputs:
             binding.bind_output(name, self._device)
         self._session.run_with_iobinding(binding, self._options(UNCAPTURED))
-        made = binding.get_outputs()
+        output_values = binding.get_outputs()
         binding.clear_binding_outputs()
-        for name, value in zip(self._outputs, made, strict=True):
+        for name, value in zip(self._outputs, output_values, strict=True):
             binding.bind_ortvalue_output(name, value)
-        self._made += 1
-        return Buffers(binding, values, self._made)
+        self._count += 1
+        return Buffers(binding, values, self._count)
 
     def _options(self, graph: int) -> Any:
         options = self._ort.RunOptions()

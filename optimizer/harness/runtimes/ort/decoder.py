@@ -5,9 +5,8 @@ without passing through numpy. Two ways, and the model says which it takes:
  - every present is a new array, one step longer than its past (any graph);
  - with "kv_cache": "shared" in the model's metadata, past and present are one buffer made for
    the whole text, and the graph writes the new rows in place (GroupQueryAttention). The length
-   then comes from attention_mask. Measured on SmolLM2-135M INT4, one thread, 1.31: 7.6 ms a token
-   become 6.6 at 128 tokens of past, 14.1 become 10.6 at 1,024; binding alone, without sharing,
-   gains nothing on a CPU, where arrays pass to numpy uncopied.
+   then comes from attention_mask. What it saves: docs/decisions.md, One buffer for past and
+   present.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ class OrtDecoder:
         self._runner, self._spec = runner, contract.decoder
         self._capacity = capacity
         self._names = cache_names(self._spec.layers)
-        self._wanted = [i.name for i in contract.inputs]
-        check_graph(runner, self._wanted, self._names)
+        self._inputs = [i.name for i in contract.inputs]
+        check_graph(runner, self._inputs, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]
         self._cache: dict[str, Any] = {}  # name of the past -> the runtime's array
         self._binding = runner.binding()
@@ -73,7 +72,7 @@ class OrtDecoder:
     def step(self, arrays: Mapping[str, Array]) -> Array:
         """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
         not the contract's, or whose shapes do not continue what is remembered."""
-        rows, sequence = check_step(arrays, self._wanted, self.past, self._rows)
+        rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         self._rows = rows
         total = self.past + sequence
         kept = {n: np.ascontiguousarray(a) for n, a in arrays.items()}  # alive while it runs
@@ -115,10 +114,10 @@ class OrtDecoder:
     def _make_room(self, total: int) -> bool:
         """Shared buffers of at least `total` tokens, what is remembered copied into new ones.
         Whether they are new."""
-        held = self._cache[self._names[0][0]].shape()[2] if self._cache else 0
-        if total <= held:
+        capacity = self._cache[self._names[0][0]].shape()[2] if self._cache else 0
+        if total <= capacity:
             return False
-        size = max(total, self._capacity, 2 * held)
+        size = max(total, self._capacity, 2 * capacity)
         old = self._cache
         self._cache = {p: self._buffer(p, size, old.get(p)) for p, _ in self._names}
         return True
@@ -134,11 +133,11 @@ class OrtDecoder:
 
 def check_graph(runner: Opened, inputs: list[str], names: list[tuple[str, str]]) -> None:
     pasts, presents = {p for p, _ in names}, {p for _, p in names}
-    for kind, found, wanted in (
+    for kind, actual, expected in (
         ("inputs", set(runner.inputs), pasts | set(inputs)),
         ("outputs", set(runner.outputs), presents | {LOGITS}),
     ):
-        odd = sorted(found ^ wanted)
+        odd = sorted(actual ^ expected)
         if odd:
             raise BundleError(
                 f"{', '.join(odd[:4])}: in only one of the two",

@@ -45,13 +45,13 @@ def metadata(model: Path) -> dict[str, str]:
 
 def _pairs(model: Path) -> list[tuple[str, str, str]]:
     """(kind, key, value) of every pair in the file, in its order."""
-    found: list[tuple[str, str, str]] = []
+    pairs: list[tuple[str, str, str]] = []
     try:
         with model.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _walk(data, 0, len(data), "model", found)
+            _walk(data, 0, len(data), "model", pairs)
     except (IndexError, ValueError) as e:
         raise BundleError(f"not an ONNX model ({e})", where=str(model)) from None
-    return found
+    return pairs
 
 
 def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
@@ -72,7 +72,7 @@ def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
 
 
 def _walk(
-    data: mmap.mmap, at: int, end: int, message: str, found: list[tuple[str, str, str]]
+    data: mmap.mmap, at: int, end: int, message: str, pairs: list[tuple[str, str, str]]
 ) -> None:
     entry: dict[int, bytes] = {}
     while at < end:
@@ -91,12 +91,12 @@ def _walk(
             if message in PAIRS:
                 entry[field] = data[at : at + size]
             elif field in HOLDS[message]:
-                _walk(data, at, at + size, HOLDS[message][field], found)
+                _walk(data, at, at + size, HOLDS[message][field], pairs)
             at += size
         else:
             raise ValueError(f"wire type {wire}")
     if message in PAIRS:
-        found.append((message, entry.get(KEY, b"").decode(), entry.get(VALUE, b"").decode()))
+        pairs.append((message, entry.get(KEY, b"").decode(), entry.get(VALUE, b"").decode()))
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:

@@ -122,16 +122,16 @@ def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
     row = provider(name)
     if graphs and not row.graph:
         raise InputError("CUDA graphs were asked for", where=f"device {name}", accepted="cuda")
-    wanted = dict(row.options) | ({row.graph: "1"} if graphs else {})
+    settings = dict(row.options) | ({row.graph: "1"} if graphs else {})
     if row.plugin:
-        options.add_provider_for_devices(_plugin_devices(ort, name, row), wanted)
+        options.add_provider_for_devices(_plugin_devices(ort, name, row), settings)
         return []
     if row.name not in ort.get_available_providers():
         raise MachineError(
             f"this ONNX Runtime has no {row.name}", where=f"device {name}", fix=row.fix
         )
     later = [(PROVIDERS[n].name, dict(PROVIDERS[n].options)) for n in row.after]
-    return [(row.name, wanted), *later]
+    return [(row.name, settings), *later]
 
 
 def _plugin_devices(ort: Any, name: str, row: Provider) -> list[Any]:
@@ -180,12 +180,12 @@ def refuse_elsewhere(name: str, running: Sequence[str], placed: Mapping[str, int
 def placement(session: Any) -> dict[str, int]:
     """{provider: nodes it runs} of a session that was opened with RECORD_PLACEMENT; empty where
     this ONNX Runtime does not say."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if not hasattr(session, "get_provider_graph_assignment_info"):
-        return found
+        return counts
     for part in session.get_provider_graph_assignment_info():
-        found[part.ep_name] = found.get(part.ep_name, 0) + len(part.get_nodes())
-    return found
+        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
+    return counts
 
 
 def on_cpu(session: Any) -> list[str]:

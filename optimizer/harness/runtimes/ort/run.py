@@ -1,13 +1,11 @@
 """Run an ONNX model with ONNX Runtime.
 
 Session options are chosen here, once, for the evaluator, the benchmark and the bundle alike.
-Measured on MiniLM with 1.31 on two cores:
- - Worker threads wait busily between the operators of a run (a quarter faster: 0.76 of the time
-   for an encoder and a decoder alike) and sleep between runs: idle pools that spin take the
-   cores from whatever else runs in the process, a second session above all. Where other
-   processes keep all cores busy, waiting busily costs a quarter instead.
+What was measured for them: docs/decisions.md, Session options of ONNX Runtime.
+ - Worker threads wait busily between the operators of a run and sleep between runs: idle pools
+   that spin take the cores from whatever else runs in the process, a second session above all.
  - SkipLayerNormFusion and BiasGeluFusion are off on the CPU: the fused kernels there are slower
-   than the LayerNormalization, Gelu and Add they replace (1 to 7 % of a whole model).
+   than the LayerNormalization, Gelu and Add they replace.
  - One worker per usable core, counted from the affinity mask, not from the machine: in a
    container the two differ.
 """
@@ -156,14 +154,14 @@ class Resident:
         return self._session.outputs(self._buffers)
 
 
-def check_names(given: set[str], wanted: set[str], model: str) -> None:
+def check_names(inputs: set[str], expected: set[str], model: str) -> None:
     """Raises InputError unless the names are the same."""
-    for problem, names in (("missing", wanted - given), ("unknown", given - wanted)):
+    for problem, names in (("missing", expected - inputs), ("unknown", inputs - expected)):
         if names:
             raise InputError(
                 f"{problem} input {', '.join(sorted(names))}",
                 where=model,
-                accepted=", ".join(sorted(wanted)),
+                accepted=", ".join(sorted(expected)),
             )
 
 

@@ -63,10 +63,14 @@ def parse_error(parser: Any, onnx: Path, messages: Messages) -> HarnessError:
     if not parser.num_errors:
         return BuildError(f"the parser refused it ({errors(messages)})", where=str(onnx))
     e = parser.get_error(0)
-    said = e.desc().strip()
-    useful = [line for line in said.splitlines() if "Cuda" not in line]  # there is no GPU: noise
-    known = advice([("error", said)]) or (UNSUPPORTED if "UNSUPPORTED" in str(e.code()) else "")
-    reason = "" if said == "false" else f" ({' '.join(useful)[:300]})"
+    description = e.desc().strip()
+    useful = [
+        line for line in description.splitlines() if "Cuda" not in line
+    ]  # there is no GPU: noise
+    known = advice([("error", description)]) or (
+        UNSUPPORTED if "UNSUPPORTED" in str(e.code()) else ""
+    )
+    reason = "" if description == "false" else f" ({' '.join(useful)[:300]})"
     return BuildError(
         f"{subject(e.node_name(), e.node_operator())} is not supported{reason}",
         where=str(onnx),
@@ -77,9 +81,11 @@ def parse_error(parser: Any, onnx: Path, messages: Messages) -> HarnessError:
 def plan_error(messages: Messages, onnx: Path) -> HarnessError:
     """Why the builder made no engine, or one that must not be used."""
     inconsistent = [m for _, m in messages if "not self-consistent" in m]
-    said = inconsistent[0] if inconsistent else errors(messages)
+    message = inconsistent[0] if inconsistent else errors(messages)
     return BuildError(
-        f"the builder refused it ({said[:400]})", where=str(onnx), fix=advice([("error", said)])
+        f"the builder refused it ({message[:400]})",
+        where=str(onnx),
+        fix=advice([("error", message)]),
     )
 
 

@@ -19,7 +19,7 @@ from . import advice, caches
 from .cuda import first_device
 from .header import read_header
 from .inspect import inspect_engine
-from .network import facts
+from .network import summary
 from .products import PRODUCTS, Options, imported, refuse_options, version
 from .watch import Messages, Progress, interruptible, logger, monitor
 
@@ -65,7 +65,7 @@ def build(
     cache = caches.timing_cache(config, timing_cache) if PRODUCTS[product].timing_cache else None
     several = [shapes] if isinstance(shapes, Mapping) else shapes
     profiles = [_add_profile(builder, network, config, one, log.messages) for one in several]
-    known = facts(network, modules or {})
+    known = summary(network, modules or {})
     watching = monitor(trt, progress, PRODUCTS[product].slow_phase)
     config.progress_monitor = watching
     with interruptible(watching):
@@ -144,7 +144,7 @@ def _add_profile(
 ) -> dict[str, dict[str, list[int]]]:
     """One optimization profile: {input: {"min", "opt", "max"}}, each a whole shape."""
     profile = builder.create_optimization_profile()
-    made = {}
+    ranges = {}
     for i in range(network.num_inputs):
         tensor = network.get_input(i)
         spans = []
@@ -159,10 +159,10 @@ def _add_profile(
             spans.append(shapes[name] if size < 0 else (size,) * 3)
         low, opt, high = ([span[k] for span in spans] for k in range(3))
         profile.set_shape(tensor.name, low, opt, high)
-        made[tensor.name] = {"min": low, "opt": opt, "max": high}
+        ranges[tensor.name] = {"min": low, "opt": opt, "max": high}
     if not profile or config.add_optimization_profile(profile) < 0:
         raise BuildError("the profile was refused", where="shapes", fix=advice.advice(messages))
-    return made
+    return ranges
 
 
 def _refuse_bad_plan(
@@ -171,12 +171,12 @@ def _refuse_bad_plan(
     inconsistent = any("not self-consistent" in m for _, m in messages)
     if plan is not None and not inconsistent:
         return
-    asked = [o for o in options.asked() if o in PRODUCTS[product].with_gpu]
-    if plan is None and asked and "CUDA_SUCCESS" in advice.errors(messages):
+    gpu_only = [o for o in options.asked() if o in PRODUCTS[product].with_gpu]
+    if plan is None and gpu_only and "CUDA_SUCCESS" in advice.errors(messages):
         raise MachineError(
-            f"{product} takes {', '.join(asked)} only where a GPU is present, and none is here",
+            f"{product} takes {', '.join(gpu_only)} only where a GPU is present, and none is here",
             where=f"target {product}",
-            fix=f"Build there, or remove {', '.join(asked)}.",
+            fix=f"Build there, or remove {', '.join(gpu_only)}.",
         )
     raise advice.plan_error(messages, onnx)
 
@@ -185,7 +185,7 @@ def _describe(
     engine: Path,
     product: str,
     profiles: list[dict[str, Any]],
-    known: dict[str, Any],
+    summary: dict[str, Any],
     messages: Messages,
 ) -> dict[str, Any]:
     """The sidecar: {"runtime", "version", "compute_capabilities", "bytes", "io", "profiles",
@@ -194,7 +194,7 @@ def _describe(
     compute_capabilities: those the engine names, or that of the GPU it was built on. kernels:
     see inspect.read_layers; None when the engine could not be opened here.
     """
-    weights, layers = known["weights"], known["layers"]
+    weights, layers = summary["weights"], summary["layers"]
     if PRODUCTS[product].compute_capabilities:
         header = read_header(engine)
         made_by, capabilities = header.version, list(header.compute_capabilities)
@@ -206,11 +206,11 @@ def _describe(
         "version": made_by,
         "compute_capabilities": capabilities,
         "bytes": length,
-        "io": {"inputs": known["inputs"], "outputs": known["outputs"]},
+        "io": {"inputs": summary["inputs"], "outputs": summary["outputs"]},
         "profiles": profiles,
         "layers": layers,
-        "modules": known["modules"],
-        "kernels": known["kernels"],
+        "modules": summary["modules"],
+        "kernels": summary["kernels"],
         "weights": weights,
         "kept_packed": kept_packed(length, weights["stored"], weights["widened"], len(layers)),
         "warnings": sorted({m for kind, m in messages if kind == "warning"}),
@@ -221,9 +221,9 @@ def _present() -> list[str]:
     """The compute capability of the GPU that is here, "89" for 8.9: CUDA's own first device."""
     from ...machine import this_machine
 
-    asked = first_device()
-    if asked is not None:
-        return [asked[1].replace(".", "")]
+    device = first_device()
+    if device is not None:
+        return [device[1].replace(".", "")]
     gpu = this_machine().gpu
     return [gpu.compute_capability.replace(".", "")] if gpu is not None else []
 

@@ -12,8 +12,8 @@ def timing_cache(config: Any, path: Path | None) -> Any:
     another GPU or version measured, and what is damaged, is not taken, and measured again."""
     if path is None:
         return None
-    held = path.read_bytes() if path.is_file() else b""
-    cache = config.create_timing_cache(held)
+    stored = path.read_bytes() if path.is_file() else b""
+    cache = config.create_timing_cache(stored)
     # ignore_mismatch is False: those of another GPU are refused
     if cache is None or not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")

@@ -35,10 +35,12 @@ class Cuda:
     def device(self) -> tuple[str, str]:
         """(name, compute capability "8.9") of device 0, which everything here runs on. A part of a
         GPU (MIG) goes by the name of the whole, as nvidia-smi has it."""
-        found = self._call("cudaGetDeviceProperties", 0)
-        said = found.name.decode() if isinstance(found.name, bytes) else str(found.name)
-        name = said.partition("\0")[0].partition(" MIG ")[0].strip()
-        return name, f"{found.major}.{found.minor}"
+        properties = self._call("cudaGetDeviceProperties", 0)
+        raw = (
+            properties.name.decode() if isinstance(properties.name, bytes) else str(properties.name)
+        )
+        name = raw.partition("\0")[0].partition(" MIG ")[0].strip()
+        return name, f"{properties.major}.{properties.minor}"
 
     def allocate(self, size: int) -> int:
         """Address of `size` bytes on the device, aligned to 256."""
@@ -51,8 +53,8 @@ class Cuda:
     def pinned(self, size: int) -> tuple[int, Array]:
         """Page-locked bytes of this process, which the device copies from and to by itself."""
         address = int(self._call("cudaMallocHost", size))
-        held = (ctypes.c_uint8 * size).from_address(address)
-        return address, np.ctypeslib.as_array(held)
+        memory = (ctypes.c_uint8 * size).from_address(address)
+        return address, np.ctypeslib.as_array(memory)
 
     def free_pinned(self, address: int) -> None:
         """Give back what `pinned` gave."""
@@ -110,8 +112,8 @@ class Cuda:
     def _call(self, name: str, *arguments: Any) -> Any:
         error, *results = getattr(self._runtime, name)(*arguments)
         if error != self._runtime.cudaError_t.cudaSuccess:
-            _, said = self._runtime.cudaGetErrorString(error)
-            text = said.decode() if isinstance(said, bytes) else str(said)
+            _, message = self._runtime.cudaGetErrorString(error)
+            text = message.decode() if isinstance(message, bytes) else str(message)
             raise MachineError(f"{name} failed: {text}", where="device cuda")
         return results[0] if results else None
 
@@ -142,10 +144,10 @@ def first_device() -> tuple[str, str] | None:
 def refuse_another(driver: Cuda, expected: tuple[str, str]) -> None:
     """Raise MachineError when device 0 is not the GPU that a decision was made for: nvidia-smi
     lists by bus, CUDA by speed, and CUDA_VISIBLE_DEVICES hides some. expected: as `device`."""
-    found = driver.device
-    if found != expected:
+    device = driver.device
+    if device != expected:
         raise MachineError(
-            f"CUDA's first device is {found[0]} ({found[1]}); the engine was chosen for "
+            f"CUDA's first device is {device[0]} ({device[1]}); the engine was chosen for "
             f"{expected[0]} ({expected[1]}), which nvidia-smi lists first",
             where="device cuda",
             fix="Start with CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=0.",

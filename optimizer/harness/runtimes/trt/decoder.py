@@ -33,28 +33,28 @@ class TrtDecoder:
         self._session, self._driver = session, session.driver
         self._spec, self._capacity = contract.decoder, capacity
         self._names = cache_names(self._spec.layers)
-        self._wanted = [i.name for i in contract.inputs]
-        check_graph(session, self._wanted, self._names)
+        self._inputs = [i.name for i in contract.inputs]
+        check_graph(session, self._inputs, self._names)
         self._read = {past: Device(self._driver) for past, _ in self._names}
         self._written = {past: Device(self._driver) for past, _ in self._names}
-        plain = (*self._wanted, LOGITS)
+        plain = (*self._inputs, LOGITS)
         self._device = {n: Device(self._driver) for n in plain}
         self._pinned = {n: Pinned(self._driver) for n in plain}
-        self._held = self._rows = 0  # tokens the buffers have room for, and rows
+        self._room = self._rows = 0  # tokens the buffers have room for, and rows
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
         """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
         not the contract's, or that leave the engine's profiles."""
-        rows, sequence = check_step(arrays, self._wanted, self.past, self._rows)
+        rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         shapes = {n: tuple(a.shape) for n, a in arrays.items()}
         shapes |= {past: self._shape(rows, self.past) for past, _ in self._names}
         profile = choose(self._session.profiles, shapes)
         self._rows = rows
         self._make_room(self.past + sequence)
         context = self._session.context(profile, repeats=False)
-        made = self._session.set_shapes(context, shapes)
-        logits = self._forward(context, arrays, made[LOGITS])
+        output_shapes = self._session.set_shapes(context, shapes)
+        logits = self._forward(context, arrays, output_shapes[LOGITS])
         self._read, self._written = self._written, self._read
         self.past += sequence
         return logits
@@ -63,15 +63,15 @@ class TrtDecoder:
         """One forward from the buffers read to those written; the logits on the host."""
         driver, dtype = self._driver, self._session.outputs[LOGITS]
         for name, array in arrays.items():
-            given = array.astype(self._session.inputs[name], copy=False)
-            self._device[name].room(given.nbytes)
-            self._pinned[name].room(given.nbytes)
-            self._pinned[name].fill(given)
-            driver.to_device(self._device[name].address, self._pinned[name].address, given.nbytes)
+            typed = array.astype(self._session.inputs[name], copy=False)
+            self._device[name].room(typed.nbytes)
+            self._pinned[name].room(typed.nbytes)
+            self._pinned[name].fill(typed)
+            driver.to_device(self._device[name].address, self._pinned[name].address, typed.nbytes)
         size = int(np.prod(shape)) * dtype.itemsize
         self._device[LOGITS].room(size)
         self._pinned[LOGITS].room(size)
-        addresses = {n: held.address for n, held in self._device.items()}
+        addresses = {n: buffer.address for n, buffer in self._device.items()}
         for past, present in self._names:
             addresses[past] = self._read[past].address
             addresses[present] = self._written[past].address
@@ -83,9 +83,9 @@ class TrtDecoder:
     def cache(self) -> dict[str, Array]:
         """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
         head_dim) each; nothing before the first step."""
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         if not self.past:
-            return found
+            return arrays
         host = Pinned(self._driver)
         for past, present in self._names:
             dtype, shape = self._session.inputs[past], self._shape(self._rows, self.past)
@@ -93,14 +93,14 @@ class TrtDecoder:
             host.room(size)
             self._driver.to_host(host.address, self._read[past].address, size)
             self._driver.wait()
-            found[present] = host.array(shape, dtype)
+            arrays[present] = host.array(shape, dtype)
         host.close()
-        return found
+        return arrays
 
     def close(self) -> None:
         """Give the memory back."""
-        for held in (self._read, self._written, self._device):
-            for buffer in held.values():
+        for buffers in (self._read, self._written, self._device):
+            for buffer in buffers.values():
                 buffer.close()
         for pinned in self._pinned.values():
             pinned.close()
@@ -110,16 +110,16 @@ class TrtDecoder:
 
     def _make_room(self, total: int) -> None:
         """Both sets of buffers for at least `total` tokens, what is remembered kept."""
-        if total <= self._held:
+        if total <= self._room:
             return
-        self._held = max(total, self._capacity, 2 * self._held)
-        if MASK in self._wanted:  # as long as the cache
-            room = self._rows * self._held * self._session.inputs[MASK].itemsize
+        self._room = max(total, self._capacity, 2 * self._room)
+        if MASK in self._inputs:  # as long as the cache
+            room = self._rows * self._room * self._session.inputs[MASK].itemsize
             self._device[MASK].room(room)
             self._pinned[MASK].room(room)
         for past, _ in self._names:
             item = self._session.inputs[past].itemsize
-            size = int(np.prod(self._shape(self._rows, self._held))) * item
+            size = int(np.prod(self._shape(self._rows, self._room))) * item
             old, new = self._read[past], Device(self._driver)
             new.room(size)
             kept = int(np.prod(self._shape(self._rows, self.past))) * item

@@ -18,17 +18,17 @@ class Graphs(Generic[T]):
     """
 
     def __init__(self, release: Callable[[T], None], limit: int = LIMIT) -> None:
-        self._held: OrderedDict[Hashable, T] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, T] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._refused: OrderedDict[Hashable, None] = OrderedDict()
         self._release, self._limit = release, limit
 
     def get(self, key: Hashable) -> T | None:
         """What was captured for `key`, now the most recently used."""
-        if key not in self._held:
+        if key not in self._graphs:
             return None
-        self._held.move_to_end(key)
-        return self._held[key]
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
 
     def due(self, key: Hashable) -> bool:
         """Whether `key` was asked about before and is not refused; it is asked from now on."""
@@ -49,14 +49,14 @@ class Graphs(Generic[T]):
 
     def put(self, key: Hashable, captured: T) -> None:
         """Keep it; the least recently used is released when there are too many."""
-        self._held[key] = captured
-        if len(self._held) > self._limit:
-            self._release(self._held.popitem(last=False)[1])
+        self._graphs[key] = captured
+        if len(self._graphs) > self._limit:
+            self._release(self._graphs.popitem(last=False)[1])
 
     def clear(self) -> None:
         """Release all: the addresses they were captured with are no longer."""
-        while self._held:
-            self._release(self._held.popitem(last=False)[1])
+        while self._graphs:
+            self._release(self._graphs.popitem(last=False)[1])
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._graphs)

@@ -100,7 +100,7 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
     may be another module's, which shares the kernel. Of several kernels that multiply, the widest.
     fused: the other ONNX nodes they run. A module that no layer names is left out.
     """
-    found = {}
+    kernels = {}
     layers = [x for x in json.loads(text).get("Layers", []) if isinstance(x, dict)]
     sources = [(layer, SOURCE.findall(layer.get("Metadata", ""))) for layer in layers]
     for module, entry in modules.items():
@@ -111,14 +111,14 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
             several = [pair for pair in running if _rank(pair[0]) <= MULTIPLIES] or [first]
             products = [other["product"] for other in modules.values()]
             layer = max(several, key=lambda pair: BITS.get(_multiplies(pair[0]) or "", 0))[0]
-            found[module] = {
+            kernels[module] = {
                 "layer": layer.get("Name", ""),
                 "tactic": layer.get("TacticName", ""),
                 "multiplies": _widest([_multiplies(one) for one, _ in several]),
                 "weight": _widest([_weight(one, names, products) for one, names in several]),
                 "fused": sorted({n for _, names in several for n in names} - {node}),
             }
-    return found
+    return kernels
 
 
 def _widest(types: Sequence[str | None]) -> str | None:
@@ -129,48 +129,48 @@ def _widest(types: Sequence[str | None]) -> str | None:
 
 def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[str]) -> str | None:
     """`_narrowest`, unless it is a code in a kernel of several modules: one of them may be wide."""
-    told = _narrowest(layer)
+    narrowest = _narrowest(layer)
     shared = sum(node in names for node in products) > 1
-    return None if shared and told in QUANTIZED else told
+    return None if shared and narrowest in QUANTIZED else narrowest
 
 
-def wider(asked: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> dict[str, str]:
+def wider(schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> dict[str, str]:
     """{module: what it was asked for and what it runs in} of those that run wider.
 
-    asked: {module: {"weight": "int8 channel", "activation": "int8" | "float"}}, as lowering.json
+    schemes: {module: {"weight": "int8 channel", "activation": "int8" | "float"}}, as lowering.json
     has it. A module whose kernel tells no type is not judged; see `untold`.
     """
-    found = {}
-    for module, wanted in asked.items():
+    fallbacks = {}
+    for module, scheme in schemes.items():
         kernel = kernels.get(module)
-        told = _told(wanted, kernel)
-        if kernel is None or told is None:
+        actual = _actual(scheme, kernel)
+        if kernel is None or actual is None:
             continue
-        kind, bits = _wanted(wanted)
-        if BITS[told] > bits:
-            found[module] = f"{kind} asked, {told.lower()} in {kernel['layer']}"
-    return found
+        kind, bits = _required(scheme)
+        if BITS[actual] > bits:
+            fallbacks[module] = f"{kind} asked, {actual.lower()} in {kernel['layer']}"
+    return fallbacks
 
 
-def untold(asked: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> list[str]:
+def untold(schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> list[str]:
     """Modules of which the engine does not say what they run in."""
-    return sorted(m for m, wanted in asked.items() if _told(wanted, kernels.get(m)) is None)
+    return sorted(m for m, scheme in schemes.items() if _actual(scheme, kernels.get(m)) is None)
 
 
-def _wanted(asked: Mapping[str, str]) -> tuple[str, int]:
+def _required(scheme: Mapping[str, str]) -> tuple[str, int]:
     """What was asked of a module, and its bits: of the activation if that is coded."""
-    if asked["activation"] != "float":
-        return f"{asked['activation']} activations", 8
-    kind = asked["weight"].split()[0]
+    if scheme["activation"] != "float":
+        return f"{scheme['activation']} activations", 8
+    kind = scheme["weight"].split()[0]
     return f"{kind} weights", int(re.sub(r"\D", "", kind))
 
 
-def _told(asked: Mapping[str, str], kernel: Mapping[str, Any] | None) -> str | None:
+def _actual(scheme: Mapping[str, str], kernel: Mapping[str, Any] | None) -> str | None:
     if kernel is None:
         return None
-    which = "multiplies" if asked["activation"] != "float" else "weight"
-    told: str | None = kernel[which]
-    return told
+    which = "multiplies" if scheme["activation"] != "float" else "weight"
+    kind: str | None = kernel[which]
+    return kind
 
 
 def _rank(layer: Mapping[str, Any]) -> int:
@@ -207,8 +207,8 @@ def _types(layer: Mapping[str, Any]) -> list[str]:
 def _type(tensor: Mapping[str, Any]) -> str | None:
     """The float or code type of a tensor; None for indices, and where it is not told."""
     for key in ("Format/Datatype", "DataType", "Datatype"):
-        said = str(tensor.get(key, ""))
-        for word in re.findall(r"\w+", said):
+        label = str(tensor.get(key, ""))
+        for word in re.findall(r"\w+", label):
             if word in TYPES:
                 return TYPES[word]
     return None

@@ -36,9 +36,9 @@ class Device:
         """At least `size` bytes; whether the address is another."""
         if self.address and size <= self.size:
             return False
-        wanted = max(size, self.size * GROWTH // 2, 1)
+        capacity = max(size, self.size * GROWTH // 2, 1)
         self.close()
-        self.size = wanted
+        self.size = capacity
         self.address = self._driver.allocate(self.size)
         return True
 
@@ -64,9 +64,9 @@ class Pinned:
         """At least `size` bytes; whether the address is another."""
         if self.address and size <= self._bytes.size:
             return False
-        wanted = max(size, self._bytes.size * GROWTH // 2, 1)
+        capacity = max(size, self._bytes.size * GROWTH // 2, 1)
         self.close()
-        self.address, self._bytes = self._driver.pinned(wanted)
+        self.address, self._bytes = self._driver.pinned(capacity)
         return True
 
     def fill(self, array: Array) -> None:

@@ -27,7 +27,7 @@ PASSES = ("SHUFFLE", "CAST", "IDENTITY")  # between a dequantized weight and the
 PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "EINSUM")
 
 
-def facts(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
+def summary(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
     """{"inputs", "outputs", "layers", "modules", "weights"} of an INetworkDefinition.
 
     layers: [name, type, [output dtypes]] in order. modules, for each of `modules` ({module: name
@@ -43,16 +43,16 @@ def facts(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
         for tensor in _inputs(layer):
             consumers.setdefault(tensor.name, []).append(layer)
     constants = {layer.name: layer for layer in layers if _type(layer) == "CONSTANT"}
-    found = {}
+    entries = {}
     for module, codes in modules.items():
         entry = _module(constants.get(codes), producer, consumers)
         if entry is not None:
-            found[module] = entry
+            entries[module] = entry
     return {
         "inputs": [_tensor(network.get_input(i)) for i in range(network.num_inputs)],
         "outputs": [_tensor(network.get_output(i)) for i in range(network.num_outputs)],
         "layers": [[x.name, _type(x), [_dtype(o) for o in _outputs(x)]] for x in layers],
-        "modules": found,
+        "modules": entries,
         "weights": _weights(list(constants.values()), consumers),
     }
 

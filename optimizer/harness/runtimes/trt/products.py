@@ -136,10 +136,10 @@ def imported(product: str) -> Any:
             where=f"target {product}",
             fix=f"{install}, or on_missing: defer to go on without it.",
         ) from None
-    found = str(module.__version__)
-    if not _numbers(row.versions[0]) <= _numbers(found) < _numbers(row.versions[1]):
+    installed = str(module.__version__)
+    if not _numbers(row.versions[0]) <= _numbers(installed) < _numbers(row.versions[1]):
         raise MachineError(
-            f"{row.module} {found} is installed",
+            f"{row.module} {installed} is installed",
             where=f"target {product}",
             accepted=f"{row.versions[0]} and later, before {row.versions[1]}",
             fix=install,

@@ -28,7 +28,7 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
     shape, ranges = shapes[name], profiles[nearest][name]
     if len(shape) != len(ranges[0]):
         raise InputError(
-            f"shape {list(shape)} was given", where=f"input {name}", accepted=_told(ranges)
+            f"shape {list(shape)} was given", where=f"input {name}", accepted=_as_text(ranges)
         )
     several = f" (profile {nearest} of {len(profiles)})" if len(profiles) > 1 else ""
     raise InputError(
@@ -41,16 +41,16 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
 
 def _misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, int]]:
     """(input, axis) of everything outside the profile."""
-    found = []
+    misses = []
     for name, shape in shapes.items():
         low, _, high = profile[name]
         if len(shape) != len(low):
-            found.append((name, 0))
+            misses.append((name, 0))
             continue
-        found += [
+        misses += [
             (name, axis) for axis, size in enumerate(shape) if not low[axis] <= size <= high[axis]
         ]
-    return found
+    return misses
 
 
 def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
@@ -62,6 +62,6 @@ def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
     )
 
 
-def _told(ranges: Range) -> str:
+def _as_text(ranges: Range) -> str:
     low, _, high = ranges
     return str([a if a == b else f"{a} to {b}" for a, b in zip(low, high, strict=True)])

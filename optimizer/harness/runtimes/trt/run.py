@@ -81,7 +81,7 @@ class TrtRunner(Closing):
         names = (*self.session.inputs, *self.session.outputs)
         self._device = {n: Device(self._driver) for n in names}
         self._pinned = {n: Pinned(self._driver) for n in names}
-        self._graphs: Graphs[Captured] = Graphs(lambda held: self._driver.free_graph(held[0]))
+        self._graphs: Graphs[Captured] = Graphs(lambda graph: self._driver.free_graph(graph[0]))
         self.not_captured: dict[str, str] = {}  # shapes -> why they run without a graph
 
     @property
@@ -110,40 +110,42 @@ class TrtRunner(Closing):
         key = (profile, tuple(sorted(shapes.items())))
         captured = self._graphs.get(key)
         if captured is not None:
-            graph, _, made = captured
+            graph, _, output_shapes = captured
             self._driver.launch(graph)
         else:
-            made = self._first(key, profile, shapes)
+            output_shapes = self._first(key, profile, shapes)
         self._driver.wait()
-        return {n: self._pinned[n].array(made[n], t) for n, t in self.session.outputs.items()}
+        return {
+            n: self._pinned[n].array(output_shapes[n], t) for n, t in self.session.outputs.items()
+        }
 
     def _first(self, key: Any, profile: int, shapes: dict[str, Shape]) -> dict[str, Shape]:
         """Enqueue a forward that has no graph; captured now if the key is due. Output shapes."""
         context = self.session.context(profile)
-        made = self.session.set_shapes(context, shapes)
-        if any(size < 0 for shape in made.values() for size in shape):
-            return self._dependent(context, shapes, made)
-        for name, shape in made.items():
+        output_shapes = self.session.set_shapes(context, shapes)
+        if any(size < 0 for shape in output_shapes.values() for size in shape):
+            return self._dependent(context, shapes, output_shapes)
+        for name, shape in output_shapes.items():
             self._room(name, _bytes(shape, self.session.outputs[name]))
         if self.session.captures and self._graphs.due(key):
             captured = self._capture(profile, shapes)
             if captured is not None:
                 self._graphs.put(key, captured)
                 self._driver.launch(captured[0])
-                return made
+                return output_shapes
             self._graphs.refuse(key)
-        self._enqueue(context, shapes, made)
-        return made
+        self._enqueue(context, shapes, output_shapes)
+        return output_shapes
 
     def _enqueue(
-        self, context: Any, shapes: Mapping[str, Shape], made: Mapping[str, Shape]
+        self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> None:
         """Copies in, the forward, copies out."""
         for name, shape in shapes.items():
             size = _bytes(shape, self.session.inputs[name])
             self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
         self.session.enqueue(context, {n: d.address for n, d in self._device.items()})
-        for name, shape in made.items():
+        for name, shape in output_shapes.items():
             size = _bytes(shape, self.session.outputs[name])
             self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
 
@@ -151,24 +153,24 @@ class TrtRunner(Closing):
         """A graph of `_enqueue` with a context of its own; None, and why in `not_captured`, when
         the engine cannot be captured."""
         context = self.session.new_context(profile)
-        made = self.session.set_shapes(context, shapes)
-        self._enqueue(context, shapes, made)  # what is done once must not be in the graph
+        output_shapes = self.session.set_shapes(context, shapes)
+        self._enqueue(context, shapes, output_shapes)  # what is done once must not be in the graph
         self._driver.wait()
-        graph, why = captured(self._driver, lambda: self._enqueue(context, shapes, made))
+        graph, why = captured(self._driver, lambda: self._enqueue(context, shapes, output_shapes))
         if graph is None:
             self.not_captured[str(dict(shapes))] = why
             return None
-        return graph, context, made
+        return graph, context, output_shapes
 
     def _dependent(
-        self, context: Any, shapes: Mapping[str, Shape], made: Mapping[str, Shape]
+        self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> dict[str, Shape]:
         """A forward some of whose outputs have shapes that only the data decide."""
-        unknown = [n for n, shape in made.items() if any(size < 0 for size in shape)]
+        unknown = [n for n, shape in output_shapes.items() if any(size < 0 for size in shape)]
         room = allocator(self.session.trt, self._driver)
         for name in unknown:
             context.set_output_allocator(name, room)
-        known = {n: shape for n, shape in made.items() if n not in unknown}
+        known = {n: shape for n, shape in output_shapes.items() if n not in unknown}
         for name, shape in known.items():
             self._room(name, _bytes(shape, self.session.outputs[name]))
         for name, shape in shapes.items():
@@ -178,17 +180,17 @@ class TrtRunner(Closing):
             context, {n: d.address for n, d in self._device.items() if n not in unknown}
         )
         self._driver.wait()
-        found = {**known, **{n: room.shapes[n] for n in unknown}}
-        for name, shape in found.items():
+        final_shapes = {**known, **{n: room.shapes[n] for n in unknown}}
+        for name, shape in final_shapes.items():
             size = _bytes(shape, self.session.outputs[name])
             self._pinned[name].room(size)
-            held = room.memory[name] if name in unknown else self._device[name]
-            self._driver.to_host(self._pinned[name].address, held.address, size)
+            buffer = room.memory[name] if name in unknown else self._device[name]
+            self._driver.to_host(self._pinned[name].address, buffer.address, size)
         self._driver.wait()
         for name in unknown:
             context.set_output_allocator(name, None)
         room.close()
-        return found
+        return final_shapes
 
     def _room(self, name: str, size: int) -> None:
         """Buffers of a tensor; graphs hold their addresses, and go when one changes."""
@@ -226,11 +228,11 @@ class Resident:
         self._session, self._driver = session, session.driver
         shapes = check_arrays(session, arrays, model)
         self._context = session.new_context(choose(session.profiles, shapes))
-        self._made = session.set_shapes(self._context, shapes)
-        if any(size < 0 for shape in self._made.values() for size in shape):
+        self._output_shapes = session.set_shapes(self._context, shapes)
+        if any(size < 0 for shape in self._output_shapes.values() for size in shape):
             raise MachineError("shapes of the outputs depend on the data", where=model)
         sizes = {n: a.nbytes for n, a in arrays.items()}
-        sizes |= {n: _bytes(s, session.outputs[n]) for n, s in self._made.items()}
+        sizes |= {n: _bytes(s, session.outputs[n]) for n, s in self._output_shapes.items()}
         self._device = {n: Device(self._driver) for n in sizes}
         self._pinned = {n: Pinned(self._driver) for n in sizes}
         for name, size in sizes.items():
@@ -262,11 +264,11 @@ class Resident:
     def outputs(self) -> dict[str, Array]:
         """Copied to the host."""
         types = self._session.outputs
-        for name, shape in self._made.items():
+        for name, shape in self._output_shapes.items():
             size = _bytes(shape, types[name])
             self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
         self._driver.wait()
-        return {n: self._pinned[n].array(s, types[n]) for n, s in self._made.items()}
+        return {n: self._pinned[n].array(s, types[n]) for n, s in self._output_shapes.items()}
 
     def close(self) -> None:
         """Give the memory back."""
@@ -277,8 +279,8 @@ class Resident:
 
 def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> None:
     """Give all buffers back."""
-    for held in device.values():
-        held.close()
+    for buffer in device.values():
+        buffer.close()
     for beside in pinned.values():
         beside.close()
 

@@ -233,9 +233,9 @@ def allocator(trt: Any, driver: Memory) -> Any:
             self.shapes: dict[str, Shape] = {}
 
         def reallocate_output(self, name: str, _memory: int, size: int, _alignment: int) -> int:
-            held = self.memory.setdefault(name, Device(driver))
-            held.room(size)
-            return held.address
+            buffer = self.memory.setdefault(name, Device(driver))
+            buffer.room(size)
+            return buffer.address
 
         def reallocate_output_async(
             self, name: str, memory: int, size: int, alignment: int, _stream: int
@@ -246,7 +246,7 @@ def allocator(trt: Any, driver: Memory) -> Any:
             self.shapes[name] = tuple(shape)
 
         def close(self) -> None:
-            for held in self.memory.values():
-                held.close()
+            for buffer in self.memory.values():
+                buffer.close()
 
     return Allocator()

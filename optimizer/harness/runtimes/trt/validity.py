@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import MachineError, UnopenedError
 from .watch import logger
 
-SAID = {
+REASONS = {
     1: "it was built by another version",
     2: "this GPU's compute capability is not one it was built for",
     4: "the driver is too old",
@@ -44,10 +44,10 @@ def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
     validity, bits = runtime.get_engine_validity(header)
     if validity != trt.EngineValidity.INVALID:
         return
-    said = [text for bit, text in SAID.items() if int(bits) & bit]
+    reasons = [text for bit, text in REASONS.items() if int(bits) & bit]
     kind = MachineError if int(bits) & ~REBUILT else UnopenedError
     raise kind(
-        f"the runtime does not open the engine here: {'; '.join(said) or f'code {int(bits)}'}",
+        f"the runtime does not open the engine here: {'; '.join(reasons) or f'code {int(bits)}'}",
         where=where or (str(engine) if isinstance(engine, Path) else ""),
         fix="Use the onnxruntime target of the bundle.",
     )

@@ -25,7 +25,7 @@ class Advance:
 
     def __init__(self, slow: str = "") -> None:
         self.phases: list[list[Any]] = []  # [name, steps, done], the outermost first
-        self.told = 0
+        self.reported = 0
         self.slow = slow
 
     def start(self, phase: str, steps: int) -> int:
@@ -35,9 +35,9 @@ class Advance:
 
     def step(self, phase: str, done: int) -> int:
         """`done` steps of `phase` are; thousandths done."""
-        for held in reversed(self.phases):
-            if held[0] == phase:
-                held[2] = min(done, held[1])
+        for entry in reversed(self.phases):
+            if entry[0] == phase:
+                entry[2] = min(done, entry[1])
                 break
         return self._thousandths()
 
@@ -57,8 +57,8 @@ class Advance:
             done += share * finished / steps
             share /= steps
         worth = BEFORE_SLOW if self.slow else 1.0
-        self.told = max(self.told, int(PARTS * worth * min(done, 1.0)))
-        return self.told
+        self.reported = max(self.reported, int(PARTS * worth * min(done, 1.0)))
+        return self.reported
 
 
 def logger(trt: Any) -> Any:

@@ -79,13 +79,13 @@ GIVES = {
 # name belongs in one of the two tables.
 OURS = """
     .arguments .compute_capability .dtype .inputs .log .model .outputs .parent .phases
-    .profiles .session .type .Severity .advance .driver .memory .messages ._cache_file
-    ._configs ._contexts ._device ._driver ._graphs ._made ._pinned ._row ._scratch ._session
-    ._spec BITS GEMM KERNELS SOURCE TYPES a addresses array arrays asked beside buffer constants
-    consumers contract d device driver dtype file found given gpu header held host i json kernels
-    known log made modules new node np old options os SAID f path pinned producer ranges re room
-    said self session shapes signal sizes spans threading told advice caches types
-    watching weights
+    .profiles .session .type .Severity .advance .driver .memory .messages ._cache_file ._configs
+    ._contexts ._device ._driver ._graphs ._output_shapes ._pinned ._row ._scratch ._session ._spec
+    BITS GEMM KERNELS SOURCE TYPES a actual addresses advice array arrays beside buffer buffers
+    caches constants consumers contract d description device driver dtype f file final_shapes
+    gpu header host i json kernels known log modules new node np old options os output_shapes
+    path pinned producer ranges re REASONS room schemes self session shapes signal sizes spans
+    threading typed types watching weights
 """
 ONLY_RTX = {  # in branches of a product with runtime_config, or with GPUs to name
     "CudaGraphStrategy",

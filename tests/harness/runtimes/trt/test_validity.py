@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.harness.errors import MachineError
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes.trt.validity import SAID, refuse_invalid
+from optimizer.harness.runtimes.trt.validity import REASONS, refuse_invalid
 
 
 def product(bits: int, valid: bool = False) -> Any:
@@ -34,9 +34,9 @@ def engine(tmp_path: Path) -> Path:
     return tmp_path / "model.engine"
 
 
-@pytest.mark.parametrize("bit", SAID)
+@pytest.mark.parametrize("bit", REASONS)
 def test_what_is_wrong_is_said_in_words(bit: int, engine: Path) -> None:
-    with pytest.raises(MachineError, match=SAID[bit]):
+    with pytest.raises(MachineError, match=REASONS[bit]):
         refuse_invalid(engine, product(bit))
 
 
@@ -48,7 +48,7 @@ def test_a_valid_engine_and_a_product_without_the_question_pass(engine: Path) ->
 def test_the_words_are_for_the_bits_of_the_real_runtime(engine: Path) -> None:
     trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     members = trt.EngineInvalidityDiagnostics.__members__.values()
-    assert {int(m) for m in members} == set(SAID)
+    assert {int(m) for m in members} == set(REASONS)
     if this_machine().gpu is None:
         with pytest.raises(MachineError, match="does not open the engine here"):
             refuse_invalid(engine, trt)
