@@ -102,7 +102,7 @@ def compress(
     selection = select(opened, quantize)
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    for method in quantize.of_kind("rotation"):
+    for method in quantize.of_kind("model-transform"):
         opened = resolve(method.apply)(opened, quantize)
     windows = Windows([*batches()], [])
     if quantize.model_tuning:

@@ -57,7 +57,7 @@ def _check_rounding(quantize: Quantize) -> None:
         raise ValueError(
             f"{methods.NEAREST.name} chooses the codes by itself; leave it out beside {others}"
         )
-    for kind in (rounding, quantize.of_kind("rotation"), quantize.of_kind("model-tuning")):
+    for kind in (rounding, quantize.of_kind("model-transform"), quantize.of_kind("model-tuning")):
         if len(kind) > 1:
             raise ValueError(f"{_names(kind)} do the same work; use one of them")
 

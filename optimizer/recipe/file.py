@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from optimizer import targets
 from optimizer.errors import InputError, RecipeError, closest
+from optimizer.recipe import methods
 from optimizer.recipe.schema import OnnxRuntimeTarget, Recipe, Section, TensorRTTarget
 from optimizer.yaml_lines import Lines, read_yaml
 
@@ -189,7 +190,7 @@ def _section_at(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...
             named = False
             continue
         fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}
-        annotation = fields[str(part)]
+        annotation = fields.get(str(part)) or methods.method(str(part)).options
         named = get_origin(annotation) is dict
         options = [annotation, *get_args(annotation)]
         sections = [o for o in options if isinstance(o, type) and issubclass(o, Section)]

@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from optimizer.recipe.schema import Calibrate
 
 GROUP = "optimizer.methods"
-Kind = Literal["rotation", "smoothing", "rounding", "block-tuning", "model-tuning", "pass-through"]
+Kind = Literal[
+    "model-transform", "smoothing", "rounding", "block-tuning", "model-tuning", "pass-through"
+]
 """Where in the walk a method works, in this order, and how `apply` is called (the types are those
 of optimizer/compress/; quantize is the recipe's whole section):
 
-rotation      (ModelSource, quantize) -> ModelSource: the same function in other weights
-smoothing     (BlockGroup, quantize) -> Folded: of a group of blocks, before they are rounded
-rounding      (FloatWeight, quantize) -> (QTensor, note): the integers of one weight
-block-tuning  (BlockGroup, {module: QTensor}, quantize) -> Tuned: of a group of blocks, after that
-model-tuning  (ModelSource, CompressedState, Windows, compression) -> Tuned: after the walk
-pass-through  (folder of load, folder to write): no walk at all
+model-transform  (ModelSource, quantize) -> ModelSource: the same function in other weights
+smoothing        (BlockGroup, quantize) -> Folded: of a group of blocks, before they are rounded
+rounding         (FloatWeight, quantize) -> (QTensor, note): the integers of one weight
+block-tuning     (BlockGroup, {module: QTensor}, quantize) -> (Tuned, note): after that
+model-tuning     (ModelSource, CompressedState, Windows, compression) -> (Tuned, note): after the
+                 walk; options derive from ModelTuningOptions
+pass-through     (folder of load, folder to write): no walk at all
 """
 
 Law = Literal["nearest", "output error", "learned", ""]
@@ -74,8 +77,9 @@ class Method:
     range_search: a smoothing method's own way to round where only rounding to nearest follows.
 
     needs_activations, weight_only: what quantize.activations must or must not be. folds: which
-    weights become others: "some" near the norms, "all". folds_norms, learns_norms: norm weights
-    take factors, or follow a gradient. unties_head: a tied head becomes a weight of its own.
+    weights become others: "some" near the norms, "all". folds_norms: norm weights are "scaled",
+    or folded "away" to ones. learns_norms: they follow a gradient. unties_head: a tied head
+    becomes a weight of its own.
 
     passes: how often the calibration tokens go through the blocks for it. moments: memory for
     matrices as large as the square of the widest input.
@@ -94,7 +98,7 @@ class Method:
     needs_activations: bool = False
     weight_only: bool = False
     folds: Literal["", "some", "all"] = ""
-    folds_norms: bool = False
+    folds_norms: Literal["", "scaled", "away"] = ""
     learns_norms: bool = False
     unties_head: Callable[[Quantize], bool] = _never
     passes: Callable[[Quantize, Calibrate], float] = _no_passes
@@ -124,8 +128,8 @@ OUTPUT_SEARCHED = Method(
 def _gptq_aims_at_float(quantize: Quantize) -> bool:
     """(Measured on SmolLM2, static W8A8: 0.029 nats without, 0.03 to 0.16 with it, changing with
     the last digit of a sum.)"""
-    asked = quantize.gptq.float_target
-    return not quantize.static_activations if asked is None else asked
+    target = quantize.gptq.float_target
+    return not quantize.static_activations if target is None else target
 
 
 def _autoround_passes(quantize: Quantize, calibrate: Calibrate) -> float:
@@ -138,11 +142,11 @@ METHODS: Mapping[str, Method] = {
     for m in (
         Method(
             "rotation",
-            "rotation",
+            "model-transform",
             _APPLY + "rotation:rotate",
             options=options.RotationOptions,
             folds="all",
-            folds_norms=True,
+            folds_norms="away",
             unties_head=lambda quantize: quantize.rotation.residual,
         ),
         Method(
@@ -152,7 +156,7 @@ METHODS: Mapping[str, Method] = {
             calibrated=True,
             needs_activations=True,
             folds="some",
-            folds_norms=True,
+            folds_norms="scaled",
             passes=lambda _quantize, _calibrate: 1,
         ),
         Method(
@@ -163,7 +167,7 @@ METHODS: Mapping[str, Method] = {
             calibrated=True,
             range_search=lambda quantize: OUTPUT_SEARCHED if quantize.awq.clip else None,
             folds="all",
-            folds_norms=True,
+            folds_norms="scaled",
             passes=lambda _quantize, _calibrate: 1,
             moments=True,
         ),

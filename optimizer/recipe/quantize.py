@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -255,16 +255,26 @@ class Quantize(Section):
 
     def _read_options_of_others(self) -> None:
         """Keys that are no field must be methods of other distributions, with their options."""
-        sections = self.__pydantic_extra__ or {}
-        known = {m.name: m.options for m in self.chosen}
-        for name, value in sections.items():
-            options = known.get(name)
-            if options is None:
-                unknown: InitErrorDetails = {
-                    "type": "extra_forbidden",
-                    "loc": (name,),
-                    "input": value,
-                }
-                raise ValidationError.from_exception_data("Quantize", [unknown])
-            if not isinstance(value, options):
-                sections[name] = options.model_validate_json(json.dumps(value))
+        assert self.__pydantic_extra__ is not None  # extra="allow"
+        sections: dict[str, Any] = self.__pydantic_extra__
+        options = {m.name: m.options for m in self.chosen if m.options is not None}
+        for name in sections.keys() - options.keys():
+            unknown: InitErrorDetails = {
+                "type": "extra_forbidden",
+                "loc": (name,),
+                "input": sections[name],
+            }
+            raise ValidationError.from_exception_data("Quantize", [unknown])
+        for name in options.keys() - type(self).model_fields.keys():
+            value = sections.get(name, {})
+            if not isinstance(value, options[name]):
+                sections[name] = _section(options[name], name, value)
+
+
+def _section(options: type[Section], name: str, value: Any) -> Section:
+    """The options of a method, whose errors are placed below its name."""
+    try:
+        return options.model_validate_json(json.dumps(value))
+    except ValidationError as e:
+        errors: list[Any] = [{**error, "loc": (name, *error["loc"])} for error in e.errors()]
+        raise ValidationError.from_exception_data("Quantize", errors) from None

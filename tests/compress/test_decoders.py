@@ -150,6 +150,23 @@ def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Pat
     assert any("learned" in row["note"] for row in rows)
 
 
+@pytest.mark.parametrize("aims", [True, False])
+def test_beside_learned_rounding_gptq_aims_where_the_recipe_says(
+    llama: Path, tmp_path: Path, aims: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets: list[Any] = []
+    original = rounding_module.statistic
+
+    def listening(*arguments: Any) -> Any:
+        targets.append(arguments[4])
+        return original(*arguments)
+
+    monkeypatch.setattr(rounding_module, "statistic", listening)
+    options = {"gptq": {"float_target": aims}, "autoround": {"steps": 1}}
+    compress(llama, tmp_path / "out", methods=["gptq", "autoround"], **options)
+    assert {t is not None for t in targets} == {aims}
+
+
 @pytest.mark.parametrize(("methods", "same"), [(["gptq", "scale_tuning"], True), (["gptq"], False)])
 def test_only_distill_keeps_its_last_windows_from_what_chooses_the_codes(
     llama: Path, tmp_path: Path, methods: list[str], same: bool

@@ -56,7 +56,7 @@ class CorrectRuns:
         many terms as they have inputs.
         """
         m = self._m
-        rotated = bool(m.section.quantize.of_kind("rotation"))
+        rotated = bool(m.section.quantize.of_kind("model-transform"))
         growth = {
             name: float(np.sqrt(m.state.replaced[name].shape[-1])) if rotated else 2.0
             for name in m.state.replaced

@@ -161,7 +161,7 @@ def fold(m: Materials) -> Entry:
     """What was folded into parameters must not change the float function; corrected biases and
     learned norm weights do, and are held to laws of their own."""
     quantize = m.section.quantize
-    rotated = bool(quantize.of_kind("rotation"))
+    rotated = any(x.folds_norms == "away" for x in quantize.chosen)
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
     if any(x.learns_norms for x in quantize.chosen):
