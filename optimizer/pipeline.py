@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from optimizer import targets
-from optimizer.recipe.schema import Recipe, Target
+from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import Step, Stopped, Store
 
 Verdict = Literal["pass", "fail", "inconclusive"]
@@ -20,7 +20,7 @@ STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
 class Built:
     """What was made of one target: its lowered model, its engine, and the report on both."""
 
-    target: Target
+    target: TargetSection
     model: Step
     engine: Step
     report: Step

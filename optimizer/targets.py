@@ -1,98 +1,206 @@
-"""What each target accepts, as a table, and the check of a recipe against it.
+"""The targets: one record per runtime, and the check of a recipe against what each accepts.
 
-The check runs before any weight is read. Rows are measured facts, not hopes: TensorRT-RTX 1.7
-parses no zero point other than 0, no uint8 and no run-time activation ranges, and builds no Gather
-of int8 constants, which are "only allowed before DQ"; ONNX Runtime 1.31 turns only power-of-two
-blocks from 16 to 256 into MatMulNBits. TensorRT's row is RTX's, whose parser it shares; it is not
-measured.
+The check runs before any weight is read. What a record accepts are measured facts, not hopes:
+TensorRT-RTX 1.7 parses no zero point other than 0, no uint8 and no run-time activation ranges, and
+builds no Gather of int8 constants, which are "only allowed before DQ"; ONNX Runtime 1.31 turns only
+power-of-two blocks from 16 to 256 into MatMulNBits. TensorRT's row is RTX's, whose parser it
+shares; it is not measured.
+
+A target of another distribution is an entry point of the group "optimizer.targets": its name is
+what `runtime:` says, its object a Target.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from optimizer.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.errors import BuildError
-from optimizer.harness.runtimes.trt.products import Options, refuse_options
-from optimizer.recipe.schema import Recipe, Target, TensorRTTarget, Weights
+from optimizer.harness.runtimes.trt.products import PRODUCTS, refuse_options
+from optimizer.recipe.targets import OnnxRuntimeTarget, TargetSection, TensorRTTarget
+from optimizer.references import from_entry_point, resolve
+from optimizer.source_digest import source_digest
+
+if TYPE_CHECKING:
+    from optimizer.recipe.quantize import Weights
+    from optimizer.recipe.schema import Recipe
+
+GROUP = "optimizer.targets"
+GROUPS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """One row: a runtime, the lowering that writes its format, and what that can express."""
+    """What a lowering can express.
 
-    lowering: str  # a module in optimizer/lower/
-    builds_engine: bool  # a file that fits only some machines
-    distribution: str  # what to pip install
-    weight_zero_point: bool  # asymmetric weights
-    dynamic_activations: bool  # granularity: token
-    group_sizes: tuple[int, ...]
-    int4_granularities: tuple[str, ...]
-    codes_looked_up: bool  # takes rows of an int8 table, so that an embedding stays in codes
+    weight_zero_point: asymmetric weights. dynamic_activations: granularity: token. group_sizes,
+    int4_granularities: what is kept packed. codes_looked_up: takes rows of an int8 table, so that
+    an embedding stays quantized. no_integer_kernels: {device: why} of those where quantized
+    activations would run in float.
+    """
+
+    weight_zero_point: bool = True
+    dynamic_activations: bool = True
+    group_sizes: tuple[int, ...] = GROUPS
+    int4_granularities: tuple[str, ...] = ("group",)
+    codes_looked_up: bool = True
+    no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
 
 
-RTX = Accepts(
-    lowering="trt_qdq",
-    builds_engine=True,
-    distribution="tensorrt-rtx",
-    weight_zero_point=False,
-    dynamic_activations=False,
-    group_sizes=(16, 32, 64, 128, 256),
-    int4_granularities=("group",),
-    codes_looked_up=False,
+@dataclass(frozen=True)
+class BuildCost:
+    """What a build is predicted to need: memory of its own and `copies` of the float weights, in
+    bytes; seconds to start, and bytes of float weights a second."""
+
+    memory: int = 250 << 20
+    copies: int = 1
+    seconds: float = 1.0
+    rate: float = 400e6
+
+
+@dataclass(frozen=True)
+class Target:
+    """One runtime. Functions are named "package.module:function" and imported where they are
+    called, so that the table imports neither torch nor onnx; their code is part of the keys of the
+    steps that call them.
+
+    name      what `runtime:` says; section: the class of its section in a recipe
+    accepts   what its lowering can express; check: (recipe, section, its path in the recipe), what
+              else must hold of a recipe
+    lower     (section, source, state, graph, out): what the lower stage writes; files: globs of
+              what a bundle needs of it, the model first
+    fit       (section) -> what a machine must have to run it, see harness/fit.py; "": nothing
+    build     (section, model, out) -> what engine.json says besides, see build/stage.py; "": the
+              model is what runs. engine_files: it has files of its own, which fit some machines
+    open      (run, device) -> what answers for the target in validate, with infer and close; "":
+              nothing here runs it, and no quality is measured
+    hops      (run) -> the ledger's hops; "": what is lowered is not judged
+    untimed   why validate does not time it, "" where it does
+    package   (bundle's model file, source folder): what a bundle's model needs besides
+    distributions  whose version can change what is built; extras: {provider or device: the extra
+              of this distribution that installs it}
+    """
+
+    name: str
+    section: type[TargetSection]
+    accepts: Accepts
+    lower: str
+    files: tuple[str, ...] = ("model.onnx", "model.onnx.*")
+    check: str = ""
+    fit: str = ""
+    build: str = ""
+    engine_files: bool = False
+    open: str = ""
+    hops: str = ""
+    untimed: str = ""
+    package: str = ""
+    distributions: tuple[str, ...] = ()
+    extras: Mapping[str, str] = field(default_factory=dict)
+    cost: BuildCost = BuildCost()
+
+    def code(self, *parts: str) -> dict[str, str]:
+        """{module: digest of its source and what it imports} of the functions named by `parts`."""
+        references = [str(getattr(self, part)) for part in parts]
+        modules = sorted({r.partition(":")[0] for r in references if r})
+        return {f"code of {m}": source_digest(m, own=True) for m in modules}
+
+
+ONNXRUNTIME = Target(
+    name="onnxruntime",
+    section=OnnxRuntimeTarget,
+    accepts=Accepts(
+        no_integer_kernels={
+            "cuda": "ONNX Runtime fuses codes of activations into products on the CPU only "
+            "(DynamicQuantizeMatMul and MatMulIntegerToFloat are not among the CUDA provider's "
+            "operators)"
+        },
+    ),
+    lower="optimizer.lower.onnxruntime:lower",
+    fit="optimizer.build.onnxruntime:fit",
+    build="optimizer.build.onnxruntime:build",
+    open="optimizer.validate.on_gpu:lowered",
+    hops="optimizer.validate.ledger.ledger:graph_hops",
+    package="optimizer.package.genai_config:add",
+    distributions=("onnxruntime", "onnxruntime-gpu"),
+    extras={"cpu": "cpu"},
+    cost=BuildCost(copies=2),
 )
 
-TARGETS: dict[str, Accepts] = {
-    "onnxruntime": Accepts(
-        lowering="ort_qdq",
-        builds_engine=False,
-        distribution="onnxruntime",
-        weight_zero_point=True,
-        dynamic_activations=True,
-        group_sizes=(16, 32, 64, 128, 256),
-        int4_granularities=("group",),
-        codes_looked_up=True,
-    ),
-    "tensorrt-rtx": RTX,
-    "tensorrt": replace(RTX, distribution="tensorrt"),
+RTX = Target(
+    name="tensorrt-rtx",
+    section=TensorRTTarget,
+    accepts=Accepts(weight_zero_point=False, dynamic_activations=False, codes_looked_up=False),
+    check="optimizer.targets:tensorrt_options",
+    lower="optimizer.lower.tensorrt:lower",
+    fit="optimizer.build.tensorrt:fit",
+    build="optimizer.build.tensorrt:build",
+    engine_files=True,
+    open="optimizer.validate.on_gpu:engine",
+    hops="optimizer.validate.ledger.ledger:graph_hops",
+    untimed="engines are timed beside their peers by benchmarks/gpu_suite.py",
+    distributions=PRODUCTS["tensorrt-rtx"].distributions,
+    extras={"cuda": "rtx"},
+    cost=BuildCost(memory=600 << 20, copies=3, seconds=4.0, rate=20e6),
+)
+
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        ONNXRUNTIME,
+        RTX,
+        replace(RTX, name="tensorrt", distributions=PRODUCTS["tensorrt"].distributions, extras={}),
+    )
 }
+
+
+def of(name: str) -> Target:
+    """The record of a runtime. Raises KeyError for one that neither the table nor an entry point
+    has, TypeError for an entry point that is no record of that name."""
+    if name in TARGETS:
+        return TARGETS[name]
+    record = from_entry_point(GROUP, name)
+    if not isinstance(record, Target) or record.name != name:
+        raise TypeError(f"the entry point {name} of {GROUP} is not a Target of that name")
+    return record
+
+
+def names() -> list[str]:
+    """Of every runtime, the table's first."""
+    return [*TARGETS, *sorted({p.name for p in entry_points(group=GROUP)} - {*TARGETS})]
 
 
 def check(recipe: Recipe) -> None:
     """Raise RecipeError for the first thing a target of this recipe cannot express."""
-    for i, target in enumerate(recipe.targets):
-        row = TARGETS[target.runtime]
-        _check_weights(recipe, f"targets.{i}", target.runtime, row)
-        _check_activations(recipe, f"targets.{i}", target, row)
-        if isinstance(target, TensorRTTarget):
-            _check_options(target, f"targets.{i}")
-            _check_calibrated_length(recipe, target, f"targets.{i}")
+    for i, section in enumerate(recipe.targets):
+        target, at = of(section.runtime), f"targets.{i}"
+        _check_weights(recipe, at, target)
+        _check_activations(recipe, at, section, target)
+        if target.check:
+            resolve(target.check)(recipe, section, at)
+        _check_calibrated_length(recipe, section, at)
 
 
-def options(target: TensorRTTarget) -> Options:
-    """What the builder is told, beside the shapes."""
-    return Options.from_json(target.model_dump())
-
-
-def _check_options(target: TensorRTTarget, at: str) -> None:
+def tensorrt_options(_recipe: Recipe, section: TensorRTTarget, at: str) -> None:
     """An option its product does not have would be dropped in silence by the builder."""
     try:
-        refuse_options(target.runtime, options(target))
+        refuse_options(section.runtime, section.options)
     except BuildError as e:
         raise RecipeError(
             e.found, where=f"{at}.{e.where}", accepted=e.accepted, fix=e.fix
         ) from None
 
 
-def _check_calibrated_length(recipe: Recipe, target: TensorRTTarget, at: str) -> None:
+def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:
     """Ranges measured on texts that no profile takes are ranges of something else."""
-    if recipe.calibrate is None:
+    if recipe.calibrate is None or not section.profiles:
         return
     length, generates = recipe.calibrate.sequence_length, tasks.task(recipe.model.task).generates
     spans = [
-        (p.sequence[0], p.sequence[2] + (p.past[2] if generates else 0))
-        for p in target.shapes.profiles()
+        (p.sequence[0], p.sequence[2] + (p.past[2] if generates else 0)) for p in section.profiles
     ]
     if not any(low <= length <= high for low, high in spans):
         raise RecipeError(
@@ -103,8 +211,9 @@ def _check_calibrated_length(recipe: Recipe, target: TensorRTTarget, at: str) ->
         )
 
 
-def _others(attribute: str) -> str:
-    return ", ".join(name for name, row in TARGETS.items() if getattr(row, attribute))
+def _others(does: Callable[[Accepts], bool]) -> str:
+    """The names of the targets whose lowering does so."""
+    return ", ".join(name for name, target in TARGETS.items() if does(target.accepts))
 
 
 def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
@@ -118,15 +227,16 @@ def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
     return found + [(f"quantize.{n}", w) for n, w in named if not isinstance(w, str)]
 
 
-def _check_weights(recipe: Recipe, at: str, runtime: str, row: Accepts) -> None:
-    embedding = recipe.quantize.embedding
+def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
+    embedding, runtime, row = recipe.quantize.embedding, target.name, target.accepts
     if embedding != "float" and not row.codes_looked_up:
         raise RecipeError(
             f"a quantized embedding is not accepted by target {runtime} ({at}): it takes int8 "
             "constants only where they are de-quantized whole, not to look rows up",
             where="quantize.embedding",
             accepted="float",
-            fix=f"Remove it, or use only targets that look up codes: {_others('codes_looked_up')}.",
+            fix="Remove it, or use only targets that look up codes: "
+            f"{_others(lambda a: a.codes_looked_up)}.",
         )
     if embedding != "float" and embedding.bits < 8:
         raise RecipeError(
@@ -145,7 +255,7 @@ def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts
             f"false is not accepted by target {runtime} ({at}): it dequantizes with a scale only",
             where=f"{where}.symmetric",
             fix=f"Use symmetric: true, or a target that takes zero points: "
-            f"{_others('weight_zero_point')}.",
+            f"{_others(lambda a: a.weight_zero_point)}.",
         )
     if weights.group_size is not None and weights.group_size not in row.group_sizes:
         raise RecipeError(
@@ -164,17 +274,17 @@ def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts
         )
 
 
-def _check_activations(recipe: Recipe, at: str, target: Target, row: Accepts) -> None:
-    activations, runtime = recipe.quantize.activations, target.runtime
+def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: Target) -> None:
+    activations, runtime, row = recipe.quantize.activations, target.name, target.accepts
     if activations is None:
         return
-    if runtime == "onnxruntime" and target.device == "cuda":
+    if section.device in row.no_integer_kernels:
+        others = _others(lambda a: section.device not in a.no_integer_kernels)
         raise RecipeError(
-            f"quantized activations have no integer kernels there ({at}): ONNX Runtime fuses codes "
-            "of activations into products on the CPU only (DynamicQuantizeMatMul and "
-            "MatMulIntegerToFloat are not among the CUDA provider's operators)",
+            f"quantized activations have no integer kernels there ({at}): "
+            f"{row.no_integer_kernels[section.device]}",
             where="quantize.activations",
-            fix="Use target tensorrt or tensorrt-rtx, or device: cpu, or remove the block for "
+            fix=f"Use target {others}, or device: cpu, or remove the block for "
             "weight-only compression.",
         )
     if activations.granularity == "token" and not row.dynamic_activations:
@@ -182,7 +292,7 @@ def _check_activations(recipe: Recipe, at: str, target: Target, row: Accepts) ->
             f"token is not accepted by target {runtime} ({at}): it takes static ranges only",
             where="quantize.activations.granularity",
             fix=f"Use granularity: tensor, or only targets that measure at run time: "
-            f"{_others('dynamic_activations')}.",
+            f"{_others(lambda a: a.dynamic_activations)}.",
         )
     for where, weights in _weights(recipe):
         if where in ("quantize.head", "quantize.embedding"):

@@ -49,7 +49,7 @@ def test_an_option_is_taken_or_refused_with_what_takes_it(
 ) -> None:
     text = f"{{runtime: {product}, {option}: {ASKED[option]}}}"
     if option in PRODUCTS[product].options:
-        assert targets.options(target(tmp_path, text)).asked() == [option]
+        assert target(tmp_path, text).options.asked() == [option]
         return
     with pytest.raises(RecipeError, match=rf"targets\.0\.{option}") as caught:
         target(tmp_path, text)

@@ -12,13 +12,10 @@ from typing import Any
 from optimizer.harness.fit import verdicts
 from optimizer.harness.fit_columns import REQUIRED
 from optimizer.harness.machine import Machine, this_machine
-from optimizer.harness.runtimes.trt.products import PRODUCTS
+from optimizer.harness.runtimes import table
 from optimizer.store import package_version
+from optimizer.targets import TARGETS
 
-EXTRAS = {
-    ("onnxruntime", "cpu"): "pip install 'optimize-toolchain[cpu]'",
-    ("tensorrt-rtx", "cuda"): "pip install 'optimize-toolchain[rtx]'",
-}
 LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers")
 
 
@@ -52,8 +49,8 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
 def _target(runtime: str, provider: str, machine: Machine) -> dict[str, Any]:
     """What the harness would decide about an engine of this kind that was left for this machine
     to build."""
-    row = PRODUCTS.get(runtime)
-    fit = {"driver_minimum": row.driver_minimum} if row else {}
+    row = table.of(runtime)
+    fit = {"driver_minimum": row.driver_minimum} if row.driver_minimum else {}
     engine: dict[str, Any] = {
         "target": runtime,
         "runtime": runtime,
@@ -65,11 +62,12 @@ def _target(runtime: str, provider: str, machine: Machine) -> dict[str, Any]:
     }
     (verdict,) = verdicts({"engines": [engine]}, machine)
     installed = machine.version(REQUIRED[runtime, provider][0]) is not None
-    missing = EXTRAS.get((runtime, provider), verdict.install)
+    extra = TARGETS[runtime].extras.get(provider)
+    missing = f"pip install 'optimize-toolchain[{extra}]'" if extra else verdict.install
     return {
         "runtime": runtime,
         "provider": provider,
-        "builds": installed and not (row is not None and row.needs_gpu and machine.gpu is None),
+        "builds": installed and not (row.needs_gpu and machine.gpu is None),
         "runs": verdict.how is not None,
         "reason": "ready" if verdict.how else verdict.why,
         "fix": "" if installed and not verdict.install else verdict.install or missing,

@@ -25,11 +25,11 @@ from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
 from .manifest import MANIFEST, damaged_files, read_manifest, unlisted_files
+from .runtimes import table
 from .runtimes.decoder import DecoderRunner
 from .runtimes.ort.genai import GenaiRunner
 from .runtimes.ort.onnx_external import check_inside
 from .runtimes.runner import Runner
-from .runtimes.trt.products import PRODUCTS
 from .tasks import Array, decode, encode, generating
 from .tasks.text_generation import Prompt
 
@@ -118,7 +118,7 @@ class Bundle(Closing):
                 )
             except (MachineError, BuildError) as e:
                 again = isinstance(e, UnopenedError) and not build
-                again = again and self.engine["runtime"] in PRODUCTS
+                again = again and table.of(self.engine["runtime"]).engine_files
                 (unopened if again else failed)[index] = str(e)
                 fix = fix or e.fix
             else:

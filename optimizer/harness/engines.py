@@ -15,6 +15,7 @@ from .errors import BundleError, MachineError
 from .fit import How
 from .fit_columns import Asked, capability, profiles
 from .machine import Machine
+from .runtimes import table
 from .runtimes.fitted import FittedRunner
 from .runtimes.ort.run import OrtRunner
 from .runtimes.runner import Runner
@@ -43,37 +44,8 @@ class Workshop:
         """Raises MachineError when something it needs is missing or does not start (UnopenedError:
         the file does not open), BuildError when the builder does not take the model, BundleError
         when a file is missing or is another model's."""
-        if engine["runtime"] not in PRODUCTS:
-            provider = engine.get("provider") or engine["device"]
-            return OrtRunner(self.folder / engine["model"], device=provider, threads=threads)
-        return self._open_engine(engine, how)
-
-    def _open_engine(self, engine: Mapping[str, Any], how: How) -> Runner:
-        """Of a runtime with engine files."""
-        from .runtimes.trt.run import TrtRunner
-
-        path = self.folder / engine["engine"] if how == "load" else self.built(engine)
-        product, gpu = engine["runtime"], self.machine.gpu
-        stripped = how == "load" and engine["fit"].get("strip_weights", False)
-        kernels = None
-        if PRODUCTS[product].runtime_config and self.cache is not None:
-            self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-            kernels = self.cache / f"{engine_cache.key(self.made_from(engine))}.kernels"
-        runner = TrtRunner(
-            path,
-            product=product,
-            weights=self.folder / engine["model"] if stripped else None,
-            host_code=how == "load" and engine["fit"].get("version_compatible", False),
-            runtime_cache=kernels,
-            gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
-        )
-        if self.contract is None or self.contract.task_record.generates:
-            return runner
-        try:
-            return FittedRunner(runner, self.contract, profiles(engine["fit"]["shapes"]))
-        except BundleError:
-            runner.close()
-            raise
+        runner: Runner = table.of(engine["runtime"]).opener()(self, engine, how, threads)
+        return runner
 
     def built(self, engine: Mapping[str, Any]) -> Path:
         """The engine's file in the cache, built now if need be. Raises MachineError without a
@@ -106,6 +78,40 @@ class Workshop:
     def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
         version = Asked(engine, self.machine, frozenset(), None).installed or ""
         return engine_cache.made_from(engine, self.manifest["files"], self.machine, version)
+
+
+def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
+    """A portable model, in ONNX Runtime."""
+    provider = engine.get("provider") or engine["device"]
+    return OrtRunner(shop.folder / engine["model"], device=provider, threads=threads)
+
+
+def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: int) -> Runner:
+    """An engine file of the TensorRT family."""
+    from .runtimes.trt.run import TrtRunner
+
+    path = shop.folder / engine["engine"] if how == "load" else shop.built(engine)
+    product, gpu = engine["runtime"], shop.machine.gpu
+    stripped = how == "load" and engine["fit"].get("strip_weights", False)
+    kernels = None
+    if PRODUCTS[product].runtime_config and shop.cache is not None:
+        shop.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kernels = shop.cache / f"{engine_cache.key(shop.made_from(engine))}.kernels"
+    runner = TrtRunner(
+        path,
+        product=product,
+        weights=shop.folder / engine["model"] if stripped else None,
+        host_code=how == "load" and engine["fit"].get("version_compatible", False),
+        runtime_cache=kernels,
+        gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
+    )
+    if shop.contract is None or shop.contract.task_record.generates:
+        return runner
+    try:
+        return FittedRunner(runner, shop.contract, profiles(engine["fit"]["shapes"]))
+    except BundleError:
+        runner.close()
+        raise
 
 
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from . import fit_columns as columns
 from .fit_columns import Asked, Column
 from .machine import Machine
-from .runtimes.trt.products import PRODUCTS
+from .runtimes import table
 
 How = Literal["load", "build"]
 FITS = "fits"
@@ -178,7 +178,7 @@ def _one(index: int, engine: Mapping[str, Any], asked: Asked, unopened: str) -> 
     column, why = _objection(POSSIBLE, asked)
     if column:
         return _row(index, engine, None, column, why, columns.install(asked))
-    if engine["runtime"] not in PRODUCTS:
+    if not table.of(engine["runtime"]).engine_files:
         column, why = _objection(MODEL, asked)
         unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
         fits = f"portable ONNX, and the runtime is installed{unseen}"

@@ -33,20 +33,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .machine import Gpu, Machine
-from .runtimes.trt.products import PRODUCTS
+from .runtimes import table
+from .runtimes.table import RUNTIMES, Runtime
 
-TENSORRT, RTX = PRODUCTS["tensorrt"].distributions, PRODUCTS["tensorrt-rtx"].distributions
-RTX_PLUGIN = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in ("", "-cu13", "-cu12"))
-CUDA_BINDINGS = ("cuda-bindings",)
-# (runtime, provider) -> groups of distributions; of each group one must be installed, and the
-# first group's is the runtime, whose version counts.
-REQUIRED: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
-    ("onnxruntime", "cpu"): (("onnxruntime", "onnxruntime-gpu"),),
-    ("onnxruntime", "cuda"): (("onnxruntime-gpu",),),
-    ("onnxruntime", "tensorrt"): (("onnxruntime-gpu",), TENSORRT),
-    ("onnxruntime", "tensorrt-rtx"): (("onnxruntime",), RTX_PLUGIN),
-    ("tensorrt-rtx", "cuda"): (RTX, CUDA_BINDINGS),
-    ("tensorrt", "cuda"): (TENSORRT, CUDA_BINDINGS),
+# (runtime, provider) -> groups of distributions: Runtime.required
+REQUIRED = {
+    (r.name, provider): groups for r in RUNTIMES.values() for provider, groups in r.required.items()
 }
 TENSORRT_BUILDS_FROM = (7, 5)
 OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engines only
@@ -74,7 +66,11 @@ class Asked:
     def required(self) -> tuple[tuple[str, ...], ...]:
         """Groups of distributions; none for a runtime or provider the harness does not know."""
         provider = self.engine.get("provider") or self.engine["device"]
-        return REQUIRED.get((self.runtime, provider), ())
+        return self.record.required.get(provider, ())
+
+    @property
+    def record(self) -> Runtime:
+        return table.of(self.runtime)
 
     @property
     def installed(self) -> str | None:
@@ -111,8 +107,8 @@ def runnable(a: Asked) -> str:
     here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
     if numbers(here) < numbers(lowest):
         return f"{a.runtime} {here} is older than {lowest}"
-    if a.runtime in PRODUCTS:
-        oldest, beyond = PRODUCTS[a.runtime].versions
+    if a.record.versions is not None:
+        oldest, beyond = a.record.versions
         if not numbers(oldest) <= numbers(here) < numbers(beyond):
             return f"{a.runtime} {here} is not run; {oldest} and later, before {beyond}, are"
     return ""
@@ -168,7 +164,7 @@ def system(a: Asked) -> str:
 
 
 def architecture(a: Asked) -> str:
-    if a.runtime == "tensorrt":
+    if not a.record.compute_capabilities:
         return _tensorrt_architecture(a)
     if capability(a.gpu.compute_capability) in a.fit["compute_capabilities"]:
         return ""
@@ -217,10 +213,8 @@ def _outside(profile: Mapping[str, Any], shape: tuple[int, int] | None) -> str:
 
 def builder(a: Asked) -> str:
     here = a.gpu.compute_capability
-    if a.runtime == "tensorrt":
-        makes = numbers(here) >= TENSORRT_BUILDS_FROM
-    else:
-        makes = capability(here) in PRODUCTS[a.runtime].compute_capabilities
+    named = a.record.compute_capabilities
+    makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM
     return "" if makes else f"{a.runtime} makes no engine for compute capability {here}"
 
 

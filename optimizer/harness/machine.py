@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .runtimes.ort.run import cores
+from .runtimes.table import RUNTIMES
 
 PACKAGES = (
     "cuda-bindings",
@@ -29,7 +30,7 @@ PACKAGES = (
     "tokenizers",
     "torch",
 )
-RUNNERS = frozenset({"onnxruntime", "tensorrt-rtx", "tensorrt"})
+RUNNERS = frozenset(RUNTIMES)
 """Runtimes this harness can run, not only build for."""
 
 

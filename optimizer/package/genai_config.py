@@ -9,10 +9,16 @@ there; numbers of query heads and widths are not asked for a decoder whose cache
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.ort.decoder import SHARED
+from optimizer.harness.runtimes.ort.onnx_external import metadata
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAME = "genai_config.json"
 DECODER = "llama"  # its name for any decoder with one key and one value cache per layer
 PAST, PRESENT = "past_key_values.%d.{}", "present.%d.{}"
@@ -56,3 +62,20 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
         },
         "search": {**search, "num_beams": 1, "past_present_share_buffer": shared},
     }
+
+
+def add(model: Path, source: Path) -> None:
+    """Beside a decoder's ONNX file, what onnxruntime-genai reads from the same folder; beside
+    another task's, nothing. source: the load stage's folder."""
+    contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
+    if not contract.task_record.generates:
+        return
+    shared = metadata(model).get(SHARED[0]) == SHARED[1]
+    text = json.dumps(document(contract, model.name, shared=shared), indent=1, sort_keys=True)
+    (model.parent / NAME).write_text(text, encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        if (source / "checkpoint" / name).is_file():
+            shutil.copyfile(source / "checkpoint" / name, model.parent / name)
+    if contract.decoder.chat_template is not None:
+        template = model.parent / "chat_template.jinja"
+        template.write_text(contract.decoder.chat_template, encoding="utf-8")

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.machine import RUNNERS
-from optimizer.harness.runtimes.trt.products import PRODUCTS
+from optimizer.harness.runtimes import table
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
@@ -56,18 +55,19 @@ def runnable(manifest: Mapping[str, Any]) -> bool:
     recorded = manifest.get("runnable")
     if recorded is not None:
         return bool(recorded)
-    return any(e["runtime"] in RUNNERS for e in manifest["engines"])
+    return any(table.of(e["runtime"]).runs for e in manifest["engines"])
 
 
 def _state(engine: Mapping[str, Any]) -> str:
     """What was done with one engine where the bundle was made, and what can be done with it."""
+    runtime = table.of(engine["runtime"])
     made = "not there yet" if engine["engine"] is None else "built and checked where it was made"
-    if engine["runtime"] not in PRODUCTS:
+    if not runtime.engine_files:
         made = "portable ONNX, opened and checked where it was made"
     if engine["deferred"]:
-        what = "not built" if engine["runtime"] in PRODUCTS else "not opened"
+        what = "not built" if runtime.engine_files else "not opened"
         made = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"
-    yet = "" if engine["runtime"] in RUNNERS else "; this version's harness does not run it yet"
+    yet = "" if runtime.runs else "; this version's harness does not run it yet"
     return made + yet
 
 

@@ -23,17 +23,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import harness, outside_task
+from optimizer import harness, outside_task, targets
 from optimizer.errors import MachineError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.machine import RUNNERS
-from optimizer.harness.runtimes.ort.decoder import SHARED
-from optimizer.harness.runtimes.ort.onnx_external import metadata
+from optimizer.harness.runtimes import table
 from optimizer.load.source import LICENCES
-from optimizer.package import genai_config, on_fail, tokenizer_check
 from optimizer.package import manifest as manifests
-from optimizer.recipe.schema import OnnxRuntimeTarget, Packaging, Recipe, TensorRTTarget
+from optimizer.package import on_fail, tokenizer_check
+from optimizer.package.genai_config import TOKENIZER_FILES
+from optimizer.recipe.schema import Packaging, Recipe, TargetSection
+from optimizer.references import resolve
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
 
 MADE_WITH = (
@@ -53,9 +53,8 @@ MADE_WITH = (
     "transformers",
 )
 HARNESS = Path(str(harness.__file__)).parent
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-
-Target = OnnxRuntimeTarget | TensorRTTarget
+TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
+"""Two builds of one module."""
 
 
 def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -> None:  # noqa: ARG001
@@ -70,24 +69,23 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
     per_target = [made[i : i + 3] for i in range(0, count, 3)]
     for form, folder in zip(section.package.formats, made[count:], strict=True):
         shutil.copytree(folder / "model", bundle / form)
-    targets, names = section.recipe.targets, target_names(section.recipe.targets)
-    rules = [t.on_fail for t in targets]
+    sections, names = section.recipe.targets, target_names(section.recipe.targets)
+    rules = [t.on_fail for t in sections]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
-    task = tasks.task(section.recipe.model.task)
     engines: list[dict[str, Any]] = []
-    kept: list[Target] = []
+    kept: list[TargetSection] = []
     for name, target, (model, engine, _), report in zip(
-        names, targets, per_target, reports, strict=True
+        names, sections, per_target, reports, strict=True
     ):
         if report["dropped"]:
             continue
         kept.append(target)
         engines.append(_add_target(bundle, name, target, model, engine, engines))
-        if target.runtime == "onnxruntime" and task.generates:
-            _add_genai(bundle / engines[-1]["model"], source)
+        if beside := targets.of(target.runtime).package:
+            resolve(beside)(bundle / engines[-1]["model"], source)
     _add_tokenizer(bundle, source)
     licences = _add_licences(bundle, source)
-    _add_harness(bundle, task.name)
+    _add_harness(bundle, section.recipe.model.task)
     (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
 
     origin = _read(source / "source.json")
@@ -107,7 +105,7 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
         "contract": _read(source / "contract.json"),
         "engines": engines,
-        "runnable": any(e["runtime"] in RUNNERS for e in engines),
+        "runnable": any(table.of(e["runtime"]).runs for e in engines),
     }
     if document["contract"]["tokenizer"] is not None:
         _check_tokenizer(bundle, section.recipe, document["contract"], reports)
@@ -118,25 +116,23 @@ def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -
         write_tar(bundle, out / f"{label}.tar", label)
 
 
-def target_names(targets: tuple[Target, ...]) -> list[str]:
+def target_names(sections: Sequence[TargetSection]) -> list[str]:
     """ "onnxruntime-cpu", ...: a folder name per target; a repeated one gets a number."""
     names: list[str] = []
-    for target in targets:
-        base = f"{target.runtime}-{target.device}"
+    for base in (s.name for s in sections):
         same = sum(n == base or n.startswith(f"{base}-") for n in names)
         names.append(f"{base}-{same + 1}" if same else base)
     return names
 
 
-def requirements(targets: Sequence[Target], task: str) -> str:
+def requirements(sections: Sequence[TargetSection], task: str) -> str:
     """The lines of requirements.txt: what the harness imports for the targets of the bundle, at
     the versions used here."""
     known = tasks.task(task)
     wanted = ["numpy", *known.inputs.requires]
-    devices = {t.runs_on for t in targets if t.runtime == "onnxruntime"}
-    if devices:  # the two own one module; the GPU build runs on the CPU too
-        gpu = devices & {"cuda", "tensorrt"}  # tensorrt-rtx is a plugin of the other
-        wanted.append("onnxruntime-gpu" if gpu else "onnxruntime")
+    wanted += sorted({p for s in sections for p in s.harness_packages})
+    if "onnxruntime-gpu" in wanted and "onnxruntime" in wanted:
+        wanted.remove("onnxruntime")  # the two own one module; the GPU build runs on the CPU too
     wanted += known.requires
     return "".join(f"{name}=={_version(name)}\n" for name in wanted)
 
@@ -147,11 +143,10 @@ def _version(distribution: str) -> str:
 
     Raises MachineError when neither is here: nothing was tested to pin.
     """
-    twin = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
     found = package_version(distribution)
     if found is not None:
         return found
-    other = package_version(twin.get(distribution, distribution))
+    other = package_version(TWINS.get(distribution, distribution))
     if other is None:
         raise MachineError(
             f"{distribution} is not installed, so no version of it was tested",
@@ -206,13 +201,13 @@ def write_tar(folder: Path, tar: Path, top: str) -> None:
 def _add_target(
     bundle: Path,
     name: str,
-    target: Target,
+    target: TargetSection,
     model: Path,
     engine: Path,
     earlier: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Copy one target's model and engine, and return its entry in the manifest."""
-    files = _add_model(bundle, name, model, earlier)
+    files = _add_model(bundle, name, model_files(target, model), earlier)
     built = _read(engine / "engine.json")
     folder = bundle / "engines" / name
     folder.mkdir(parents=True)
@@ -224,8 +219,8 @@ def _add_target(
         "target": name,
         "runtime": target.runtime,
         "device": target.device,
-        "provider": getattr(target, "provider", None),
-        "threads": getattr(target, "threads", 0),
+        "provider": target.execution_provider,
+        "threads": target.intra_op_threads,
         "model": files[0],
         "model_files": files,
         "engine": f"engines/{name}/{built['engine']}" if built["engine"] else None,
@@ -237,9 +232,16 @@ def _add_target(
     }
 
 
-def _add_model(bundle: Path, name: str, model: Path, earlier: list[dict[str, Any]]) -> list[str]:
-    """Names of the model's files in the bundle, model.onnx first; copied unless already there."""
-    found = [model / "model.onnx", *sorted(model.glob("model.onnx.*"))]
+def model_files(section: TargetSection, model: Path) -> list[Path]:
+    """The files of a lowered model that a bundle needs. model: the lower stage's folder."""
+    globs = targets.of(section.runtime).files
+    return list(dict.fromkeys(p for glob in globs for p in sorted(model.glob(glob))))
+
+
+def _add_model(
+    bundle: Path, name: str, found: Sequence[Path], earlier: list[dict[str, Any]]
+) -> list[str]:
+    """Names of the model's files in the bundle, in their order; copied unless already there."""
     digests = [digest_file(p) for p in found]
     for other in earlier:
         same: list[str] = other["model_files"]
@@ -250,21 +252,6 @@ def _add_model(bundle: Path, name: str, model: Path, earlier: list[dict[str, Any
     for path in found:
         shutil.copyfile(path, folder / path.name)
     return [f"model/{name}/{p.name}" for p in found]
-
-
-def _add_genai(model: Path, source: Path) -> None:
-    """Beside a decoder's ONNX, what onnxruntime-genai reads from the same folder."""
-    contract = Contract.from_json(_read(source / "contract.json"))
-    shared = metadata(model).get(SHARED[0]) == SHARED[1]
-    document = genai_config.document(contract, model.name, shared=shared)
-    text = json.dumps(document, indent=1, sort_keys=True)
-    (model.parent / genai_config.NAME).write_text(text, encoding="utf-8")
-    for name in TOKENIZER_FILES:
-        if (source / "checkpoint" / name).is_file():
-            shutil.copyfile(source / "checkpoint" / name, model.parent / name)
-    if contract.decoder.chat_template is not None:
-        template = model.parent / "chat_template.jinja"
-        template.write_text(contract.decoder.chat_template, encoding="utf-8")
 
 
 def _add_tokenizer(bundle: Path, source: Path) -> None:
@@ -320,21 +307,29 @@ def _read(path: Path) -> Any:
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     """Every target's model once, again in its engine, and all of it again in the tar."""
     size = sum(
-        (2 if t.export.float == "fp16" else 4)
+        (4 if t.float_type == "fp32" else 2)
         * sum(map(prod, shapes.values()))
-        * (1 if t.runtime == "onnxruntime" else 2)
+        * (2 if targets.of(t.runtime).engine_files else 1)
         for t in section.recipe.targets
     )
     copies = 2 if section.package.tar else 1
     return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
 
 
-def harness_digests(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:
-    """The harness's sources are bytes of the bundle, so they are part of the key."""
-    return {
-        f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
-        for p in sorted(folder.rglob("*.py"))
-    } | outside_task.digests(section.recipe.model.task)
+def files(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:
+    """The harness's sources, which are bytes of the bundle, and the code that adds to a target's
+    model, which is imported only where it is called."""
+    made: dict[str, str] = {}
+    for target in section.recipe.targets:
+        made |= targets.of(target.runtime).code("package")
+    return (
+        made
+        | {
+            f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
+            for p in sorted(folder.rglob("*.py"))
+        }
+        | outside_task.digests(section.recipe.model.task)
+    )
 
 
-STAGE = Stage("package", 2, run, packages=MADE_WITH, files=harness_digests, estimate=estimate)
+STAGE = Stage("package", 2, run, packages=MADE_WITH, files=files, estimate=estimate)

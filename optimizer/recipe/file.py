@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from optimizer import targets
 from optimizer.errors import InputError, RecipeError, closest
 from optimizer.recipe import methods
-from optimizer.recipe.schema import OnnxRuntimeTarget, Recipe, Section, TensorRTTarget
+from optimizer.recipe.schema import Recipe, Section
 from optimizer.yaml_lines import Lines, read_yaml
 
 DATA_FIELDS = (
@@ -48,7 +48,7 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
     try:
         recipe = Recipe.model_validate_json(json.dumps(document, default=str))
     except ValidationError as e:
-        raise _explain(e, lines) from None
+        raise _explain(e, lines, document) from None
     with located(lines):
         targets.check(recipe)
     return recipe, lines
@@ -140,19 +140,17 @@ def _inline_data(
         section[field[-1]] = {**spec, "base": str(base.resolve())}
 
 
-def _explain(error: ValidationError, lines: Lines) -> RecipeError:
+def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> RecipeError:
     """The first validation error as one of our messages."""
     problems = error.errors()
     # A misspelt key also makes the right one missing: the misspelling is the thing to say.
     first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-    tags = ("onnxruntime", "tensorrt-rtx", "tensorrt")
-    tagged = first["loc"][:1] == ("targets",)
-    loc = tuple(p for i, p in enumerate(first["loc"]) if not (tagged and i == 2 and p in tags))
+    loc = first["loc"]
     path = ".".join(map(str, loc))
     where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)
     more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        section = _section_at(loc[:-1], tags, first["loc"])
+        section = _section_at(loc[:-1], document)
         if loc[-1] in section.RENAMED:
             now = section.RENAMED[str(loc[-1])]
             return RecipeError(f"this key is called {now} now{more}", where=where, accepted=now)
@@ -178,15 +176,14 @@ def _words(expected: str) -> list[str]:
     return [w.strip(" '") for w in expected.replace(" or ", ",").split(",")]
 
 
-def _section_at(loc: tuple[Any, ...], tags: tuple[str, ...], raw: tuple[Any, ...]) -> type[Section]:
-    """The section at `loc`, found by walking the models."""
+def _section_at(loc: tuple[Any, ...], document: dict[str, Any]) -> type[Section]:
+    """The section at `loc`, found by walking the models; of a target, its runtime's."""
     model: Any = Recipe
     named = False  # the next part is a name of the user's
     for part in loc:
         if isinstance(part, int) or named:
-            if loc[0] == "targets":
-                tag = next(t for t in raw if t in tags)
-                model = OnnxRuntimeTarget if tag == "onnxruntime" else TensorRTTarget
+            if loc[0] == "targets" and model is Recipe:
+                model = targets.of(document["targets"][part]["runtime"]).section
             named = False
             continue
         fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}

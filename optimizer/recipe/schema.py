@@ -16,11 +16,12 @@ from optimizer.harness import tasks
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.methods import METHODS
 from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
+from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.targets import (
     Export,
     OnnxRuntimeTarget,
     Shapes,
-    Target,
+    TargetSection,
     TensorRTTarget,
 )
 
@@ -33,7 +34,7 @@ __all__ = [
     "Quantize",
     "Section",
     "Shapes",
-    "Target",
+    "TargetSection",
     "TensorRTTarget",
     "Weights",
 ]
@@ -271,7 +272,7 @@ class Validation(Section):
     validate_: Validate = Field(alias="validate")
     quantize: Quantize
     calibrate: Calibrate | None
-    target: Target
+    target: AnyTarget
 
 
 class Formatting(Section):
@@ -297,7 +298,7 @@ class Recipe(Section):
     calibrate: Calibrate | None = None
     quantize: Quantize = Quantize()
     compress: Compress = Compress()
-    targets: tuple[Target, ...] = Field(min_length=1)
+    targets: tuple[AnyTarget, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     package: Package = Package()
 
@@ -350,7 +351,7 @@ class Recipe(Section):
             compress=self.compress,
         )
 
-    def validation(self, target: Target) -> Validation:
+    def validation(self, target: TargetSection) -> Validation:
         return Validation(
             validate=self.validate_, quantize=self.quantize, calibrate=self.calibrate, target=target
         )

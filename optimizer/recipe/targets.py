@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.recipe.data import Section
 
 
@@ -74,15 +75,22 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
         raise ValueError(f"{where}: [{low}, {opt}, {high}] must be [min, opt, max], ascending")
 
 
-class Judged(Section):
-    """What every target has: whether the others are packaged without it."""
+class TargetSection(Section):
+    """What every target has. A runtime's own keys stand in its class below; what a stage asks of
+    any target is a key or a property here."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"allow_wider": "allow_precision_fallback"}
 
+    runtime: str
+    device: str = "cpu"
     on_fail: Literal["refuse", "drop"] = Field(
         "refuse",
         description="when this target's gates fail or cannot decide; refuse: no bundle is made; "
         "drop: the bundle is made of the other targets, and says so",
+    )
+    on_missing: Literal["fail", "defer"] = "fail"
+    allow_precision_fallback: bool = Field(
+        False, description="accept modules that run in higher precision than the recipe says"
     )
 
     @property
@@ -91,8 +99,54 @@ class Judged(Section):
         no step is redone for it."""
         return self.model_copy(update={"on_fail": "refuse"})
 
+    @property
+    def name(self) -> str:
+        """In reports, and of the target's folders in a bundle."""
+        return f"{self.runtime}-{self.device}"
 
-class OnnxRuntimeTarget(Judged):
+    @property
+    def export(self) -> Export | None:
+        """What the export stage is to make; None: this target is lowered from the checkpoint and
+        the state alone, and needs no graph."""
+        return Export(float="fp32")
+
+    @property
+    def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
+        """What the unquantized part is stored and computed in."""
+        return self.export.float if self.export else "fp32"
+
+    @property
+    def intra_op_threads(self) -> int:
+        """0: one per core."""
+        return 0
+
+    @property
+    def execution_provider(self) -> str | None:
+        """What compiles for the device, where the runtime itself does not."""
+        return None
+
+    @property
+    def runs_on(self) -> str:
+        """The provider or device, by the name the harness's table has for it."""
+        return self.execution_provider or self.device
+
+    @property
+    def profiles(self) -> tuple[Shapes, ...]:
+        """The shapes an engine takes; none: it takes any."""
+        return ()
+
+    @property
+    def depends_on_gpu(self) -> bool:
+        """Whether what is built, or that nothing is, depends on the GPU of this machine."""
+        return self.device != "cpu"
+
+    @property
+    def harness_packages(self) -> tuple[str, ...]:
+        """Distributions that a bundle's harness imports for it, beside those of every target."""
+        return ()
+
+
+class OnnxRuntimeTarget(TargetSection):
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
     provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
@@ -104,10 +158,6 @@ class OnnxRuntimeTarget(Judged):
         description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "
         "keeps the cache in place",
     )
-    on_missing: Literal["fail", "defer"] = "fail"
-    allow_precision_fallback: bool = Field(
-        False, description="accept modules that run in higher precision than the recipe says"
-    )
 
     @model_validator(mode="after")
     def _on_a_gpu(self) -> OnnxRuntimeTarget:
@@ -116,16 +166,20 @@ class OnnxRuntimeTarget(Judged):
         return self
 
     @property
-    def runs_on(self) -> str:
-        """The provider, by the name the harness's table has for it."""
-        return self.provider or self.device
+    def intra_op_threads(self) -> int:
+        return self.threads
 
     @property
-    def export(self) -> Export:
-        return Export(float="fp32")
+    def execution_provider(self) -> str | None:
+        return self.provider
+
+    @property
+    def harness_packages(self) -> tuple[str, ...]:
+        """tensorrt-rtx is a plugin of the build for the CPU."""
+        return ("onnxruntime-gpu" if self.runs_on in ("cuda", "tensorrt") else "onnxruntime",)
 
 
-class TensorRTTarget(Judged):
+class TensorRTTarget(TargetSection):
     """Any product of the family; targets.py says which has which option."""
 
     runtime: Literal["tensorrt-rtx", "tensorrt"]
@@ -145,14 +199,21 @@ class TensorRTTarget(Judged):
     version_compatible: bool = Field(False, description="later versions of the runtime load it")
     refittable: bool = Field(False, description="weights can be replaced without a build")
     strip_weights: bool = Field(False, description="weights come from the ONNX when it is loaded")
-    on_missing: Literal["fail", "defer"] = "fail"
-    allow_precision_fallback: bool = Field(
-        False, description="accept modules that run in higher precision than the recipe says"
-    )
 
     @property
     def export(self) -> Export:
         return Export(float=self.float)
 
+    @property
+    def profiles(self) -> tuple[Shapes, ...]:
+        return self.shapes.profiles()
 
-Target = Annotated[OnnxRuntimeTarget | TensorRTTarget, Field(discriminator="runtime")]
+    @property
+    def options(self) -> Options:
+        """What the builder is told, beside the shapes."""
+        return Options.from_json(self.model_dump())
+
+    @property
+    def depends_on_gpu(self) -> bool:
+        product = PRODUCTS[self.runtime]
+        return product.needs_gpu or bool(product.with_gpu & set(self.options.asked()))

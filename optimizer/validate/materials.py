@@ -143,7 +143,7 @@ class Materials:
 
     @property
     def precision(self) -> str:
-        return self.section.target.export.float
+        return self.section.target.float_type
 
     @property
     def outputs(self) -> list[str]:

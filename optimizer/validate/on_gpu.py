@@ -1,4 +1,5 @@
-"""The built engine itself, asked where its GPU is: by the same table that serves a bundle."""
+"""What answers for a target: the built engine itself where it runs, by the same table that serves a
+bundle."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from optimizer import targets
 from optimizer.harness.engines import Workshop
 from optimizer.harness.fit import verdicts
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.harness.runtimes.trt.products import PRODUCTS
+from optimizer.references import resolve
 from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.trace import Trace
@@ -25,7 +27,7 @@ def not_here(m: Materials) -> str:
     document, target = m.inspected, m.section.target
     if document.get("deferred"):
         return f"the engine was not built here: {document.get('why')}"
-    if target.runtime not in PRODUCTS:
+    if not targets.of(target.runtime).engine_files:
         return ""
     (row,) = verdicts({"engines": [_entry(m)]}, this_machine())
     return "" if row.how == "load" else f"the {target.runtime} engine is not run here: {row.why}"
@@ -33,20 +35,25 @@ def not_here(m: Materials) -> str:
 
 def untimed(m: Materials) -> str:
     """Why a report has no times of an engine that runs here, or ""."""
-    if m.section.target.runtime not in PRODUCTS:
-        return ""
-    return "engines are timed beside their peers by benchmarks/gpu_suite.py"
+    return targets.of(m.section.target.runtime).untimed
 
 
 def candidate(m: Materials, device: str) -> Any:
-    """What answers for the engine: itself, where it runs, and otherwise the lowered model in ONNX
-    Runtime on `device`. Has infer and close."""
-    target = m.section.target
-    if target.runtime in PRODUCTS and not not_here(m):
-        return opened(m)
-    threads = getattr(target, "threads", 0)
+    """What answers for the target, opened as its record says (targets.py: open), on `device` where
+    that is the lowered model. Has infer and close."""
+    return resolve(targets.of(m.section.target.runtime).open)(m, device)
+
+
+def lowered(m: Materials, device: str) -> OrtRunner:
+    """The lowered model in ONNX Runtime on `device`."""
     kind = pieces.Graph if m.contract.task_record.generates else OrtRunner
+    threads = m.section.target.intra_op_threads
     return kind(m.model / "model.onnx", device=device, threads=threads)
+
+
+def engine(m: Materials, device: str) -> Any:
+    """The engine, where it runs, and otherwise the lowered model in ONNX Runtime on `device`."""
+    return lowered(m, device) if not_here(m) else opened(m)
 
 
 def opened(m: Materials) -> Runner:
@@ -59,9 +66,8 @@ def opened(m: Materials) -> Runner:
 def outputs(m: Materials, traces: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
     """What the engine answers to everything the ledger asks of graphs. runner: the engine, opened
     here when None."""
-    target = m.section.target
     results: list[dict[str, Array]] = []
-    runner = runner or candidate(m, getattr(target, "runs_on", target.device))
+    runner = runner or candidate(m, m.section.target.runs_on)
     with closing(runner):
         for trace in traces:
             answer = runner.infer(pieces.typed(runner, dict(trace.batch)))
@@ -74,7 +80,7 @@ def _entry(m: Materials) -> dict[str, Any]:
     store compared their digests before it used them again."""
     document, target = m.inspected, m.section.target
     return {
-        "target": f"{target.runtime}-{target.device}",
+        "target": target.name,
         "runtime": target.runtime,
         "device": target.device,
         "model": str((m.model / "model.onnx").resolve()),

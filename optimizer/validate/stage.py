@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from optimizer import targets
 from optimizer.harness.machine import this_machine
 from optimizer.load.datasets import Sample, check_disjoint, digest, samples
 from optimizer.progress import say
@@ -81,7 +82,7 @@ def run(
         sensed = sense.before(materials, data, rows, reference)
         entries = ledger.run(materials)
     report: dict[str, Any] = {
-        "target": f"{section.target.runtime}-{section.target.device}",
+        "target": section.target.name,
         "machine": machine,
         "sense": sensed,
         "ledger": [e.as_dict() for e in entries],
@@ -97,7 +98,7 @@ def run(
     elsewhere = on_gpu.not_here(materials)
     untimed = elsewhere or on_gpu.untimed(materials)
     target = section.target
-    device = "cpu" if elsewhere else getattr(target, "runs_on", target.device)
+    device = "cpu" if elsewhere else target.runs_on
     with _one_torch_thread():
         judged = _quality(materials, sets, reference, device)
     quality_gates, report["quality"], report["also"] = evaluation.gathered(
@@ -279,10 +280,11 @@ def _finite(value: Any) -> Any:
 
 
 def files(section: Validation) -> Mapping[str, str]:
-    """The digest of every data set, of the code of the methods that the ledger runs again, and the
-    machine: its timings are no other machine's."""
+    """The digest of every data set, of the code of the methods that the ledger runs again and of
+    what opens and judges the target, and the machine: its timings are no other machine's."""
     machine = this_machine()
     return {
+        **targets.of(section.target.runtime).code("open", "hops"),
         **{name: digest(spec) for name, spec in specs(section).items()},
         **methods.code(section.quantize.in_use, limits=True),
         "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",

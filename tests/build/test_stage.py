@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from optimizer.build import stage
+from optimizer.build import onnxruntime, stage, tensorrt
 from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, HarnessError
 from optimizer.harness.runtimes.trt import builder
 from optimizer.harness.runtimes.trt.header import read_header
 from optimizer.harness.runtimes.trt.validity import refuse_invalid
-from optimizer.lower import stage as lower
+from optimizer.lower import onnxruntime as lowering
 from optimizer.recipe.schema import OnnxRuntimeTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
 
@@ -151,9 +151,9 @@ def test_a_float_activation_where_int8_was_asked_counts_as_wider() -> None:
     asked = {"a": {"activation": "int8"}, "b": {"activation": "float"}, "c": {"activation": "int8"}}
     found = {"a": {"activation": None}, "b": {"activation": None}}
     network = {"modules": found, "kept_packed": True, "bytes": 1}
-    assert stage.inspect_network(asked, network)["wider"] == ["a", "c"]
+    assert tensorrt.inspect_network(asked, network)["wider"] == ["a", "c"]
     bloated = {**network, "kept_packed": False}
-    assert stage.inspect_network(asked, bloated)["wider"] == ["a", "b", "c"]
+    assert tensorrt.inspect_network(asked, bloated)["wider"] == ["a", "b", "c"]
 
 
 def test_only_the_asked_gpus_are_in_the_header(rtx_model: Path, tmp_path: Path) -> None:
@@ -302,14 +302,14 @@ def test_kernels_read_from_an_opened_engine_decide_what_runs_wider() -> None:
     network = {"modules": {"a": {"activation": "INT8"}}, "kept_packed": True, "bytes": 1}
     for multiplies, wider in (("INT8", []), ("HALF", ["a"]), (None, [])):
         kernels = {"a": {**kernel, "multiplies": multiplies}}
-        inspected = stage.inspect_network(asked, {**network, "kernels": kernels})
+        inspected = tensorrt.inspect_network(asked, {**network, "kernels": kernels})
         assert inspected["wider"] == wider
         assert any("does not say" in line for line in inspected["unknown"]) == (multiplies is None)
 
 
 def test_computing_nodes_that_stay_on_the_cpu_count_as_wider() -> None:
     found = {"eligible": 1, "fused": 1, "wider": ["a"]}
-    told = stage.on_cpu_is_wider(found, ["l.0/attn (GroupQueryAttention)"])
+    told = onnxruntime.on_cpu_is_wider(found, ["l.0/attn (GroupQueryAttention)"])
     assert told["wider"] == ["a", "l.0/attn (GroupQueryAttention) on the CPU"]
 
 
@@ -323,8 +323,9 @@ def test_what_depends_on_the_gpu_is_looked_for_again_when_the_gpu_changes() -> N
         (ORT.model_copy(update={"device": "cuda"}), True),
     ):
         assert ("gpu" in stage.files(target)) == looks
-    for row in builder.PRODUCTS.values():
-        assert set(row.distributions) <= set(stage.STAGE.packages)
+    for runtime, row in builder.PRODUCTS.items():
+        reads = stage.files(TensorRTTarget(runtime=runtime))  # type: ignore[arg-type]
+        assert {f"version of {name}" for name in row.distributions} <= set(reads)
 
 
 def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
@@ -338,7 +339,7 @@ def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
 def test_attention_is_not_fused_where_the_fused_one_would_run_on_the_cpu() -> None:
     contract = Contract.from_json(small_model.contract("text-generation"))
     target = ORT.model_copy(update={"device": "cuda"})
-    made = lower._decoder(None, target, contract)  # type: ignore[arg-type]
+    made = lowering._decoder(None, target, contract)  # type: ignore[arg-type]
     assert made is not None
     assert made["fused"] == []
     assert "no fp32 on CUDA" in made["left"]["all"]

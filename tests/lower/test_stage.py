@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from optimizer.errors import LedgerError, OptimizeError
-from optimizer.lower import qdq, stage
+from optimizer.lower import onnx_lowering, qdq, stage
+from optimizer.recipe.schema import TargetSection
 from optimizer.state import CompressedState
 from tests.export.folders import Exported
 from tests.lower.running import ORT, TRT, TRT16, lowered
@@ -38,7 +39,7 @@ def test_lowering_says_what_became_of_every_module(tiny: Exported, tmp_path: Pat
 
 @pytest.mark.parametrize(("target", "exact"), [(ORT, True), (TRT, True)])
 def test_float32_lowerings_are_declared_exact(
-    tiny: Exported, tmp_path: Path, target: stage.Target, exact: bool
+    tiny: Exported, tmp_path: Path, target: TargetSection, exact: bool
 ) -> None:
     folder = lowered(tiny, only(state_of(tiny, PER_CHANNEL), f"{DENSE}.weight"), target, tmp_path)
     assert json.loads((folder / "lowering.json").read_text())["exact"] is exact
@@ -53,7 +54,7 @@ def test_half_precision_is_declared_bounded(tiny16: Exported, tmp_path: Path) ->
 
 @pytest.mark.parametrize("target", [ORT, TRT])
 def test_the_same_state_lowers_to_the_same_bytes(
-    tiny: Exported, tmp_path: Path, target: stage.Target
+    tiny: Exported, tmp_path: Path, target: TargetSection
 ) -> None:
     state = state_of(tiny, PER_CHANNEL, "tensor", factored="dense")
     for name in ("a", "b"):
@@ -112,8 +113,8 @@ def test_a_file_that_lost_a_weight_is_refused(
 def test_weights_above_the_limit_lie_beside_the_model(
     tiny: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = stage.onnx_file.save
-    monkeypatch.setattr(stage.onnx_file, "save", lambda m, p: real(m, p, limit=0))
+    real = onnx_lowering.onnx_file.save
+    monkeypatch.setattr(onnx_lowering.onnx_file, "save", lambda m, p: real(m, p, limit=0))
     folder = lowered(tiny, state_of(tiny, SCHEMES["int4 group 32 asymmetric"]), ORT, tmp_path)
     assert (folder / "model.onnx.data").is_file()
 

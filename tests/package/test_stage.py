@@ -146,12 +146,12 @@ def test_a_changed_harness_is_another_key(tmp_path: Path) -> None:
     section = small_bundle.recipe(tmp_path).packaging
     copy = tmp_path / "harness"
     shutil.copytree(stage.HARNESS, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    before = stage.harness_digests(section, copy)
+    before = stage.files(section, copy)
     assert stage.STAGE.files is not None
     assert stage.STAGE.files(section) == before
     with (copy / "inputs" / "text.py").open("a") as f:
         f.write("\n")
-    after = stage.harness_digests(section, copy)
+    after = stage.files(section, copy)
     assert [name for name in before if before[name] != after[name]] == ["harness/inputs/text.py"]
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
+from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, EvaluationSet
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
@@ -186,9 +187,13 @@ def test_overlapping_data_is_refused(runs: dict[str, Run], tmp_path: Path) -> No
 
 def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> None:
     assert STAGE.files is not None
-    digests = STAGE.files(runs["static"].section)
-    assert set(digests) == {"calibrate", "validate.data", "validate.latency.data", "machine"}
-    assert len(set(digests.values())) == 4
+    section = runs["static"].section
+    digests = STAGE.files(section)
+    data = {"calibrate", "validate.data", "validate.latency.data"}
+    code = {f"code of optimizer.validate.{m}" for m in ("on_gpu", "ledger.ledger")}
+    code |= set(methods.code(section.quantize.in_use, limits=True))
+    assert set(digests) == data | code | {"machine"}
+    assert len({digests[name] for name in data}) == 3
 
 
 def test_ledger_texts_are_of_all_lengths() -> None:

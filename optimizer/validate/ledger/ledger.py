@@ -20,28 +20,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 
+from optimizer import targets
 from optimizer.errors import LedgerError, OptimizeError
 from optimizer.harness.errors import HarnessError
 from optimizer.progress import bar
+from optimizer.references import resolve
 from optimizer.validate.ledger import cache_laws, generation_laws, hops
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.hops import Entry
 from optimizer.validate.materials import Materials
 
 Hop = Callable[[Materials], Entry]
-HOPS: tuple[Hop, ...] = (
-    hops.load,
-    hops.fold,
-    hops.compress,
-    hops.export,
-    hops.lower,
-    hops.engine,
-    hops.harness,
-)
+STATE_HOPS: tuple[Hop, ...] = (hops.load, hops.fold, hops.compress)
+HOPS: tuple[Hop, ...] = (*STATE_HOPS, hops.export, hops.lower, hops.engine, hops.harness)
 DECODER_HOPS: tuple[Hop, ...] = (
-    hops.load,
-    hops.fold,
-    hops.compress,
+    *STATE_HOPS,
     hops.export,
     hops.lower,
     cache_laws.cache,
@@ -68,7 +61,7 @@ LAST_USED = {
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
     a hop that cannot be carried out is a hop that failed."""
-    chosen = DECODER_HOPS if materials.contract.task_record.generates else HOPS
+    chosen = hops_of(materials)
     entries = []
     gc.collect()
     gc.freeze()  # what the program is made of need not be searched again after every hop
@@ -80,6 +73,26 @@ def run(materials: Materials) -> list[Entry]:
     finally:
         gc.unfreeze()
     return entries
+
+
+def hops_of(materials: Materials) -> tuple[Hop, ...]:
+    """The target's; where it has none, those of the state, and one that says so."""
+    target = targets.of(materials.section.target.runtime)
+    if not target.hops:
+        return (*STATE_HOPS, unjudged)
+    chosen: tuple[Hop, ...] = resolve(target.hops)(materials)
+    return chosen
+
+
+def graph_hops(materials: Materials) -> tuple[Hop, ...]:
+    """Of a target that takes ONNX."""
+    return DECODER_HOPS if materials.contract.task_record.generates else HOPS
+
+
+def unjudged(materials: Materials) -> Entry:
+    """In place of the hops of a target that has none."""
+    why = f"nothing here judges what is lowered for {materials.section.target.runtime}"
+    return Entry("lower", "state in torch", None, None, None, why)
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:

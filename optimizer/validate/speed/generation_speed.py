@@ -32,9 +32,9 @@ def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
     """The report's `speed` section: measure_generation's, with peak_memory and
     size as for every task, and `p99` of the candidate alone where that is asked for."""
     latency, target = m.section.validate_.latency, m.section.target
-    threads = getattr(target, "threads", 0) or cores()
+    threads = target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
-    device = getattr(target, "runs_on", target.device)
+    device = target.runs_on
     say(f"validate: timing {len(cells)} cells of 2 systems, {latency.iterations} rounds or more")
     files = {BASELINE: m.graph / "model.onnx", CANDIDATE: m.model / "model.onnx"}
 

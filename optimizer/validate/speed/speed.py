@@ -44,9 +44,9 @@ NEUTRAL = tuple(
 def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
     """The report's `speed` section for a target that runs on this machine."""
     latency, target = m.section.validate_.latency, m.section.target
-    threads = getattr(target, "threads", 0) or cores()
+    threads = target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
-    device = getattr(target, "runs_on", target.device)
+    device = target.runs_on
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds or more")

@@ -1,0 +1,39 @@
+"""Open the lowered model with ONNX Runtime, and read from the graph as it was optimized what is
+fused."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.lower.inspect_ort import inspect
+from optimizer.recipe.schema import OnnxRuntimeTarget
+
+MINIMUM = "1.26"
+
+
+def fit(_section: OnnxRuntimeTarget) -> dict[str, Any]:
+    """What a machine must have; see harness/fit.py."""
+    return {"runtime_minimum": MINIMUM}
+
+
+def build(section: OnnxRuntimeTarget, model: Path, _out: Path) -> dict[str, Any]:
+    """See stage.py. Raises harness.errors.MachineError when it cannot be opened here."""
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        with OrtRunner(
+            model / "model.onnx", device=section.runs_on, threads=section.threads
+        ) as runner:
+            runner.save_optimized(optimized)
+            placed, stayed = runner.placed, runner.on_cpu
+        inspected = on_cpu_is_wider(inspect(model, optimized), stayed)
+    return {"inspected": inspected, **({"placed": placed} if section.device != "cpu" else {})}
+
+
+def on_cpu_is_wider(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
+    """The same, with the computing nodes that a GPU's provider left to the CPU among `wider`."""
+    left = [f"{node} on the CPU" for node in stayed]
+    return {**inspected, "wider": [*inspected["wider"], *left]}

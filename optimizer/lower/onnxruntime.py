@@ -1,0 +1,55 @@
+"""Lower to the dialect of ONNX Runtime: ort_qdq, with its own operators for a decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.lower import (
+    onnx_lowering,
+    ort_attention,
+    ort_norm,
+    ort_pack,
+    ort_past_length,
+    ort_qdq,
+)
+from optimizer.lower.onnx_lowering import Lowered
+from optimizer.progress import say
+from optimizer.recipe.schema import OnnxRuntimeTarget
+
+
+def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
+    """See stage.run."""
+    model, names, compressed = onnx_lowering.read(graph, state)
+    attention = _decoder(model, section, contracts.read(source / "contract.json"))
+    activations = ort_qdq.lower(model, names, compressed)
+    packed = ort_pack.pack(model) if attention else {}
+    lowered = Lowered("ort_qdq", model, activations, packed, attention)
+    onnx_lowering.write(lowered, names, compressed, section.float_type, out)
+
+
+def _decoder(
+    model: ir.Model, section: OnnxRuntimeTarget, contract: Contract
+) -> dict[str, Any] | None:
+    """A decoder's attentions and norms as ONNX Runtime's own operators, in place; what of it."""
+    if not contract.task_record.generates:
+        return None
+    if not section.fuse_attention:
+        return {"fused": [], "left": {"all": "fuse_attention: false"}}
+    if section.device == "cuda" and section.float_type == "fp32":
+        why = "ONNX Runtime's GroupQueryAttention takes no fp32 on CUDA, it would run on the CPU"
+        return {"fused": [], "left": {"all": why}}
+    fused = ort_attention.fuse(model, contract.decoder.context)
+    if ort_attention.SHARED in model.metadata_props.items():
+        others = ort_past_length.count(model)
+        if others:
+            del model.metadata_props[ort_attention.SHARED[0]]
+            say(f"lower: {others[0]} reads the cache's shape, so past and present share no buffer")
+    ort_norm.fuse(model)
+    for layer, why in list(fused.left.items())[:3]:
+        say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
+    return {"fused": list(fused.modules), "left": dict(fused.left)}

@@ -1,0 +1,17 @@
+"""Lower to the dialect of the TensorRT family: trt_qdq."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer.lower import onnx_lowering, trt_qdq
+from optimizer.lower.onnx_lowering import Lowered
+from optimizer.recipe.schema import TensorRTTarget
+
+
+def lower(section: TensorRTTarget, _source: Path, state: Path, graph: Path, out: Path) -> None:
+    """See stage.run."""
+    model, names, compressed = onnx_lowering.read(graph, state)
+    activations = trt_qdq.lower(model, names, compressed, section.float)
+    lowered = Lowered("trt_qdq", model, activations)
+    onnx_lowering.write(lowered, names, compressed, section.float_type, out)
