@@ -19,10 +19,10 @@ from optimizer.references import resolve
 from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.trace import Trace
-from optimizer.validate.materials import Materials
+from optimizer.validate.run_artifacts import RunArtifacts
 
 
-def not_here(m: Materials) -> str:
+def not_here(m: RunArtifacts) -> str:
     """Why this machine cannot run the built engine, or "". ONNX Runtime runs the model itself."""
     document, target = m.inspected, m.section.target
     if document.get("deferred"):
@@ -33,37 +33,37 @@ def not_here(m: Materials) -> str:
     return "" if row.how == "load" else f"the {target.runtime} engine is not run here: {row.why}"
 
 
-def untimed(m: Materials) -> str:
+def untimed(m: RunArtifacts) -> str:
     """Why a report has no times of an engine that runs here, or ""."""
     return targets.of(m.section.target.runtime).untimed
 
 
-def candidate(m: Materials, device: str) -> Any:
+def candidate(m: RunArtifacts, device: str) -> Any:
     """What answers for the target, opened as its record says (targets.py: open), on `device` where
     that is the lowered model. Has infer and close."""
     return resolve(targets.of(m.section.target.runtime).open)(m, device)
 
 
-def lowered(m: Materials, device: str) -> OrtRunner:
+def lowered(m: RunArtifacts, device: str) -> OrtRunner:
     """The lowered model in ONNX Runtime on `device`."""
     kind = pieces.Graph if m.contract.task_record.generates else OrtRunner
     threads = m.section.target.intra_op_threads
     return kind(m.model / "model.onnx", device=device, threads=threads)
 
 
-def engine(m: Materials, device: str) -> Any:
+def engine(m: RunArtifacts, device: str) -> Any:
     """The engine, where it runs, and otherwise the lowered model in ONNX Runtime on `device`."""
     return lowered(m, device) if not_here(m) else opened(m)
 
 
-def opened(m: Materials) -> Runner:
+def opened(m: RunArtifacts) -> Runner:
     """The engine as a bundle opens it; no compiled kernel of another run is used or kept. Raises
     harness.errors.MachineError, BundleError."""
     shop = Workshop(m.engine, {"files": {}}, this_machine(), None, contract=m.contract)
     return shop.open(_entry(m), "load", 0)
 
 
-def outputs(m: Materials, traces: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
+def outputs(m: RunArtifacts, traces: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
     """What the engine answers to everything the ledger asks of graphs. runner: the engine, opened
     here when None."""
     results: list[dict[str, Array]] = []
@@ -75,7 +75,7 @@ def outputs(m: Materials, traces: Sequence[Trace], runner: Any = None) -> list[d
     return results
 
 
-def _entry(m: Materials) -> dict[str, Any]:
+def _entry(m: RunArtifacts) -> dict[str, Any]:
     """The engine as a manifest lists it. Its files are intact: they were made by this run, or the
     store compared their digests before it used them again."""
     document, target = m.inspected, m.section.target

@@ -21,8 +21,8 @@ from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate import sense_checks
 from optimizer.validate.gates import Gate
-from optimizer.validate.materials import Materials
 from optimizer.validate.quality.answers import Reference
+from optimizer.validate.run_artifacts import RunArtifacts
 
 
 def inputs(
@@ -44,7 +44,7 @@ def inputs(
 
 
 def before(
-    m: Materials,
+    m: RunArtifacts,
     data: Mapping[str, Sequence[Sample]],
     rows: Sequence[Sample],
     answered: Reference | None,
@@ -73,7 +73,7 @@ def before(
     return {**texts, "reference": section}
 
 
-def after(m: Materials, judged: Sequence[Gate], quality: dict[str, Any]) -> dict[str, Any]:
+def after(m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]) -> dict[str, Any]:
     """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
     Raises DataError where all examples are one."""
     sense_checks.examples_differ(judged, quality["examples"])

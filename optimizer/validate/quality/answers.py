@@ -13,15 +13,15 @@ from optimizer.harness.tasks import token_classification
 from optimizer.load.datasets import Sample
 from optimizer.progress import bar
 from optimizer.validate.ledger import trace
-from optimizer.validate.materials import Materials
 from optimizer.validate.quality.quality import Answers
+from optimizer.validate.run_artifacts import RunArtifacts
 
 Train = tuple[Sequence[Sample], Answers]
 Reference = tuple[Answers, Train | None]
 
 
 def reference(
-    m: Materials, rows: Sequence[Sample], train: Sequence[Sample] | None
+    m: RunArtifacts, rows: Sequence[Sample], train: Sequence[Sample] | None
 ) -> Reference | None:
     """The source model's answers to rows, and train with those to it for a probe; None of text
     that is continued, which is judged window by window."""
@@ -36,14 +36,14 @@ def reference(
 class TorchRunner:
     """The source model with a runner's face."""
 
-    def __init__(self, m: Materials) -> None:
+    def __init__(self, m: RunArtifacts) -> None:
         self._m = m
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return trace.run(self._m.float_model, arrays, self._m.outputs)
 
 
-def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     """A system's answers to rows, in their order, through the harness.
 
     Texts of like length share a batch, so that little is padding; which do changes an answer by
@@ -59,7 +59,7 @@ def answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Ans
     return Answers(back(answers.text) or (), back(answers.pair), back(answers.words))
 
 
-def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
     task = m.contract.task_record
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
@@ -81,13 +81,13 @@ def _answer(m: Materials, runner: Any, rows: Sequence[Sample], label: str) -> An
 
 
 def _values(
-    m: Materials, runner: Any, texts: Sequence[str], pairs: Sequence[str | None] | None
+    m: RunArtifacts, runner: Any, texts: Sequence[str], pairs: Sequence[str | None] | None
 ) -> tuple[Batch, Any]:
     batch = tasks.encode(m.contract, m.tokenizer, texts, pairs)
     return batch, tasks.decode(m.contract, runner.infer(batch), batch)
 
 
-def _vectors(m: Materials, values: Any, batch: Batch) -> list[Any]:
+def _vectors(m: RunArtifacts, values: Any, batch: Batch) -> list[Any]:
     """One flat vector per text; of values per token, the real tokens'."""
     if values.ndim == 2:
         return list(values)
@@ -95,7 +95,7 @@ def _vectors(m: Materials, values: Any, batch: Batch) -> list[Any]:
     return [row[keep].ravel() for row, keep in zip(values, mask, strict=True)]
 
 
-def _tags(m: Materials, row: Sample, batch: Batch, values: Any, i: int) -> Any:
+def _tags(m: RunArtifacts, row: Sample, batch: Batch, values: Any, i: int) -> Any:
     """The label id of each word of a sample: its first token's; -1 when it was cut off."""
     tagged = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
     names = list(m.contract.labels or ())

@@ -10,12 +10,12 @@ from optimizer.progress import bar
 from optimizer.validate import on_gpu
 from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
 from optimizer.validate.gates import Gate
-from optimizer.validate.materials import Materials
 from optimizer.validate.quality import divergence, perplexity
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
+from optimizer.validate.run_artifacts import RunArtifacts
 
 
-def quality(m: Materials, sets: Rows, device: str) -> Judged:
+def quality(m: RunArtifacts, sets: Rows, device: str) -> Judged:
     """Of each set the gates and the report's section (perplexity.judge), the first set's with
     `divergence` (divergence.py).
 

@@ -19,7 +19,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import Gate
-from optimizer.validate.materials import Materials
+from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import speed
 from optimizer.validate.speed.rounds import Budget, Question, Rounds
 from optimizer.validate.speed.speed import BASELINE, CANDIDATE
@@ -28,7 +28,7 @@ WARMUP = 1  # rounds that do not count
 MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
-def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
+def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
     """The report's `speed` section: measure_generation's, with peak_memory and
     size as for every task, and `p99` of the candidate alone where that is asked for."""
     latency, target = m.section.validate_.latency, m.section.target
@@ -112,7 +112,7 @@ def _steps(stopping: Rounds) -> MoreRounds:
     return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
-def _program(m: Materials, file: Path, cell: tuple[int, int], threads: int) -> str:
+def _program(m: RunArtifacts, file: Path, cell: tuple[int, int], threads: int) -> str:
     """Python that opens the model and continues one batch of prompts by two tokens."""
     batch, prompt = cell
     return (

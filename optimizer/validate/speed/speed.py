@@ -29,7 +29,7 @@ from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.materials import Materials
+from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed.rounds import Budget, Question, Rounds
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
@@ -41,7 +41,7 @@ NEUTRAL = tuple(
 """Timed when the recipe names no timing data."""
 
 
-def measure(m: Materials, texts: Sequence[str]) -> dict[str, Any]:
+def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
     """The report's `speed` section for a target that runs on this machine."""
     latency, target = m.section.validate_.latency, m.section.target
     threads = target.intra_op_threads or cores()
@@ -157,7 +157,7 @@ def size(folder: Path, name: str) -> int:
     return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
 
 
-def peak_memory(m: Materials, cell: tuple[int, int], threads: int) -> dict[str, int]:
+def peak_memory(m: RunArtifacts, cell: tuple[int, int], threads: int) -> dict[str, int]:
     """Peak resident bytes of a fresh process that answers one batch, per system."""
     batch, sequence = cell
     shared = (

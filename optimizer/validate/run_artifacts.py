@@ -1,0 +1,131 @@
+"""What a run wrote, opened once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from optimizer import state as compressed_state
+from optimizer.compress.apply import bias_correction
+from optimizer.export.names import Names, from_dict
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.load.architecture import family
+from optimizer.load.checkpoint import Checkpoint, open_checkpoint
+from optimizer.load.families import Family
+from optimizer.load.model import torch_model
+from optimizer.recipe.schema import Validation
+from optimizer.state import CompressedState
+from optimizer.validate import decoder
+
+
+@dataclass
+class RunArtifacts:
+    """The folders of a run, each the stage's of that name (source: load, state_folder: compress,
+    graph: export, model: lower, engine: build), and what they hold."""
+
+    section: Validation
+    source: Path
+    state_folder: Path
+    graph: Path
+    model: Path
+    engine: Path
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return open_checkpoint(self.source)
+
+    @cached_property
+    def contract(self) -> Contract:
+        return contracts.read(self.source / "contract.json")
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.source / "checkpoint", self.contract)
+
+    @cached_property
+    def state(self) -> CompressedState:
+        return compressed_state.read(self.state_folder)
+
+    @cached_property
+    def corrections(self) -> dict[str, Tensor]:
+        """{bias: what bias correction added to it}."""
+        return bias_correction.read(self.state_folder)
+
+    @cached_property
+    def names(self) -> Names:
+        return from_dict(json.loads((self.graph / "names.json").read_text(encoding="utf-8")))
+
+    @cached_property
+    def lowering(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.model / "lowering.json").read_text("utf-8"))
+        return document
+
+    @cached_property
+    def inspected(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.engine / "engine.json").read_text("utf-8"))
+        return document
+
+    @cached_property
+    def float_model(self) -> nn.Module:
+        return torch_model(self.checkpoint, self.task)
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """Of the float model, by every name: those of a tied one as well."""
+        named = self.float_model.named_parameters(remove_duplicate=False)
+        return {name: p.detach() for name, p in named}
+
+    @cached_property
+    def family(self) -> Family:
+        return family(self.checkpoint.config)
+
+    @cached_property
+    def rounded_alone(self) -> set[str]:
+        """A decoder's embedding, and its head where the method does not round by what reaches it:
+        rounded to nearest whatever the method."""
+        known = self.family
+        names = [f"{known.prefix(self.task)}{known.embeddings}"]
+        names += [] if self.section.quantize.rounding.second_moments else [known.head]
+        return {f"{name}.weight" for name in names if known.kind == "decoder"}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Free what was made or opened under these names; who asks again has it made again."""
+        for name in names:
+            self.__dict__.pop(name, None)
+
+    @property
+    def task(self) -> Any:
+        return self.contract.task
+
+    @property
+    def precision(self) -> str:
+        return self.section.target.float_type
+
+    @property
+    def outputs(self) -> list[str]:
+        return [o.name for o in self.contract.outputs]
+
+    @property
+    def cache_names(self) -> tuple[list[str], list[str]]:
+        """(inputs, outputs) that a decoder's graph has besides the contract's."""
+        if not self.contract.task_record.generates:
+            return [], []
+        layers = self.contract.decoder.layers
+        return decoder.past_names(layers), decoder.present_names(layers)
+
+    @property
+    def compared(self) -> list[str]:
+        """The outputs of a graph: the contract's, and a decoder's cache."""
+        return [*self.outputs, *self.cache_names[1]]
+
+    @property
+    def modules(self) -> list[str]:
+        return list(self.names.modules)
