@@ -146,3 +146,12 @@ def test_a_reader_that_has_enough_is_no_error(module: str) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert (process.wait(), process.stderr.read()) == (0, "")
+
+
+def test_check_reads_the_header_of_the_data(recipe: Path) -> None:
+    text = recipe.read_text()
+    assert "text: text" in text
+    recipe.write_text(text.replace("text: text", "text: txet", 1))
+    result = optimize("check", str(recipe))
+    assert result.exit_code == 2
+    assert "no column 'txet' (for text); did you mean \"text\"?" in result.stderr

@@ -22,12 +22,13 @@ from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, encode
 from optimizer.load.labels import ids_in_model, label_id, names_of, normal
-from optimizer.load.tables import FILE_FORMATS, local_files, open_table, where_of
+from optimizer.load.tables import FILE_FORMATS, is_local, local_files, open_table, where_of
 from optimizer.progress import say
 from optimizer.recipe.schema import DataSpec
 
 Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "label", "score", "tags")
+LABELS = ("label", "tags")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,38 @@ def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -
     rows = list(_read(spec).rows)
     rows = _draw(rows, spec.samples, spec.seed, where_of(spec))
     return _draw(rows, limit, spec.seed if seed is None else seed, where_of(spec))
+
+
+def check_header(spec: DataSpec) -> None:
+    """Raise the DataError that reading the rows would, as far as the names and types of the columns
+    say: no such column, names of labels where none are given, tags of a text that is no list.
+
+    Of data on this machine; what lies on a hub is not fetched for it.
+    """
+    if not is_local(spec):
+        return
+    table, where = open_table(spec), where_of(spec)
+    columns = _columns(spec, table)
+    names = names_of(spec, table.features, columns, where)
+
+    def listed(field: str) -> bool:
+        return hasattr(table.features[columns[field]], "feature")
+
+    for field in [f for f in LABELS if f in columns and not names]:
+        feature = table.features[columns[field]]
+        if getattr(getattr(feature, "feature", feature), "dtype", "") == "string":
+            raise DataError(
+                f"column {columns[field]!r} holds names",
+                where=f"{where}: columns.{field}",
+                accepted="ids, or names with `labels:` in id order",
+                fix="Give the label names in id order, e.g. labels: [negative, positive].",
+            )
+    if "tags" in columns and not (listed("tags") and listed("text")):
+        raise DataError(
+            "tags and words do not go together one by one",
+            where=f"{where}: columns.tags",
+            fix="tags needs a text column that is a list of as many words.",
+        )
 
 
 def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[Sample]:

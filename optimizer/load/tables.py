@@ -25,6 +25,11 @@ def where_of(spec: DataSpec) -> str:
     return f"data {spec.source}{': ' + ', '.join(spec.files) if spec.files else ''}"
 
 
+def is_local(spec: DataSpec) -> bool:
+    """Whether the data are files of this machine, by the spec alone."""
+    return spec.source in FILE_FORMATS or (Path(spec.base or ".") / spec.source).is_dir()
+
+
 def local_files(spec: DataSpec) -> list[Path]:
     """The spec's files, globs expanded, relative to the spec's folder; each once."""
     base = Path(spec.base or ".")

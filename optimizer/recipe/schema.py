@@ -230,6 +230,18 @@ def _check_timing(task: tasks.Task, asked: Latency) -> None:
             )
 
 
+def data_specs(calibrate: Calibrate | None, validate: Validate) -> dict[str, DataSpec]:
+    """Every data set by its place in the recipe."""
+    named = {
+        "calibrate": calibrate.data if calibrate else None,
+        "validate.data": validate.data,
+        **{f"validate.also.{name}.data": part.data for name, part in validate.also.items()},
+        "validate.train": validate.train,
+        "validate.latency.data": validate.latency.data,
+    }
+    return {place: spec for place, spec in named.items() if spec is not None}
+
+
 class Package(Section):
     formats: tuple[Literal["compressed-tensors"], ...] = Field(
         (),

@@ -32,11 +32,12 @@ from typing import Any
 import torch
 
 from optimizer import targets
+from optimizer.harness import contract as contracts
 from optimizer.harness.machine import this_machine
 from optimizer.load.datasets import Sample, check_disjoint, digest, samples
 from optimizer.progress import say
 from optimizer.recipe import methods
-from optimizer.recipe.schema import DataSpec, Validation
+from optimizer.recipe.schema import DataSpec, Validation, data_specs
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
 from optimizer.validate import on_gpu, sense
@@ -154,14 +155,7 @@ def _machine() -> dict[str, Any]:
 
 def specs(section: Validation) -> dict[str, DataSpec]:
     """The data sets of a section by their place in the recipe."""
-    named = {
-        "calibrate": section.calibrate.data if section.calibrate else None,
-        "validate.data": section.validate_.data,
-        **evaluation.further(section.validate_),
-        "validate.train": section.validate_.train,
-        "validate.latency.data": section.validate_.latency.data,
-    }
-    return {name: spec for name, spec in named.items() if spec is not None}
+    return data_specs(section.calibrate, section.validate_)
 
 
 def _data(section: Validation) -> dict[str, list[Sample]]:
@@ -200,9 +194,11 @@ def _fallbacks(m: Materials) -> list[dict[str, str]]:
 
 
 def check_inputs(section: Validation, source: Path) -> None:
-    """Raise the DataError that `run` would for its texts, before anything is compressed, and print
-    what is odd of them."""
-    for measured in sense.inputs(section, source, _data(section))["texts"].values():
+    """Raise the DataError that `run` would for its texts and their labels, before anything is
+    compressed, and print what is odd of them."""
+    data, contract = _data(section), contracts.read(source / "contract.json")
+    evaluation.check(section.validate_, data, contract)
+    for measured in sense.inputs(section, source, data)["texts"].values():
         sense.warn(measured["warnings"])
 
 

@@ -17,7 +17,7 @@ from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import datasets as ours
 from optimizer.load import tables
-from optimizer.load.datasets import Sample, batches, check_disjoint, digest, samples
+from optimizer.load.datasets import Sample, batches, check_disjoint, check_header, digest, samples
 from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load
 
@@ -339,3 +339,42 @@ def test_batches_are_padded_to_their_own_longest_and_cut(load: Load, tiny_bert: 
     assert shapes == [(2, 5), (1, 10)]
     pair = next(iter(batches([Sample("a", text_pair="the")], contract, tokenizer, 1, 10)))
     assert pair["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "labels", "words"),
+    [
+        ({"text": "text", "label": "lable"}, (), "no column 'lable'"),
+        ({"text": "text", "label": "name"}, (), "column 'name' holds names"),
+        ({"text": "text", "tags": "tags"}, ("B", "I"), "tags and words do not go together"),
+        ({"text": "words", "tags": "tags"}, (), "column 'tags' holds names"),
+        ({"text": "words", "tags": "name"}, ("a", "b"), "tags and words do not go together"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused_by_the_header(
+    spec: Spec, columns: dict[str, str], labels: tuple[str, ...], words: str
+) -> None:
+    rows = [{"text": "x", "name": "a", "id": 1, "words": ["New", "York"], "tags": ["B", "I"]}]
+    with pytest.raises(DataError, match=words):
+        check_header(spec(rows, columns=columns, labels=labels))
+
+
+@pytest.mark.parametrize(
+    ("columns", "labels"),
+    [
+        ({"text": "text", "label": "id"}, ()),
+        ({"text": "text", "label": "name"}, ("a", "b")),
+        ({"text": "words", "tags": "tags"}, ("B", "I")),
+    ],
+)
+def test_a_header_that_can_be_read_is_accepted_and_its_rows_are_too(
+    spec: Spec, columns: dict[str, str], labels: tuple[str, ...]
+) -> None:
+    rows = [{"text": "x", "name": "a", "id": 1, "words": ["New", "York"], "tags": ["B", "I"]}]
+    asked = spec(rows, columns=columns, labels=labels)
+    check_header(asked)
+    assert len(samples(asked)) == 1
+
+
+def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
+    check_header(DataSpec(source="nobody/has-this", columns={"text": "no such column"}))

@@ -242,3 +242,21 @@ def test_texts_that_the_tokenizer_does_not_know_are_refused(
     data = classifier_run.section.validate_.data.model_copy(update={"files": (str(file),)})
     with pytest.raises(DataError, match="64 of 64 texts have no token that the tokenizer knows"):
         check_inputs(changed(classifier_run, data=data).section, classifier_run.folder("source"))
+
+
+def refused_early(run: Run, words: str, **changes: Any) -> None:
+    with pytest.raises(DataError, match=words):
+        check_inputs(changed(run, **changes).section, run.folder("source"))
+
+
+def test_labels_of_another_model_are_refused_before_anything_is_compressed(
+    classifier_run: Run,
+) -> None:
+    data = classifier_run.section.validate_.data.model_copy(update={"labels": ("cat", "dog")})
+    refused_early(classifier_run, r"the labels of the data are \['cat', 'dog'\]", data=data)
+
+
+def test_ranking_the_numbers_of_a_classifier_is_refused_before_anything_is_compressed(
+    classifier_run: Run,
+) -> None:
+    refused_early(classifier_run, "the model has 2 labels", metric="spearman")

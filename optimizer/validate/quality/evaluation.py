@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from optimizer.errors import DataError
+from optimizer.harness.contract import Contract
 from optimizer.load.datasets import Sample, labelled_as
 from optimizer.progress import say
 from optimizer.recipe.schema import DataSpec, Validate
@@ -37,6 +39,30 @@ def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[s
     for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
         by_name[name] = labelled_as(rows[place], spec, labels)
     return by_name
+
+
+def check(wanted: Validate, rows: Rows, contract: Contract) -> None:
+    """Raise the DataError that judging would, as far as the data and the model's labels say."""
+    sets(wanted, rows, contract.labels)
+    together, labels = contract.task_record.pairs_together, contract.labels or ()
+    if wanted.metric == "spearman" and together and len(labels) > 1:
+        raise DataError(
+            f"metric spearman ranks one number per row, and the model has {len(labels)} labels",
+            where="validate.metric",
+            accepted="accuracy, f1, cosine",
+        )
+    if wanted.metric == "probe_accuracy":
+        check_classes([r.label for r in rows["validate.train"]])
+
+
+def check_classes(labels: Sequence[int | None]) -> None:
+    """Raise DataError where a probe has nothing to tell apart."""
+    if len(set(labels)) < 2:
+        raise DataError(
+            f"all {len(labels)} rows have label {labels[0]}",
+            where="validate.train",
+            accepted="rows of two labels or more",
+        )
 
 
 def gathered(

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
 from optimizer.validate.quality import significance
+from optimizer.validate.quality.evaluation import check_classes
 from optimizer.validate.quality.significance import Decision, Floats
 
 Value = Callable[[Floats], Floats]
@@ -372,13 +373,8 @@ class Probe:
     @staticmethod
     def fit(features: Floats, labels: Integers) -> Probe:
         """features (n, width), labels (n,). Deterministic."""
+        check_classes(labels.tolist())
         classes = np.unique(labels)
-        if len(classes) < 2:
-            raise DataError(
-                f"all {len(labels)} rows have label {classes[0]}",
-                where="validate.train",
-                accepted="rows of two labels or more",
-            )
         targets = np.where(labels[:, None] == classes[None], 1.0, -1.0)
         mean, bias = features.astype(np.float64).mean(0), targets.mean(0)
         u, s, vt = np.linalg.svd(features - mean, full_matrices=False)
