@@ -48,18 +48,18 @@ def _file(module: str) -> Path | None:
 
 def _imports(module: str, file: Path, source: bytes) -> list[str]:
     """Names that may be modules: `from a import b` gives both a and a.b."""
-    found: list[str] = []
+    names: list[str] = []
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return found
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names
 
 
 def _top(module: str) -> str:

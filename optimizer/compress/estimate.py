@@ -50,7 +50,8 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     batch = calibrate.batch_size * calibrate.sequence_length if calibrate else 0
     streams = 2 if quantize.float_reference else 1
     stream = 4 * tokens * hidden * streams
-    held = min(2 * stream if streams == 1 else 3 * stream, int(section.compress.memory_gb * 1e9))
+    budget = int(section.compress.memory_gb * 1e9)
+    in_memory = min(2 * stream if streams == 1 else 3 * stream, budget)
     lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
     with_moments = any(m.moments for m in quantize.chosen)
@@ -62,10 +63,10 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     full = tokens if generates else tokens / 2
     work = (_passes(section) * full + 40) * linear
     work += streams * full * moments if with_moments else 0
-    walked = max(lookup, one_block + statistics) + held
+    walked = max(lookup, one_block + statistics) + in_memory
     if quantize.allocate and calibrate:
         measured = quantize.allocate.windows * calibrate.sequence_length
-        slopes = min(4 * measured * outputs, int(section.compress.memory_gb * 1e9))
+        slopes = min(4 * measured * outputs, budget)
         walked = max(walked, 4 * (linear + outside) + slopes)
         work += (3 * measured + full + 100 * len(quantize.allocate.choices)) * linear
     return Estimate(

@@ -78,11 +78,11 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
 
 def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:
     """{module: (where in the recipe, its weights)} of the first rule in `layers` that names it."""
-    found: dict[str, tuple[str, Weights]] = {}
+    rules: dict[str, tuple[str, Weights]] = {}
     for i, rule in enumerate(quantize.layers):
         for name in matched(model, rule.modules, f"quantize.layers.{i}.modules"):
-            found.setdefault(name, (f"quantize.layers.{i}.weights", rule.weights))
-    return found
+            rules.setdefault(name, (f"quantize.layers.{i}.weights", rule.weights))
+    return rules
 
 
 def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
@@ -119,7 +119,7 @@ def matched(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str
     """{module: the pattern that names it or a module around it}. Raises RecipeError for a pattern
     that matches no module, naming the closest ones."""
     names = [name for name, _ in model.named_modules() if name]
-    found: dict[str, str] = {}
+    patterns_of: dict[str, str] = {}
     for i, pattern in enumerate(patterns):
         hits = [n for n in names if fnmatchcase(n, pattern)]
         if not hits:
@@ -131,8 +131,8 @@ def matched(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str
             )
         for name in names:
             if any(name == hit or name.startswith(hit + ".") for hit in hits):
-                found.setdefault(name, pattern)
-    return found
+                patterns_of.setdefault(name, pattern)
+    return patterns_of
 
 
 def _nearest(pattern: str, names: list[str]) -> str:

@@ -102,12 +102,12 @@ class QuantLinear(nn.Module):
         x = self.code(x)
         if self.codes is None:
             return nn.functional.linear(x, self.values, self.bias)
-        made = []
+        parts = []
         step = max(1, AT_ONCE // self.in_features)
         for rows in (slice(i, i + step) for i in range(0, self.out_features, step)):
             bias = None if self.bias is None else self.bias[rows]
-            made.append(nn.functional.linear(x, self.codes.dequantize(rows), bias))
-        return torch.cat(made, -1)
+            parts.append(nn.functional.linear(x, self.codes.dequantize(rows), bias))
+        return torch.cat(parts, -1)
 
 
 def simulated(

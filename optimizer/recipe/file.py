@@ -124,15 +124,15 @@ def _inline_data(
     if isinstance(spec, str):
         places = (Path.cwd(), recipe.parent.resolve(), recipe.parent.resolve().parent)
         tried = [place / spec for place in dict.fromkeys(places)]
-        found = next((p for p in tried if p.is_file()), None)
-        if found is None:
+        file = next((p for p in tried if p.is_file()), None)
+        if file is None:
             raise RecipeError(
                 f"no data spec {spec!r}; looked for {', '.join(map(str, tried))}",
                 where=lines.where(field),
                 fix="Give the path of a calibration/*.yaml file, or write the spec inline.",
             )
-        base = found.parent
-        spec, inner = read_yaml(found)
+        base = file.parent
+        spec, inner = read_yaml(file)
         lines.graft(field, inner)
     if isinstance(spec, dict):
         if "base" in spec:
@@ -164,12 +164,12 @@ def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> 
         return RecipeError(f"missing and required{more}", where=where)
     if first["type"] == "value_error":
         return RecipeError(first["msg"].removeprefix("Value error, ") + more, where=where)
-    found = json.dumps(first["input"], default=str)
+    value = json.dumps(first["input"], default=str)
     message = first["msg"].removeprefix("Input should be ")
     hint = ""
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         hint = closest(first["input"], _words(first.get("ctx", {}).get("expected", "")))
-    return RecipeError(f"{found[:80]} was found{hint}{more}", where=where, accepted=message)
+    return RecipeError(f"{value[:80]} was found{hint}{more}", where=where, accepted=message)
 
 
 def _words(expected: str) -> list[str]:

@@ -183,14 +183,14 @@ class Validate(Section):
     latency: Latency = Latency()
 
 
-def _check_metric(task: tasks.Task, asked: Validate) -> None:
+def _check_metric(task: tasks.Task, section: Validate) -> None:
     """Raise ValueError when the metric has no meaning for the task, or its columns are missing."""
-    known, metric = task.metrics, asked.metric
+    known, metric = task.metrics, section.metric
     if metric not in known:
         raise ValueError(
             f"metric {metric} has no meaning for task {task.name}; accepted: {', '.join(known)}"
         )
-    sets = {"data": asked.data, **{f"also.{n}.data": s.data for n, s in asked.also.items()}}
+    sets = {"data": section.data, **{f"also.{n}.data": s.data for n, s in section.also.items()}}
     for where, spec in sets.items():
         columns = spec.columns
         if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
@@ -201,30 +201,30 @@ def _check_metric(task: tasks.Task, asked: Validate) -> None:
             )
     if metric != "probe_accuracy":
         return
-    if asked.train is None or "label" not in asked.train.columns:
-        what = "a train block" if asked.train is None else "a column for label in train.columns"
+    if section.train is None or "label" not in section.train.columns:
+        what = "a train block" if section.train is None else "a column for label in train.columns"
         raise ValueError(f"metric probe_accuracy fits a classifier on train rows: it needs {what}")
     for where, spec in sets.items():
-        if asked.train.labels and spec.labels and asked.train.labels != spec.labels:
+        if section.train.labels and spec.labels and section.train.labels != spec.labels:
             raise ValueError(
-                f"{where}.labels {list(spec.labels)} and train.labels {list(asked.train.labels)} "
+                f"{where}.labels {list(spec.labels)} and train.labels {list(section.train.labels)} "
                 "differ, so an id means one thing to the probe and another where it is judged"
             )
 
 
-def _check_timing(task: tasks.Task, asked: Latency) -> None:
+def _check_timing(task: tasks.Task, latency: Latency) -> None:
     """Raise ValueError when so few runs can decide a speed gate whatever they measure."""
     from optimizer.harness.bench import fewest  # here: a recipe without it is read faster
 
-    if asked.max_seconds > 0:
+    if latency.max_seconds > 0:
         return
-    steps = asked.new_tokens - 1 if task.generates else 1
-    wanted = {"must_beat_float": fewest(50) if asked.must_beat_float else 0}
-    wanted["p99_ms"] = 0 if asked.p99_ms is None else math.ceil(fewest(99) / steps)
-    for gate, runs in wanted.items():
-        if asked.iterations < runs:
+    steps = latency.new_tokens - 1 if task.generates else 1
+    fewest_runs = {"must_beat_float": fewest(50) if latency.must_beat_float else 0}
+    fewest_runs["p99_ms"] = 0 if latency.p99_ms is None else math.ceil(fewest(99) / steps)
+    for gate, runs in fewest_runs.items():
+        if latency.iterations < runs:
             raise ValueError(
-                f"latency.iterations: {asked.iterations} with max_seconds: 0 can never decide "
+                f"latency.iterations: {latency.iterations} with max_seconds: 0 can never decide "
                 f"{gate}, which takes {runs} runs at least; set iterations: {runs} or more, or "
                 "leave max_seconds out, so that timing goes on until it is decided"
             )
@@ -316,12 +316,12 @@ class Recipe(Section):
 
     @field_validator("validate_")
     @classmethod
-    def _metric_suits_the_task(cls, asked: Validate, info: ValidationInfo) -> Validate:
+    def _metric_suits_the_task(cls, section: Validate, info: ValidationInfo) -> Validate:
         if "model" in info.data:
             task = tasks.task(info.data["model"].task)
-            _check_metric(task, asked)
-            _check_timing(task, asked.latency)
-        return asked
+            _check_metric(task, section)
+            _check_timing(task, section.latency)
+        return section
 
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
@@ -332,10 +332,10 @@ class Recipe(Section):
             "validate_": ("max_kl", "min_top1", "sequence_length"),
         }
         for section, fields in only.items():
-            given = sorted(getattr(self, section).model_fields_set & set(fields))
-            if given and not generates:
+            present = sorted(getattr(self, section).model_fields_set & set(fields))
+            if present and not generates:
                 raise ValueError(
-                    f"{section.rstrip('_')}.{given[0]} belongs to task {others}, and the "
+                    f"{section.rstrip('_')}.{present[0]} belongs to task {others}, and the "
                     f"task is {self.model.task}"
                 )
         if self.calibrate is not None and self.calibrate.generated and not generates:

@@ -47,10 +47,10 @@ def batches(section: Compression, source: Path) -> list[Batch]:
             )
         return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
-    made = datasets.batches(
+    arrays = datasets.batches(
         rows, contract, tokenizer, calibrate.batch_size, calibrate.sequence_length
     )
-    return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in made]
+    return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in arrays]
 
 
 def _window_batch(windows: Iterable[Any]) -> Batch:

@@ -20,19 +20,19 @@ TOGETHER = 64  # texts written at once
 
 
 @torch.no_grad()
-def continued(model: nn.Module, given: Tensor, count: int, seed: int) -> Tensor:
-    """count windows as long as the given ones, (count, length) int64, sampled at temperature 1.
+def continued(model: nn.Module, text: Tensor, count: int, seed: int) -> Tensor:
+    """count windows as long as those of text, (count, length) int64, sampled at temperature 1.
 
-    model: a causal language model that holds its weights; they are left in bfloat16. given
+    model: a causal language model that holds its weights; they are left in bfloat16. text
     (windows, length) int64.
     """
     generator = torch.Generator().manual_seed(seed)
-    length = given.shape[1]
+    length = text.shape[1]
     texts = -(-length // LONGEST)
     each = -(-length // texts)
     starts = torch.randint(0, max(1, length - PROMPT), (count * texts,), generator=generator)
     prompts = torch.stack(
-        [given[i % len(given), s : s + PROMPT] for i, s in enumerate(starts.tolist())]
+        [text[i % len(text), s : s + PROMPT] for i, s in enumerate(starts.tolist())]
     )
     for parameter in model.parameters():  # not the buffers: rotary frequencies need their digits
         parameter.data = parameter.data.to(torch.bfloat16)

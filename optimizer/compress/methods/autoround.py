@@ -170,8 +170,8 @@ def _deviation(
 ) -> Tensor:
     """What the block is off by on batch i, real tokens only: (tokens, features) float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        made = run(i, samples.hidden[i])
-    return (made.float() - samples.target[i].float())[samples.real[i]]
+        output = run(i, samples.hidden[i])
+    return (output.float() - samples.target[i].float())[samples.real[i]]
 
 
 def _gradients(

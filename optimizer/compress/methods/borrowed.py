@@ -13,7 +13,7 @@ from torch import Tensor, nn
 def borrowed(linears: Mapping[str, nn.Linear], gains: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Inside, gains take gradients and weights may be exchanged; afterwards all is as it was."""
     weights, values = {n: m.weight for n, m in linears.items()}, copied(gains)
-    wanted = {n: g.requires_grad for n, g in gains.items()}
+    took_gradients = {n: g.requires_grad for n, g in gains.items()}
     try:
         for gain in gains.values():
             gain.requires_grad_(True)
@@ -25,7 +25,7 @@ def borrowed(linears: Mapping[str, nn.Linear], gains: Mapping[str, nn.Parameter]
             for name, gain in gains.items():
                 gain.copy_(values[name])
                 gain.grad = None
-                gain.requires_grad_(wanted[name])
+                gain.requires_grad_(took_gradients[name])
 
 
 def copied(gains: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -68,10 +68,10 @@ def leading(real: Tensor, share: float) -> Tensor:
     of the tokens that are real come text by text."""
     tokens = real.sum(1)
     weight = (share / (1 - share) * (tokens - 1)).clamp(min=1).sqrt()
-    made = torch.ones(int(tokens.sum()), 1)
+    factors = torch.ones(int(tokens.sum()), 1)
     some = tokens > 0
-    made[(tokens.cumsum(0) - tokens)[some]] = weight[some, None]
-    return made
+    factors[(tokens.cumsum(0) - tokens)[some]] = weight[some, None]
+    return factors
 
 
 def factored(hessian: Tensor, order: Tensor, damping: float = DAMPING) -> Factor:

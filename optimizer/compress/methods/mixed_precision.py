@@ -51,11 +51,11 @@ def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict
     smallest options fit.
     """
     files = range(len(limits))
-    found = [c for f in files if (c := _walked(menus, limits, f)) is not None]
-    if not found:
+    choices = [c for f in files if (c := _walked(menus, limits, f)) is not None]
+    if not choices:
         least = [sum(min(o.sizes[f] for o in m) for m in menus.values()) for f in files]
         raise ValueError(f"limits: {list(limits)} bytes; the smallest options take {least}")
-    return min(found, key=lambda chosen: total(menus, chosen)[0])
+    return min(choices, key=lambda chosen: total(menus, chosen)[0])
 
 
 def total(

@@ -17,7 +17,7 @@ from optimizer.qtensor import QTensor, to_scale_grid
 
 def refined(
     q: QTensor,
-    wanted: Tensor,
+    target: Tensor,
     hessian: Tensor,
     limits: tuple[Tensor, Tensor] | None = None,
     *,
@@ -26,7 +26,7 @@ def refined(
 ) -> QTensor:
     """q with its codes and scales improved; zero points stay.
 
-    wanted (out, in): T; hessian (in, in): H, with a positive diagonal; limits, the shape
+    target (out, in): T; hessian (in, in): H, with a positive diagonal; limits, the shape
     of q's scale: no scale moves beyond them. One sweep visits each scale
     and each input once. block: as in gptq, it changes the speed, not the result.
     """
@@ -38,7 +38,7 @@ def refined(
     codes = q.codes.T.float().contiguous()
     values = q.dequantize().T.contiguous()
     for _ in range(sweeps):
-        slope = hessian @ (values - wanted.T)
+        slope = hessian @ (values - target.T)
         for g in range(groups):
             group = slice(g * size, (g + 1) * size)
             levels = codes[group] - zero[g]

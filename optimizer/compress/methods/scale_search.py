@@ -28,18 +28,18 @@ def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int
     start = searched(weight, scheme, hessian.diagonal())
     one = replace(scheme, granularity="channel", group_size=None) if groups > 1 else scheme
     parts = [slice(g * inputs // groups, (g + 1) * inputs // groups) for g in range(groups)]
-    found = [_part(start, g, part, one) for g, part in enumerate(parts)]
+    best = [_part(start, g, part, one) for g, part in enumerate(parts)]
     error = start.dequantize() - weight
     for _ in range(sweeps):
         for g, part in enumerate(parts):
             own = hessian[part, part]
             others = error @ hessian[:, part] - error[:, part] @ own
-            found[g] = _best(weight[:, part], found[g], own, others)
-            error[:, part] = found[g].dequantize() - weight[:, part]
+            best[g] = _best(weight[:, part], best[g], own, others)
+            error[:, part] = best[g].dequantize() - weight[:, part]
     return QTensor(
-        torch.cat([q.codes for q in found], 1),
-        torch.cat([q.scale for q in found], 1),
-        None if scheme.symmetric else torch.cat([_zero(q) for q in found], 1),
+        torch.cat([q.codes for q in best], 1),
+        torch.cat([q.scale for q in best], 1),
+        None if scheme.symmetric else torch.cat([_zero(q) for q in best], 1),
         scheme,
     )
 

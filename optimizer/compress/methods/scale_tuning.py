@@ -172,9 +172,9 @@ class _KL(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
         total, slopes = torch.zeros(()), []
         pieces = zip(rows.split(_KL.SLICE), teacher.split(_KL.SLICE), strict=True)
-        for mine, wanted in pieces:
+        for mine, theirs in pieces:
             q = (mine.to(head.dtype) @ head.T).float().log_softmax(-1)
-            p = (wanted.to(head.dtype) @ head.T).float().log_softmax(-1)
+            p = (theirs.to(head.dtype) @ head.T).float().log_softmax(-1)
             chance = p.exp()
             total = total + torch.dot(chance.flatten(), p.sub_(q).flatten())
             if ctx.needs_input_grad[0]:

@@ -91,10 +91,10 @@ def output_slopes(
             for name in linears:
                 if name not in seen:
                     raise ValueError(f"{name}: its output has no part in the answer")
-                found = seen.pop(name).float().flatten(0, -2)[real.reshape(-1)]
-                if not bool(torch.isfinite(found).all()):
+                gradient = seen.pop(name).float().flatten(0, -2)[real.reshape(-1)]
+                if not bool(torch.isfinite(gradient).all()):
                     raise ValueError(f"{name}: its gradient holds NaN or infinity")
-                keep(name, found)
+                keep(name, gradient)
     finally:
         for handle in handles:
             handle.remove()

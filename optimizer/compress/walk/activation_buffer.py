@@ -33,39 +33,39 @@ class Buffer(Sequence[Tensor]):
 
     def __init__(self, budget: Budget, folder: Path) -> None:
         self.budget, self._folder = budget, folder
-        self._held: list[Tensor | None] = []  # None: in its file
+        self._tensors: list[Tensor | None] = []  # None: in its file
         self._shapes: list[torch.Size] = []
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._tensors)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, i: Any) -> Any:
-        held = self._held[i]
-        if held is not None:
-            return held
+        tensor = self._tensors[i]
+        if tensor is not None:
+            return tensor
         size = self._shapes[i].numel()
         mapped = torch.from_file(str(self._file(i)), size=size, dtype=torch.float32)
         return mapped.clone().reshape(self._shapes[i])
 
     def __setitem__(self, i: int, value: Tensor) -> None:
-        if self._held[i] is not None:
+        if self._tensors[i] is not None:
             self.budget.left += self._size(i)
         self._shapes[i] = value.shape
         self._put(i, value)
 
     def append(self, value: Tensor) -> None:
-        self._held.append(None)
+        self._tensors.append(None)
         self._shapes.append(value.shape)
-        self._put(len(self._held) - 1, value)
+        self._put(len(self._tensors) - 1, value)
 
     def _put(self, i: int, value: Tensor) -> None:
         if self.budget.take(self._size(i)):
-            self._held[i] = value
+            self._tensors[i] = value
             return
-        self._held[i] = None
+        self._tensors[i] = None
         self._folder.mkdir(parents=True, exist_ok=True)
         value.detach().float().contiguous().numpy().tofile(self._file(i))
 
