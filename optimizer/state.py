@@ -48,6 +48,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from optimizer import packing
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import Granularity, QTensor, Scheme, to_scale_grid
 
@@ -99,6 +100,21 @@ def _grid(scale: float) -> float:
     return float(to_scale_grid(torch.tensor(scale)))
 
 
+def weight_name(module: str) -> str:
+    """The parameter that a module multiplies its input by."""
+    return f"{module}.weight"
+
+
+def input_name(module: str) -> str:
+    """The site of what a module reads."""
+    return f"{module}:input"
+
+
+def owner_of(name: str) -> str:
+    """The module of a weight or of a site."""
+    return name.removesuffix(".weight").removesuffix(":input")
+
+
 @dataclass(frozen=True)
 class Note:
     """Something a reader of the result must know: a fallback, or a module left in float."""
@@ -120,6 +136,23 @@ class CompressedState:
     sparsity: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
+    @property
+    def modules(self) -> list[str]:
+        """Those whose weight is quantized."""
+        return [owner_of(parameter) for parameter in self.weights]
+
+    def weight_of(self, module: str) -> QTensor:
+        """Raises KeyError for a module whose weight is not quantized."""
+        return self.weights[weight_name(module)]
+
+    def range_of(self, module: str) -> Range | None:
+        """The static range of its input, if it has one."""
+        return self.ranges.get(input_name(module))
+
+    def factor_of(self, module: str) -> Tensor | None:
+        """What its input is multiplied by before it is quantized, if anything."""
+        return self.factors.get(input_name(module))
+
     def activations_of(self, module: str) -> Activations:
         """How this module's input is coded: as all are, unless a note says weight-only."""
         only = any(n.module == module and n.what == "weight-only" for n in self.notes)
@@ -130,14 +163,15 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     """int8 (out, in) in -8..7 -> uint8 (out, ceil(in/2)), low nibble first."""
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
-    unsigned = codes.to(torch.uint8) & 0x0F
-    return unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+    packed = packing.pack4(codes.numpy())
+    return torch.from_numpy(packed).view(codes.shape[0], codes.shape[1] // 2)
 
 
 def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
     """The inverse of pack_nibbles for `inputs` columns."""
-    nibbles = torch.stack([packed & 0x0F, packed >> 4], dim=-1).reshape(packed.shape[0], -1)
-    return ((nibbles ^ 8).to(torch.int8) - 8)[:, :inputs]
+    rows, columns = packed.shape[0], 2 * packed.shape[1]
+    values = packing.unpack4(packed.reshape(-1).numpy(), (rows, columns))
+    return torch.from_numpy(values)[:, :inputs]
 
 
 def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:

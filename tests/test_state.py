@@ -16,7 +16,18 @@ from optimizer import safetensors_stream, state
 from optimizer.compress.methods.rtn import rtn
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
-from optimizer.state import CompressedState, Note, Range, pack_nibbles, read, unpack_nibbles, write
+from optimizer.state import (
+    CompressedState,
+    Note,
+    Range,
+    input_name,
+    owner_of,
+    pack_nibbles,
+    read,
+    unpack_nibbles,
+    weight_name,
+    write,
+)
 from tests.conftest import heavy_tailed
 
 SITE = "block.0.a:input"
@@ -195,3 +206,8 @@ def test_opening_a_state_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(opened.weights) == 4
     with pytest.raises(TypeError):
         opened.weights["block.0.a.weight"]
+
+
+def test_names_of_a_modules_weight_and_input_lead_back_to_it() -> None:
+    module = "encoder.layer.0.output.dense"
+    assert owner_of(weight_name(module)) == owner_of(input_name(module)) == module

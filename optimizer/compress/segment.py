@@ -28,7 +28,7 @@ from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.qtensor import QTensor, Scheme
 from optimizer.recipe.quantize import Quantize
 from optimizer.references import resolve
-from optimizer.state import CompressedState, Range
+from optimizer.state import CompressedState, Range, input_name
 
 MEASURED = 2048  # tokens that a module's output error and saturation are taken over
 
@@ -69,8 +69,8 @@ def compress(
     state = CompressedState(
         weights,
         replaced,
-        ranges={f"{n}:input": r for n, r in covered.items()},
-        factors={f"{n}:input": f for n, f in folded.factors.items()},
+        ranges={input_name(n): r for n, r in covered.items()},
+        factors={input_name(n): f for n, f in folded.factors.items()},
         activations=mode,
         notes=tuple(notes),
     )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor
-from optimizer.state import Activations, CompressedState, Range
+from optimizer.state import Activations, CompressedState, Range, input_name
 
 AT_ONCE = 1 << 22  # values of a weight
 
@@ -144,9 +144,8 @@ def simulated(
             continue
         bias = parameters.get(f"{module}.bias")
         mode = state.activations_of(module) if activations else None
-        site = f"{module}:input"
-        covered = state.ranges[site] if mode == "tensor" else None
-        factor = state.factors.get(site)
+        covered = state.ranges[input_name(module)] if mode == "tensor" else None
+        factor = state.factor_of(module)
         values = state.weights[name].dequantize()
         set_module(twin, module, QuantLinear(values, bias, mode, covered, factor))
     return twin

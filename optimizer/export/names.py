@@ -31,6 +31,7 @@ from torch import Tensor
 
 from optimizer.errors import OptimizeError
 from optimizer.export.clean import module_of
+from optimizer.state import input_name
 
 Array = NDArray[Any]
 
@@ -269,7 +270,7 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
         node=read_by[0].node,
         op="MatMul",
         input=read_by[0].input,
-        site=f"{module}:input",
+        site=input_name(module),
         also=tuple(read_by[1:]),
     )
 

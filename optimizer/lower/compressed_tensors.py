@@ -146,9 +146,9 @@ class _Entries:
                 yield f"{module}.weight_zero_point", packed(zero.t(), q.scheme.bits).t()
         else:
             yield f"{module}.weight", q.codes
-            site = f"{module}:input"
-            if self.state.activations_of(module) == "tensor":
-                yield from self._input(module, self.state.ranges[site])
+            covered = self.state.range_of(module)
+            if covered is not None and self.state.activations_of(module) == "tensor":
+                yield from self._input(module, covered)
         yield f"{module}.weight_scale", scale
 
     def _input(self, module: str, covered: Range) -> Iterator[tuple[str, Tensor]]:

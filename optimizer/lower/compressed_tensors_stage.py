@@ -22,7 +22,7 @@ from optimizer.lower import compressed_tensors as format_
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor
 from optimizer.recipe.schema import Formatting
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, input_name
 from optimizer.store import Estimate, Shapes, Stage
 
 
@@ -62,7 +62,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
             )
     assert checkpoint_read is not None
     for module, covered in checkpoint_read.ranges.items():
-        wanted_range = state.ranges[f"{module}:input"]
+        wanted_range = state.ranges[input_name(module)]
         ours = (wanted_range.scale, wanted_range.zero_point)
         if (covered.scale, covered.zero_point) != ours:
             raise LedgerError(

@@ -18,6 +18,7 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.load.datasets import batches, samples, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
+from optimizer.state import owner_of
 from optimizer.validate import decoder
 from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace
 from optimizer.validate.ledger.correct_runs import CorrectRuns
@@ -192,7 +193,7 @@ class Materials(RunArtifacts):
         """The float weight (out, in) that was rounded: folded, without its input's factor."""
         replaced = self.state.replaced
         value = replaced[parameter] if parameter in replaced else self.parameters[parameter]
-        factor = self.state.factors.get(f"{parameter.removesuffix('.weight')}:input")
+        factor = self.state.factor_of(owner_of(parameter))
         return value.float() if factor is None else value.float() / factor[None]
 
     @cached_property
@@ -203,8 +204,8 @@ class Materials(RunArtifacts):
             return {}
         biases = {}
         for parameter, q in self.state.weights.items():
-            name = parameter.removesuffix(".weight")
-            covered = self.state.ranges.get(f"{name}:input")
+            name = owner_of(parameter)
+            covered = self.state.range_of(name)
             if covered is not None and covered.offset and name in self.names.modules:
                 bias = self.folded_bias(name)
                 moved = q.dequantize().double().sum(1) * covered.offset
@@ -215,7 +216,7 @@ class Materials(RunArtifacts):
     def kernel_blocks(self) -> dict[str, int]:
         """{weight-only module: inputs per int8 block}, into which its kernel quantizes what it
         multiplies."""
-        modules = {n.removesuffix(".weight"): q.scheme for n, q in self.state.weights.items()}
+        modules = {owner_of(n): q.scheme for n, q in self.state.weights.items()}
         return {
             name: scheme.group_size or KERNEL_BLOCK
             for name, scheme in modules.items()

@@ -15,7 +15,7 @@ from optimizer.compress.simulate import set_parameter
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.errors import CheckpointError
 from optimizer.load.families import SmoothPair
-from optimizer.state import Note
+from optimizer.state import Note, input_name
 
 
 @dataclass
@@ -88,7 +88,7 @@ def bad_input(name: str, error: ValueError) -> CheckpointError:
     """The message for activations that are not finite."""
     return CheckpointError(
         str(error),
-        where=f"{name}:input",
+        where=input_name(name),
         accepted="finite numbers on the calibration data",
         fix="Run the float model on this data: a weight before this module is damaged.",
     )

@@ -30,7 +30,7 @@ from optimizer.recipe.method_options import GptqOptions
 from optimizer.recipe.methods import Method
 from optimizer.recipe.quantize import Quantize
 from optimizer.references import resolve
-from optimizer.state import Activations, Range
+from optimizer.state import Activations, Range, input_name
 
 HELD = 1 << 22  # values of a weight that are de-quantized once, not at every use
 ALONE = 1 << 23  # values of a weight that is not rounded in one go with others
@@ -102,7 +102,7 @@ def rounded(weight: FloatWeight, method: Method, quantize: Quantize) -> tuple[QT
             ) from e
         raise CheckpointError(
             str(e),
-            where=f"{weight.name}:input",
+            where=input_name(weight.name),
             accepted="inputs whose second moments can be inverted",
             fix="Calibrate on more and more varied text, or add the module to keep_float.",
         ) from e

@@ -38,7 +38,7 @@ from optimizer.load.quantized import awq, compressed_tensors, gptq
 from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
 from optimizer.load.source import shard_files
 from optimizer.qtensor import QTensor
-from optimizer.state import CompressedState, Note
+from optimizer.state import CompressedState, Note, input_name
 
 Reader = Callable[[Path, Mapping[str, Any], Mapping[str, Entry]], Quantized]
 READERS: dict[str, Reader] = {
@@ -96,7 +96,7 @@ def state(checkpoint: Quantized, names: Mapping[str, str]) -> CompressedState:
     why = "its input is float in the checkpoint"
     return CompressedState(
         weights=_Weights(checkpoint.weights, paired),
-        ranges={f"{module_of[m]}:input": r for m, r in checkpoint.ranges.items()},
+        ranges={input_name(module_of[m]): r for m, r in checkpoint.ranges.items()},
         activations=checkpoint.activations,
         notes=tuple(Note(module_of[m], "weight-only", why) for m in sorted(checkpoint.weight_only)),
     )

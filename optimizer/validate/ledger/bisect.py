@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from optimizer.compress.simulate import simulated
+from optimizer.state import weight_name
 from optimizer.validate.ledger import trace
 from optimizer.validate.materials import Materials
 
@@ -38,7 +39,7 @@ def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | Non
 def in_torch(materials: Materials, limit: float) -> str | None:
     """The module whose compression takes the output beyond `limit` (relative L2 to float), the
     modules before it compressed and those after it in float."""
-    order = [m for m in materials.modules_in_order if f"{m}.weight" in materials.state.weights]
+    order = [m for m in materials.modules_in_order if weight_name(m) in materials.state.weights]
     places = list(range(len(order)))
 
     def bad(part: Sequence[int]) -> bool:

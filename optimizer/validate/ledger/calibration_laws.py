@@ -36,7 +36,7 @@ from optimizer.compress.methods.activation_ranges import (
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.harness.inputs.batch import Batch
 from optimizer.recipe.schema import Activations
-from optimizer.state import CompressedState, Range
+from optimizer.state import CompressedState, Range, input_name, owner_of, weight_name
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.spread import normal_bound
@@ -107,9 +107,8 @@ class _Readers:
     """Which modules read one tensor alike, by range and factor: the first collects for all."""
 
     def __init__(self, state: CompressedState, modules: Sequence[str]) -> None:
-        sites = {m: f"{m}:input" for m in modules}
-        self.ranges = {m: state.ranges.get(s) for m, s in sites.items()}
-        self.factors = {m: state.factors.get(s) for m, s in sites.items()}
+        self.ranges = {m: state.range_of(m) for m in modules}
+        self.factors = {m: state.factor_of(m) for m in modules}
         self.first: dict[str, str] = {}
         self._rows: Tensor | None = None
         self._firsts: list[str] = []
@@ -138,7 +137,7 @@ class Ranges:
 
     def __init__(self, state: CompressedState, method: Activations | None) -> None:
         static = method is not None and state.activations == "tensor"
-        self.modules = tuple(s.removesuffix(":input") for s in state.ranges if static)
+        self.modules = tuple(owner_of(site) for site in state.ranges if static)
         self._state = state
         if method is not None:
             self._measures = _measures(method)
@@ -183,7 +182,7 @@ class Ranges:
         """(measured over limit, what is wrong)."""
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
-            kept, chosen = self._state.ranges[f"{module}:input"], self._choose(histogram)
+            kept, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
             far = measure.far(histogram, kept, chosen)
             limit = bound + measure.resolution(histogram, chosen)
             if not far <= limit:
@@ -321,7 +320,7 @@ class Corrections:
     def _lost(self, kind: int, module: str) -> Tensor:
         """(outputs,) float64: the mean float output less the mean quantized one, same input. Both
         are linear in what is multiplied, so that the mean inputs are enough."""
-        weight, seen = f"{module}.weight", self._seen[kind][module]
+        weight, seen = weight_name(module), self._seen[kind][module]
         exact = self._state.replaced.get(weight, self._source[weight]).double()
         factor = self._readers.factors[module]
         if factor is not None:

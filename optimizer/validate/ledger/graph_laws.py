@@ -7,6 +7,7 @@ import numpy as np
 
 from optimizer.lower import cut
 from optimizer.lower.opened import Opened, Source, opened
+from optimizer.state import owner_of
 from optimizer.validate.ledger import constant_laws, linears
 from optimizer.validate.materials import Materials
 
@@ -61,12 +62,10 @@ def activations(m: Materials, graph: Source) -> list[str]:
     """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
     if m.state.activations != "tensor":
         return []
-    quantizers = cut.input_quantizations(
-        graph, {p.removesuffix(".weight") for p in m.state.weights}
-    )
+    quantizers = cut.input_quantizations(graph, set(m.state.modules))
     problems = []
     for site, ours in m.state.ranges.items():
-        name = site.removesuffix(":input")
+        name = owner_of(site)
         quantizer = quantizers.get(name)
         if quantizer is None:
             problems.append(f"{name}: the graph does not code its input")

@@ -186,7 +186,7 @@ def fold(m: Materials) -> Entry:
 
 def _corrected(m: Materials) -> list[str]:
     """Quantized modules' biases are corrected where the recipe says so, and nowhere else."""
-    quantized = {f"{n.removesuffix('.weight')}.bias" for n in m.state.weights}
+    quantized = {f"{module}.bias" for module in m.state.modules}
     expected = quantized & set(m.parameters) if m.section.quantize.bias_correction else set()
     kept = set(m.corrections)
     return [f"{n}: was not corrected, as the recipe says" for n in sorted(expected - kept)] + [
@@ -281,7 +281,7 @@ def lower(m: Materials) -> Entry:
     path = m.model / "model.onnx"
     graph = opened(path)
     problems = graph_laws.interface(m, graph)
-    quantized = {p.removesuffix(".weight") for p in m.state.weights}
+    quantized = set(m.state.modules)
     lowered = set(m.lowering["modules"])
     problems += [f"{name}: left in float without saying so" for name in sorted(quantized - lowered)]
     problems += [f"{name}: lowered, but float in the state" for name in sorted(lowered - quantized)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from optimizer.state import Range
+from optimizer.state import Range, input_name, weight_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces import Linear
 from optimizer.validate.ledger.quantizer import Quantizer
@@ -49,12 +49,11 @@ def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
 
 
 def _quantized(m: Materials, module: str, fused: bool) -> Linear:
-    site, mode = f"{module}:input", m.state.activations_of(module)
-    factor = m.state.factors.get(site)
+    mode, factor = m.state.activations_of(module), m.state.factor_of(module)
     coarse = m.precision != "fp32"
 
     def values() -> tuple[Array, Array | None]:
-        q = m.state.weights[f"{module}.weight"]
+        q = m.state.weight_of(module)
         return q.dequantize().numpy(), stored_bias(m, module)
 
     def weight_only() -> Product:
@@ -70,7 +69,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
         return Linear(None, weight_only)
     if mode == "token":
         return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
-    quantizer = static(m.state.ranges[site], factor, m.signed, m.precision)
+    quantizer = static(m.state.ranges[input_name(module)], factor, m.signed, m.precision)
     float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
     integer = fused and not coarse and module not in float_kernels
     operands = 2 if coarse else 0
@@ -101,12 +100,11 @@ def stored_bias(m: Materials, module: str) -> Array | None:
     for an offset is added to the float graph's bias and rounded once more."""
     bias = m.folded_bias(module)
     stored = None if bias is None else _stored(bias, m.precision)
-    site = f"{module}:input"
-    moved = m.signed and f"{module}.weight" in m.state.weights
-    if not moved or m.state.activations_of(module) != "tensor" or not m.state.ranges[site].offset:
+    covered = m.state.range_of(module) if m.state.activations_of(module) == "tensor" else None
+    moved = m.signed and weight_name(module) in m.state.weights
+    if not moved or covered is None or not covered.offset:
         return stored
-    weight = m.state.weights[f"{module}.weight"].dequantize().double().sum(1).numpy()
-    shift = m.state.ranges[site].offset * weight
+    shift = covered.offset * m.state.weight_of(module).dequantize().double().sum(1).numpy()
     total = shift if stored is None else stored.astype(np.float64) + shift
     return np.asarray(total.astype(STORED[m.precision]))
 

@@ -22,6 +22,7 @@ from optimizer.compress.apply.rounding import FloatWeight, rounded
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.qtensor import QTensor
+from optimizer.state import input_name, owner_of
 from optimizer.validate.ledger import roundoff, trace
 from optimizer.validate.ledger.spread import MISSED, tolerance_factor
 
@@ -102,7 +103,7 @@ def _some_rows(q: QTensor, rows: Tensor) -> QTensor:
 
 def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> list[QTensor]:
     """The rows of `weight` by the recipe's method, RESAMPLES times."""
-    module = parameter.removesuffix(".weight")
+    module = owner_of(parameter)
     scheme, quantize = m.state.weights[parameter].scheme, m.section.quantize
     sums = _sums(m, module, weight)
     weights = [FloatWeight(module, weight, scheme, hessian, gradient) for hessian, gradient in sums]
@@ -114,7 +115,7 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
     quantize, head = m.section.quantize, module == m.family.head
     inputs, limit = weight.shape[1], quantize.gptq.token_limit
     against_float = quantize.rounding.float_reference(quantize) and not head
-    factor = m.state.factors.get(f"{module}:input")
+    factor = m.state.factor_of(module)
     hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
     gradients = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
     generator = torch.Generator().manual_seed(1)
@@ -156,5 +157,5 @@ def _quantized_input(m: Materials, module: str, x: Tensor) -> Tensor:
     if mode is None:
         return x
     return (
-        code_per_token(x) if mode == "token" else code_static(x, m.state.ranges[f"{module}:input"])
+        code_per_token(x) if mode == "token" else code_static(x, m.state.ranges[input_name(module)])
     )

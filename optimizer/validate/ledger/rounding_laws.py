@@ -28,7 +28,7 @@ from torch import Tensor
 from optimizer.compress.methods.hessian import counted
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.qtensor import QTensor, absmax_scale, quantize
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, input_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.resampled import Statistic, Suspect
 from optimizer.validate.ledger.rounding_limits import SCREEN
@@ -50,7 +50,7 @@ def outputs(m: Materials, compressed: Sequence[Trace], exact: Sequence[Trace]) -
         if x is None or real is None or not m.rounding(name).compared:
             continue
         weight = m.rounded_weight(name)
-        factor = m.state.factors.get(f"{module}:input")
+        factor = m.state.factor_of(module)
         if factor is not None:
             x, real = x * factor, real * factor
         quantized = _coded(m.state, module, x)
@@ -134,7 +134,7 @@ def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:
     mode = state.activations_of(module)
     if mode == "token":
         return code_per_token(x)
-    return x if mode is None else code_static(x, state.ranges[f"{module}:input"])
+    return x if mode is None else code_static(x, state.ranges[input_name(module)])
 
 
 def _inputs(traces: Iterable[Trace], module: str) -> Tensor | None:
