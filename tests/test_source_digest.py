@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -51,3 +52,41 @@ def test_the_digest_of_validate_changes_with_what_it_imports_and_nothing_else(
 
 def test_code_of_others_has_no_digest(copy: Path) -> None:
     assert digest(copy, "json").strip() == ""
+
+
+METHODS = """
+import json
+from optimizer.recipe.methods import code
+from optimizer.recipe.quantize import Quantize
+from optimizer.source_digest import source_digest
+names = ("rtn", "gptq", "awq", "rotation")
+stage = source_digest("optimizer.compress.stage")
+print(json.dumps({n: [stage, code(Quantize(method=n).in_use)] for n in names}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "redone"),
+    [
+        ("compress/methods/gptq.py", {"gptq"}),
+        ("compress/apply/gptq.py", {"gptq"}),
+        ("compress/apply/awq.py", {"awq"}),
+        ("compress/methods/awq.py", {"awq"}),
+        ("compress/methods/rotation.py", {"rotation"}),
+        ("compress/methods/autoround.py", set()),
+        ("compress/apply/rounding.py", {"rtn", "gptq", "awq", "rotation"}),
+    ],
+)
+def test_a_changed_method_redoes_the_runs_that_use_it_and_no_others(
+    copy: Path, changed: str, redone: set[str]
+) -> None:
+    def codes() -> dict[str, object]:
+        run = [sys.executable, "-c", METHODS]
+        done = subprocess.run(run, cwd=copy, capture_output=True, text=True, check=True)
+        return dict(json.loads(done.stdout))
+
+    before = codes()
+    with (copy / "optimizer" / changed).open("a") as f:
+        f.write("# changed\n")
+    after = codes()
+    assert {name for name in after if after[name] != before[name]} == redone

@@ -29,7 +29,12 @@ class Row:
 
     def explained(self, why: str) -> Row:
         """The line with `why` added to its note."""
-        return replace(self, note="; ".join(filter(None, (self.note, why))))
+        return replace(self, note=joined(self.note, why))
+
+
+def joined(*remarks: str | None) -> str:
+    """Those that are not empty, as one."""
+    return "; ".join(filter(None, remarks))
 
 
 def label(scheme: Scheme, activations: str | None) -> str:

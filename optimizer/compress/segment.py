@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply import bias_correction, rounding
 from optimizer.compress.apply.activation_ranges import ranges
-from optimizer.compress.apply.folding import Folded, joined
+from optimizer.compress.apply.folding import Folded
 from optimizer.compress.apply.rounding import FloatWeight, Inputs, Rounded
 from optimizer.compress.methods.rtn import relative_error
-from optimizer.compress.module_rows import Row, label, significant
+from optimizer.compress.module_rows import Row, joined, label, significant
 from optimizer.compress.simulate import QuantLinear, set_parameter
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from optimizer.compress.methods.awq import Shared
+from optimizer.compress.methods.shared_heads import SharedHeads
+from optimizer.compress.module_rows import joined
 from optimizer.compress.simulate import set_parameter
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.errors import CheckpointError
@@ -42,11 +43,6 @@ class Folded:
         self.replaced[name] = value
 
 
-def joined(*remarks: str | None) -> str:
-    """Those that are not empty, as one."""
-    return "; ".join(filter(None, remarks))
-
-
 def pairs_of(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
     """The family's pairs that exist in these blocks, under the model's own names; the others are
     noted in `folded`."""
@@ -70,7 +66,7 @@ def pairs_of(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
     return pairs
 
 
-def shared_heads(model: nn.Module, values: int, inputs: int) -> Shared | None:
+def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | None:
     """How value heads are shared by query heads; None when each query head has its own."""
     if values == inputs:
         return None
@@ -81,7 +77,7 @@ def shared_heads(model: nn.Module, values: int, inputs: int) -> Shared | None:
             where="config.json",
             fix="Report the architecture; until then use methods that fold nothing: rtn, gptq.",
         )
-    return Shared(inputs // values, inputs // heads)
+    return SharedHeads(inputs // values, inputs // heads)
 
 
 def bad_input(name: str, error: ValueError) -> CheckpointError:

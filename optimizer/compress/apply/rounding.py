@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.folding import joined
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.methods.tuned import Tuned
+from optimizer.compress.module_rows import joined
 from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk import freed_memory

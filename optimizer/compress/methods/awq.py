@@ -19,30 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from optimizer.compress.methods.shared_heads import SharedHeads
+
 RATIOS = tuple(i / 10 for i in range(1, 7))  # no layer of SmolLM2 chose more
 SMALLEST = 1e-8  # of a mean magnitude: below it the input carries nothing and is left alone
 
 # a weight (out, in) and what a squared error costs at each of its inputs (in,), which are the
 # arguments of rtn.searched -> what its codes say it is
 Code = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Attention whose value heads serve several query heads each: the consumer's inputs are
-    query heads of `size` features, `repeats` in a row for one value head."""
-
-    repeats: int
-    size: int
-
-    def of_producer(self, s: Tensor) -> Tensor:
-        """(query heads * size,) -> (value heads * size,): the mean over those that share."""
-        return s.reshape(-1, self.repeats, self.size).mean(1).reshape(-1)
-
-    def of_consumer(self, s: Tensor) -> Tensor:
-        """(value heads * size,) -> (query heads * size,)."""
-        heads = s.reshape(-1, 1, self.size).expand(-1, self.repeats, -1)
-        return heads.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +63,7 @@ def search(
     activation: Tensor,
     code: Code,
     *,
-    shared: Shared | None = None,
+    shared: SharedHeads | None = None,
     ratios: Sequence[float] = RATIOS,
 ) -> Choice:
     """The s with the least output error of all consumers together.

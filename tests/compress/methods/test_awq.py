@@ -8,6 +8,7 @@ from torch import Tensor
 
 from optimizer.compress.methods import awq
 from optimizer.compress.methods.rtn import searched
+from optimizer.compress.methods.shared_heads import SharedHeads
 from optimizer.compress.methods.smoothquant import fold_consumer, fold_producer
 from optimizer.qtensor import Scheme
 from tests.compress.correlated import loss, rows
@@ -60,7 +61,7 @@ def test_consumers_of_one_input_get_one_scaling_that_suits_both() -> None:
 
 
 def test_folding_through_shared_value_heads_keeps_the_function() -> None:
-    shared = awq.Shared(repeats=3, size=16)
+    shared = SharedHeads(repeats=3, size=16)
     value, output = heavy_tailed((32, 24), 1), heavy_tailed((20, 96), 2)
     x = rows(200, 24, 3)
 

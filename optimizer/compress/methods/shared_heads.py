@@ -1,0 +1,25 @@
+"""Grouped-query attention: what one factor per value channel is to the inputs of its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SharedHeads:
+    """Attention whose value heads serve several query heads each: the consumer's inputs are
+    query heads of `size` features, `repeats` in a row for one value head."""
+
+    repeats: int
+    size: int
+
+    def of_producer(self, s: Tensor) -> Tensor:
+        """(query heads * size,) -> (value heads * size,): the mean over those that share."""
+        return s.reshape(-1, self.repeats, self.size).mean(1).reshape(-1)
+
+    def of_consumer(self, s: Tensor) -> Tensor:
+        """(value heads * size,) -> (query heads * size,)."""
+        heads = s.reshape(-1, 1, self.size).expand(-1, self.repeats, -1)
+        return heads.reshape(-1)
