@@ -40,6 +40,7 @@ from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
 from optimizer.compress.walk.model_source import ModelSource
+from optimizer.harness import tasks
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import materialize, release, skeleton
@@ -80,7 +81,8 @@ def _opened(section: Compression, folder: Path) -> ModelSource:
     model: Any = skeleton(checkpoint, section.task)
     if architecture.kind == "decoder":
         model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
-    return ModelSource(model, checkpoint.tensors, architecture, architecture.prefix(section.task))
+    prefix, inputs = architecture.prefix(section.task), tasks.task(section.task).inputs
+    return ModelSource(model, checkpoint.tensors, architecture, prefix, inputs)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Windows:
 def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
     """The last `count` windows held out, so that nothing else sees them. where: the count's place
     in the recipe. Raises RecipeError when nothing would be left."""
-    total = sum(len(b["input_ids"]) for b in batches)
+    total = sum(map(_size, batches))
     if total <= count:
         raise RecipeError(
             f"{total} windows of text, and {count} are to be held out",
@@ -82,7 +82,7 @@ def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
     for batch in batches:
         if left > 0:
             train.append({name: t[:left] for name, t in batch.items()})
-        left -= len(batch["input_ids"])
+        left -= _size(batch)
     return Windows(train, singly(batches)[-count:])
 
 
@@ -91,8 +91,13 @@ def singly(batches: Sequence[Batch]) -> list[Batch]:
     return [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches
-        for i in range(len(batch["input_ids"]))
+        for i in range(_size(batch))
     ]
+
+
+def _size(batch: Batch) -> int:
+    """How many inputs a batch holds."""
+    return len(next(iter(batch.values())))
 
 
 def generated(

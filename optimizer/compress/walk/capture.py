@@ -17,6 +17,7 @@ from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.blocks import Stream, Use
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError
+from optimizer.harness.inputs.kind import InputKind
 from optimizer.load.model import materialize, release
 
 Batch = Mapping[str, Tensor]
@@ -55,10 +56,17 @@ def capture(
             if stream.exact is not None:
                 stream.exact.append(states)
             stream.uses.append(uses)
-            stream.real.append(batch["attention_mask"].bool())
+            stream.real.append(_real(source.inputs, batch, states))
     for name in (*outside, blocks[0]):
         release(model, name)
     return stream
+
+
+def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
+    """(batch, sequence) bool: which of the hidden states (batch, sequence, features) are not
+    padding. All of an input are, of a kind that is never padded."""
+    real = torch.from_numpy(kind.real({name: t.numpy() for name, t in batch.items()}))
+    return real if real.ndim > 1 else real[:, None].expand(states.shape[:2])
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from optimizer.harness.inputs.kind import InputKind
+from optimizer.harness.inputs.text import TEXT
 from optimizer.load.families import Family
 from optimizer.load.model import materialize, release
 
@@ -18,12 +20,14 @@ from optimizer.load.model import materialize, release
 class ModelSource:
     """model: a skeleton, left as one by whoever fills it. tensors: its parameters by name, read
     one by one; of an embedding also `rows`. family: what is known of the architecture. prefix: of
-    the base model's names. replaced: those of tensors that are other than the checkpoint's."""
+    the base model's names. inputs: the kind of what it takes. replaced: those of tensors that are
+    other than the checkpoint's."""
 
     model: nn.Module
     tensors: Mapping[str, Tensor]
     family: Family
     prefix: str
+    inputs: InputKind = TEXT
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property

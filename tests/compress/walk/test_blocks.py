@@ -13,6 +13,8 @@ from optimizer.compress.apply.rounding import Inputs, statistic
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
 from optimizer.compress.walk.model_source import ModelSource
+from optimizer.harness.inputs.kind import InputKind
+from optimizer.harness.inputs.text import TEXT
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.load.model import materialize, skeleton, torch_model
@@ -53,6 +55,12 @@ def test_block_by_block_is_the_whole_model(loaded: Path, walked: walk.BlockGroup
     with torch.no_grad():
         whole = torch_model(open_checkpoint(loaded), "sentence-embedding")(**PADDED)[0]
     assert torch.equal(stream.hidden[0], whole)
+
+
+def test_inputs_of_a_kind_that_is_never_padded_are_real_as_a_whole(loaded: Path) -> None:
+    source = replace(opened(loaded), inputs=replace(TEXT, real=InputKind.real))
+    stream = capture(source, BLOCKS, [PADDED])
+    assert stream.tokens == PADDED["input_ids"].numel()
 
 
 def test_capture_leaves_a_skeleton(loaded: Path) -> None:
