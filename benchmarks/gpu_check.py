@@ -127,7 +127,8 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     batch = ids(len(ROWS), min(grid["sequence"])) if kind == "encoder" else stepped(len(ROWS), 0)
     arrays = of(batch, [i.name for i in contract.inputs])
     arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
-    runs = monte_carlo.runs(model, [arrays], outputs, modules, arithmetic, spread.RUNS)
+    rounding = random_rounding.RandomRounding(arithmetic, seed=0)
+    runs = monte_carlo.runs(model, [arrays], outputs, modules, rounding, spread.RUNS)
     plain = trace.run(model, arrays, outputs)
     mask = np.asarray(arrays["attention_mask"])
     if kind == "decoder":  # what is compared is the last token of each step

@@ -56,25 +56,20 @@ from optimizer.validate.quality import (
 )
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
+from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import generation_speed, speed
 
+ELSEWHERE = (
+    "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the same "
+    "function in its own kernels"
+)
 
-def run(
-    section: Validation,
-    source: Path,
-    state: Path,
-    graph: Path,
-    model: Path,
-    engine: Path,
-    *,
-    out: Path,
-) -> None:
-    """Each folder is the stage's of that name (source: load, state: compress, graph: export,
-    model: lower, engine: build). Raises DataError when the data sets overlap or lack what the
-    metric needs."""
+
+def run(section: Validation, *folders: Path, out: Path) -> None:
+    """folders: of load, compress, export, lower and build. Raises DataError when the data sets
+    overlap or lack what the metric needs."""
     data = _data(section)
-    held_out = ledger_texts(data["validate.data"])
-    materials = Materials(section, source, state, graph, model, engine, held_out)
+    materials = Materials(section, *folders, texts=ledger_texts(data["validate.data"]))
     sets = evaluation.sets(section.validate_, data, materials.contract.labels)
     with _one_torch_thread():
         machine = _machine()
@@ -92,14 +87,14 @@ def run(
         "speed": None,
         "not_measured": {},
         "engine": {k: materials.inspected.get(k) for k in ("deferred", "why")},
-        "modules": json.loads((state / "modules.json").read_text(encoding="utf-8")),
+        "modules": json.loads(
+            (materials.state_folder / "modules.json").read_text(encoding="utf-8")
+        ),
         "fallbacks": _fallbacks(materials),
     }
     gates = [_ledger_gate(entries)]
     elsewhere = on_gpu.not_here(materials)
-    untimed = elsewhere or on_gpu.untimed(materials)
-    target = section.target
-    device = "cpu" if elsewhere else target.runs_on
+    device = "cpu" if elsewhere else section.target.runs_on
     with _one_torch_thread():
         judged = _quality(materials, sets, reference, device)
     quality_gates, report["quality"], report["also"] = evaluation.gathered(
@@ -107,27 +102,30 @@ def run(
     )
     report["sense"] |= sense.after(materials, judged[FIRST][0], report["quality"])
     gates += quality_gates
-    if untimed:
-        report["not_measured"] = {"speed": untimed}
-        gates += speed.unmeasured(section.validate_.latency, untimed)
     if elsewhere:
         for judged_on in (report["quality"], *report["also"].values()):
-            judged_on["note"] = (
-                "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes "
-                "the same function in its own kernels"
-            )
-    if not untimed:
-        texts = [r.text for r in data.get("validate.latency.data", ())] or list(speed.NEUTRAL)
-        timing = generation_speed if materials.contract.task_record.generates else speed
-        report["speed"] = timing.measure(materials, texts)
-        inspected = materials.inspected.get("inspected") or {}
-        gates += timing.gates(report["speed"], section.validate_.latency, inspected)
+            judged_on["note"] = ELSEWHERE
+    if untimed := elsewhere or on_gpu.untimed(materials):
+        report["not_measured"] = {"speed": untimed}
+        gates += speed.unmeasured(section.validate_.latency, untimed)
+    else:
+        report["speed"], speed_gates = _timed(materials, data.get("validate.latency.data", ()))
+        gates += speed_gates
     report["verdict"] = gating.overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
     text = json.dumps(_finite(report), indent=1, ensure_ascii=False, allow_nan=False)
     (out / "report.json").write_text(text, encoding="utf-8")
     for gate in gates:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
+
+
+def _timed(m: RunArtifacts, rows: Sequence[Sample]) -> tuple[dict[str, Any], list[Gate]]:
+    """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
+    texts = [r.text for r in rows] or list(speed.NEUTRAL)
+    timing = generation_speed if m.contract.task_record.generates else speed
+    section = timing.measure(m, texts)
+    inspected = m.inspected.get("inspected") or {}
+    return section, timing.gates(section, m.section.validate_.latency, inspected)
 
 
 @contextmanager

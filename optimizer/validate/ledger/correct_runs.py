@@ -16,7 +16,7 @@ from torch import nn
 
 from optimizer.validate.ledger import monte_carlo, spread
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.random_rounding import Arithmetic
+from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
 from optimizer.validate.ledger.spread import RUNS, Run, Spread
 from optimizer.validate.ledger.trace import Trace
@@ -164,8 +164,9 @@ class CorrectRuns:
         if key not in self._cached:
             m = self._m
             batches = [m.batches[i] for i in m.sampled]
+            rounding = RandomRounding(arithmetic, _seed(key))
             self._cached[key] = monte_carlo.runs(
-                self._model(kind), batches, m.compared, m.modules, arithmetic, RUNS, _seed(key)
+                self._model(kind), batches, m.compared, m.modules, rounding, RUNS
             )
         return self._cached[key]
 

@@ -91,20 +91,27 @@ class Entry:
         }
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a hop answered, what it starts from answered, and how far correct runs lie apart."""
+
+    results: Sequence[Mapping[str, Any]]
+    expected: Sequence[Trace]
+    spread: Spread
+
+
 def within(
     hop: str,
     start: str,
-    spread: Spread,
-    results: Sequence[Mapping[str, Any]],
-    expected: Sequence[Trace],
+    answers: Answers,
     problems: Sequence[str],
     parts: Sequence[Piece] = (),
-    why: str = "",
 ) -> Entry:
     """The entry of a hop whose outputs may differ as correct runs do, by no more; and no problem of
     another kind."""
+    spread = answers.spread
     names = list(spread.limits)
-    measured, worst, beyond = against(spread.limits, results, expected, names)
+    measured, worst, beyond = against(spread.limits, answers.results, answers.expected, names)
     name = max(names, key=lambda n: worst[n] / spread.limits[n])
     whole = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
     whole += [
@@ -118,7 +125,7 @@ def within(
         spread.limits[name],
         replace(measured, worst=worst[name]),
         not problems and not whole,
-        why or MEASURED,
+        MEASURED,
         (*problems, *whole),
         pieces=tuple(parts),
         spread=spread.as_dict(worst),
@@ -154,7 +161,7 @@ def load(m: Materials) -> Entry:
         return Entry("load", "transformers", 0.0, measured, not problems, why, tuple(problems))
     # On some processors the bits depend on where in memory the values lie.
     spread = m.correct.source()
-    return within("load", "transformers", spread, results, m.float_traces, problems)
+    return within("load", "transformers", Answers(results, m.float_traces, spread), problems)
 
 
 def fold(m: Materials) -> Entry:
@@ -181,7 +188,9 @@ def fold(m: Materials) -> Entry:
         return Entry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
     folded = torch_model(m.checkpoint, m.task, overrides=others)
     results = [trace.run(folded, b, m.outputs) for b in m.batches]
-    return within("fold", "source torch", m.correct.source(), results, m.float_traces, problems)
+    return within(
+        "fold", "source torch", Answers(results, m.float_traces, m.correct.source()), problems
+    )
 
 
 def _corrected(m: Materials) -> list[str]:
@@ -267,7 +276,7 @@ def export(m: Materials) -> Entry:
         parts += pieces.between(graph, at, sample, limits, work, fuse=False)
     results = pieces.whole(path, traces, m.compared, fuse=True)
     spread = m.correct.whole("folded", m.precision)
-    return within("export", "float torch", spread, results, traces, problems, parts)
+    return within("export", "float torch", Answers(results, traces, spread), problems, parts)
 
 
 @contextmanager
@@ -303,7 +312,9 @@ def lower(m: Materials) -> Entry:
         limits = m.correct.between("state", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, fuse=False)
     spread = m.correct.whole("state", m.precision)
-    return within("lower", "state in torch", spread, m.lowered_outputs, traces, problems, parts)
+    return within(
+        "lower", "state in torch", Answers(m.lowered_outputs, traces, spread), problems, parts
+    )
 
 
 def engine(m: Materials) -> Entry:
@@ -325,7 +336,7 @@ def engine(m: Materials) -> Entry:
     if target.device != "cpu":
         spread = m.correct.whole("state", m.precision)
         results = on_gpu.outputs(m, traces)
-        whole = within("engine", "lowered graph", spread, results, lowered, problems)
+        whole = within("engine", "lowered graph", Answers(results, lowered, spread), problems)
         return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
     path = m.model / "model.onnx"
     graph = opened(path)
@@ -338,14 +349,15 @@ def engine(m: Materials) -> Entry:
     if not m.kernel_blocks:
         results = pieces.whole(path, traces, m.compared, fuse=True)
         spread = m.correct.whole("state", m.precision)
-        return within("engine", "lowered graph", spread, results, lowered, problems, parts)
+        return within("engine", "lowered graph", Answers(results, lowered, spread), problems, parts)
     quantized = m.with_continuations(m.kernel_traces, path)
     results = pieces.whole(path, quantized, m.compared, fuse=True)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
-    entry = within("engine", start, spread, results, quantized, problems, parts)
+    entry = within("engine", start, Answers(results, quantized, spread), problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
         results, spread = pieces.whole(path, traces, m.compared, fuse=True), m.correct.blocks()
-        entry = within("engine", "lowered graph", spread, results, lowered, problems, parts)
+        answers = Answers(results, lowered, spread)
+        entry = within("engine", "lowered graph", answers, problems, parts)
     return replace(entry, why=f"{entry.why}; {HIDDEN}")
 
 

@@ -38,16 +38,15 @@ def runs(
     batches: Sequence[Mapping[str, Array]],
     outputs: Collection[str],
     modules: Collection[str],
-    arithmetic: Arithmetic,
+    mode: RandomRounding,
     count: int,
-    seed: int = 0,
 ) -> list[list[dict[str, Array]]]:
-    """[run][batch]: the named outputs of a correct run in `arithmetic`, `count` times.
+    """[run][batch]: the named outputs of a correct run in the mode's arithmetic, `count` times.
 
     modules: the linear ones, which a graph multiplies by. The model is left as it was.
     """
     results: list[list[dict[str, Array]]] = []
-    mode = RandomRounding(arithmetic, seed)
+    arithmetic = mode.arithmetic
     for _ in range(count):
         with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
             results.append([])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,9 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
     for part in (slice(i, min(i + step, outputs)) for i in range(0, outputs, step)):
         weight = product.weight[part].astype(np.float64)
         total = x @ weight.T
-        bias = 0.0 if product.bias is None else product.bias[part].astype(np.float64)
-        yield part, total + bias, _bound(x, weight, total, bias, product, wide, coarse)
+        exact = total if product.bias is None else total + product.bias[part].astype(np.float64)
+        chosen = replace(product, weight=weight)
+        yield part, exact, _bound(x, chosen, (total, exact), wide, coarse)
 
 
 def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
@@ -92,19 +93,14 @@ def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
 
 
 def _bound(
-    x: Floats,
-    weight: Floats,
-    total: Floats,
-    bias: Floats | float,
-    product: Product,
-    wide: float,
-    coarse: Floats | None,
+    x: Floats, product: Product, sums: tuple[Floats, Floats], wide: float, coarse: Floats | None
 ) -> Floats:
-    unit, inputs = UNIT[product.out], x.shape[1]
-    size = np.abs(total)
+    """sums: without and with the bias. wide: lambda. coarse: the variance of int8 blocks."""
+    weight, unit, inputs = product.weight, UNIT[product.out], x.shape[1]
+    size = np.abs(sums[0])
     # The epilogue: the product and its sum with the bias are stored once each; and once more where
     # a kernel converts between types on its way.
-    bound = 1.5 * unit * (size + np.abs(total + bias)) + SMALLEST[product.out]
+    bound = 1.5 * unit * (size + np.abs(sums[1])) + SMALLEST[product.out]
     if product.integer:
         # int32 -> float, times the step of the input, times that of the output.
         bound += 3 * UNIT["fp32"] * size

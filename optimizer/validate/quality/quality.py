@@ -51,15 +51,14 @@ class Answers:
 @dataclass(frozen=True)
 class Metric:
     """baseline and candidate: weights (rows, examples) -> value (rows,). outcomes: right/wrong of
-    both per example, where the metric is the share of right ones. lost and won: (baseline,
-    candidate) with a few imagined examples more, on which only the baseline, or only the candidate,
-    is right; for metrics of rare disagreements (see significance.resampled)."""
+    both per example, where the metric is the share of right ones. imagined: lost and won,
+    (baseline, candidate) each with a few imagined examples more, on which only the baseline, or
+    only the candidate, is right; for metrics of rare disagreements (see significance.resampled)."""
 
     baseline: Value
     candidate: Value
     outcomes: tuple[Booleans, Booleans] | None = None
-    lost: tuple[Value, Value] | None = None
-    won: tuple[Value, Value] | None = None
+    imagined: tuple[tuple[Value, Value], tuple[Value, Value]] | None = None
 
 
 def judge(
@@ -82,8 +81,7 @@ def judge(
             examples,
             margin,
             confidence,
-            pessimist=_drop(*metric.lost) if metric.lost else None,
-            optimist=_drop(*metric.won) if metric.won else None,
+            imagined=metric.imagined and (_drop(*metric.imagined[0]), _drop(*metric.imagined[1])),
         )
     low, high = decision.interval
     section = {
@@ -331,8 +329,10 @@ def f1_metric(
     return Metric(
         system(baseline),
         system(candidate),
-        lost=(system(baseline, rarest), system(candidate, commonest)),
-        won=(system(baseline, commonest), system(candidate, rarest)),
+        imagined=(
+            (system(baseline, rarest), system(candidate, commonest)),
+            (system(baseline, commonest), system(candidate, rarest)),
+        ),
     )
 
 

@@ -269,21 +269,30 @@ def student(z: float, freedom: int) -> float:
     return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Of a bootstrap: how many, and from which seed."""
+
+    seed: int = 0
+    resamples: int = 4000
+
+
+DRAWS = Draws()
+
+
 def resampled(
     drop: WeightedDrop,
     examples: int,
     margin: float,
     confidence: float,
-    seed: int = 0,
-    resamples: int = 4000,
-    pessimist: WeightedDrop | None = None,
-    optimist: WeightedDrop | None = None,
+    draws: Draws = DRAWS,
+    imagined: tuple[WeightedDrop, WeightedDrop] | None = None,
 ) -> Decision:
     """Decide for any statistic of the examples by the BCa bootstrap.
 
     drop: weights (rows, examples) -> drop of each row's weighted data set (rows,); whole-number
     weights are a resample, all ones the data. Fewer than FEWEST_RESAMPLED examples are never
-    decided. pessimist and optimist: the same with imagined examples added, lost or won; the
+    decided. imagined: the same with imagined examples added, lost and won; the
     bounds are taken from them, because resampling rare disagreements cannot show more than were
     seen (the role of x + 1 in Clopper and Pearson's bound).
     """
@@ -293,11 +302,12 @@ def resampled(
     tail = expanded_alpha(CAUTION * alpha, examples)
 
     def bound(statistic: WeightedDrop, tail: float) -> float:
-        replicates = bootstrap(statistic, examples, seed, resamples)
+        replicates = bootstrap(statistic, examples, draws.seed, draws.resamples)
         centre = float(statistic(np.ones((1, examples)))[0])
         return bca_bound(replicates, centre, leave_one_out(statistic, examples), tail)
 
-    lower, upper = bound(optimist or drop, tail), bound(pessimist or drop, 1 - tail)
+    lost, won = imagined or (drop, drop)
+    lower, upper = bound(won, tail), bound(lost, 1 - tail)
     verdict: Verdict = "inconclusive"
     if examples >= FEWEST_RESAMPLED:
         verdict = "pass" if upper < margin else "fail" if lower > margin else "inconclusive"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from optimizer.validate.ledger import monte_carlo
+from optimizer.validate.ledger.random_rounding import RandomRounding
 from optimizer.validate.ledger.spread import against
 from optimizer.validate.materials import Materials
 from tests.validate.runs import Run
@@ -29,8 +30,9 @@ def test_another_correct_run_is_within_them(proven: Materials) -> None:
     chosen = proven.sampled
     batches = [proven.batches[i] for i in chosen]
     arithmetic = proven.correct.arithmetic("fp32")
+    rounding = RandomRounding(arithmetic, seed=77)
     others = monte_carlo.runs(
-        proven.simulated_model, batches, proven.compared, proven.modules, arithmetic, 4, seed=77
+        proven.simulated_model, batches, proven.compared, proven.modules, rounding, 4
     )
     traces = [proven.simulated_traces[i] for i in chosen]
     for run in others:

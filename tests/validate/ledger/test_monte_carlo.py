@@ -48,8 +48,9 @@ def model() -> nn.Module:
 
 def outputs(model: nn.Module, arithmetic: Arithmetic, count: int = 1, seed: int = 0) -> Any:
     names = ("rows", "out", "counted")
-    made = monte_carlo.runs(model, [BATCH], names, ["linear"], arithmetic, count, seed)
-    return [run[0] for run in made]
+    rounding = RandomRounding(arithmetic, seed)
+    runs = monte_carlo.runs(model, [BATCH], names, ["linear"], rounding, count)
+    return [run[0] for run in runs]
 
 
 EXACT = Arithmetic(unit=0.0, sums=0.0)

@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.validate.quality import quality
 from optimizer.validate.quality.significance import (
+    Draws,
     Floats,
     Verdict,
     discordant_pairs,
@@ -112,7 +113,7 @@ def test_at_the_margin_a_bootstrap_of_rank_correlation_errs_in_at_most_alpha() -
     generator, trials = np.random.default_rng(2), 250
     found = [
         resampled(
-            spearman_drop(*pairs_world(generator, 200)), 200, margin, 1 - ALPHA, i, 400
+            spearman_drop(*pairs_world(generator, 200)), 200, margin, 1 - ALPHA, Draws(i, 400)
         ).verdict
         for i in range(trials)
     ]
@@ -127,11 +128,10 @@ def test_at_the_margin_a_bootstrap_of_macro_f1_errs_in_at_most_alpha() -> None:
     found = []
     for i in range(trials):
         metric = labels_world(generator, 300)
-        assert metric.lost
-        assert metric.won
+        assert metric.imagined
         worse, better = (
-            quality.Metric(*metric.lost),
-            quality.Metric(*metric.won),
+            quality.Metric(*metric.imagined[0]),
+            quality.Metric(*metric.imagined[1]),
         )
         found.append(
             resampled(
@@ -139,10 +139,8 @@ def test_at_the_margin_a_bootstrap_of_macro_f1_errs_in_at_most_alpha() -> None:
                 300,
                 margin,
                 1 - ALPHA,
-                i,
-                500,
-                pessimist=metric_drop(worse),
-                optimist=metric_drop(better),
+                Draws(i, 500),
+                imagined=(metric_drop(worse), metric_drop(better)),
             ).verdict
         )
     assert not too_often(found.count("pass"), trials)
@@ -155,9 +153,9 @@ def test_a_bootstrap_of_a_skewed_mean_errs_in_at_most_alpha() -> None:
     found = []
     for i in range(trials):
         values = generator.lognormal(0, 1, 300)
-        found.append(
-            resampled(lambda w, v=values: w @ v / w.sum(1), 300, margin, 0.95, i, 500).verdict
-        )
+        draws = Draws(i, 500)
+        decision = resampled(lambda w, v=values: w @ v / w.sum(1), 300, margin, 0.95, draws)
+        found.append(decision.verdict)
     assert not too_often(found.count("pass"), trials)
     assert not too_often(found.count("fail"), trials)
 
