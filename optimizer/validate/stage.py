@@ -69,7 +69,9 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     """folders: of load, compress, export, lower and build. Raises DataError when the data sets
     overlap or lack what the metric needs."""
     data = _data(section)
-    materials = Materials(section, *folders, texts=ledger_texts(data["validate.data"]))
+    source, state, graph, model, engine = folders
+    texts = ledger_texts(data["validate.data"])
+    materials = Materials(section, source, state, graph, model, engine, texts)
     sets = evaluation.sets(section.validate_, data, materials.contract.labels)
     with _one_torch_thread():
         machine = _machine()
@@ -87,9 +89,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "speed": None,
         "not_measured": {},
         "engine": {k: materials.inspected.get(k) for k in ("deferred", "why")},
-        "modules": json.loads(
-            (materials.state_folder / "modules.json").read_text(encoding="utf-8")
-        ),
+        "modules": json.loads((state / "modules.json").read_text(encoding="utf-8")),
         "fallbacks": _fallbacks(materials),
     }
     gates = [_ledger_gate(entries)]

@@ -1,4 +1,4 @@
-"""A function of the computing part takes few things, each with a name."""
+"""Functions of the computing parts take few things, and functions and files are short."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ import pytest
 
 import optimizer
 
+PACKAGE = Path(optimizer.__file__).parent
 MOST = 6
-FILES = sorted((Path(optimizer.__file__).parent / "compress").rglob("*.py"))
+FILES = sorted(f for part in ("compress", "validate") for f in (PACKAGE / part).rglob("*.py"))
+LINES = 60
+
+
+def test_no_function_is_longer_than_sixty_lines() -> None:
+    long = [
+        f"{file.relative_to(PACKAGE)}: {node.name}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= LINES
+    ]
+    assert long == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f"{f.parent.name}/{f.name}")
