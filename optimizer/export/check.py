@@ -19,6 +19,7 @@ from optimizer.errors import LedgerError
 from optimizer.export.pieces import begun, continued, in_blocks
 from optimizer.export.reference import Arrays
 from optimizer.harness.contract import Contract
+from optimizer.harness.kv_cache import position_ids
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.progress import say
 
@@ -86,7 +87,7 @@ def random_inputs(
     if "attention_mask" in arrays:
         arrays["attention_mask"] = real.astype(np.int64)
     if any(i["name"] == "position_ids" for i in contract["inputs"]):
-        arrays["position_ids"] = np.maximum(np.cumsum(real, axis=1) - 1, 0).astype(np.int64)
+        arrays["position_ids"] = position_ids(real, sequence)
     return arrays
 
 

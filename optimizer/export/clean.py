@@ -29,10 +29,10 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
-from optimizer.export.interface import PAST_PREFIX
 from optimizer.export.onnx_from_torch import WRAPPED, quiet
 from optimizer.export.shapes import simplify_shapes
 from optimizer.export.weights import Stored, hidden
+from optimizer.harness.kv_cache import is_past
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 MODULE = "module"
@@ -83,7 +83,7 @@ def fold(model: ir.Model) -> None:
 
 def one_cache_length(model: ir.Model) -> None:
     """Pass 4. The tracer asks whichever block's cache it met last; all are of one length."""
-    caches = [v for v in model.graph.inputs if str(v.name).startswith(PAST_PREFIX)]
+    caches = [v for v in model.graph.inputs if is_past(str(v.name))]
     for value in caches[1:]:
         for user, i in list(value.uses()):
             if user.op_type == "Shape":

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-PARTS = ("key", "value")
-PAST_PREFIX = "past_key_values."
+from optimizer.harness.kv_cache import PARTS, past_name, present_name
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,6 @@ class Interface:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     layers: int = 0
-
-
-def past_name(layer: int, part: str) -> str:
-    return f"{PAST_PREFIX}{layer}.{part}"
-
-
-def present_name(layer: int, part: str) -> str:
-    return f"present.{layer}.{part}"
 
 
 def interface(

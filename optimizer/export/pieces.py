@@ -18,9 +18,9 @@ import onnx_ir as ir
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
-from optimizer.export.interface import PARTS, past_name, present_name
 from optimizer.export.reference import Arrays
 from optimizer.export.repeat import Numbers
+from optimizer.harness.kv_cache import PARTS, is_past, past_name, present_name
 from optimizer.harness.runtimes.ort.run import OrtRunner
 
 PAST = 4
@@ -68,7 +68,7 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
     """The one value that leaves each block and comes from the tokens, not from their places."""
     numbers = Numbers(blocks)
     tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
-    float_type = next(v.type for v in model.graph.inputs if str(v.name).startswith("past"))
+    float_type = next(v.type for v in model.graph.inputs if is_past(str(v.name)))
     moved = {tokens}
     leaving: dict[int, list[ir.Value]] = {}
     for node in model.graph:

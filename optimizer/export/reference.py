@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.export.interface import PARTS, PAST_PREFIX, present_name
 from optimizer.export.weights import owners
+from optimizer.harness.kv_cache import PARTS, is_past, present_name
 
 Arrays = dict[str, Any]
 
@@ -69,7 +69,7 @@ def torch_outputs(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays)
         return {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}
     from transformers import DynamicCache
 
-    past = [arguments.pop(n) for n in list(arguments) if n.startswith(PAST_PREFIX)]
+    past = [arguments.pop(n) for n in list(arguments) if is_past(n)]
     cache = DynamicCache([*zip(past[::2], past[1::2], strict=True)] if past else None)
     result = model(**arguments, past_key_values=cache, use_cache=True, return_dict=True)
     answers = {o["name"]: result[o["name"]].numpy() for o in contract["outputs"]}

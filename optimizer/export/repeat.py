@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from optimizer.export.clean import module_of
 from optimizer.export.interface import Interface
 from optimizer.export.weights import Stored
+from optimizer.harness.kv_cache import PAST, PRESENT
 
 TRACED = 3
 """Blocks that are traced: the first may hold what all share; two more show how blocks follow."""
@@ -111,7 +112,7 @@ class Numbers:
     """Names that hold the number of a block, of its cache or of its answer to the cache."""
 
     def __init__(self, blocks: str) -> None:
-        cache = r"past_key_values|present"
+        cache = f"{PAST}|{PRESENT}"
         self._pattern = re.compile(rf"^({re.escape(blocks)}|{cache})\.(\d+)(?=[./]|$)")
 
     def of(self, name: str | None) -> int | None:

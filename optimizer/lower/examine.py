@@ -14,6 +14,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from optimizer.harness.kv_cache import is_past, position_ids
+
 Array = NDArray[Any]
 
 
@@ -68,16 +70,18 @@ class Inputs:
     def arrays(self) -> dict[str, Array]:
         """One array per input of the model; the cache is zeros that take no memory."""
         batch, total = self.padding.shape
-        counted = np.maximum(self.padding.cumsum(1) - 1, 0)[:, self.past :]
         arrays = {
             "input_ids": np.zeros((batch, total - self.past), np.int64),
             "attention_mask": self.padding.astype(np.int64),
             "position_ids": np.asarray(
-                counted if self.positions is None else self.positions, np.int64
+                position_ids(self.padding, total - self.past)
+                if self.positions is None
+                else self.positions,
+                np.int64,
             ),
         }
         for value in self.model.graph.inputs:
-            if str(value.name).startswith("past_key_values.") and value.shape is not None:
+            if is_past(str(value.name)) and value.shape is not None:
                 sizes = [s if isinstance(s, int) else 1 for s in value.shape]
                 sizes[0], sizes[2] = batch, self.past
                 arrays[str(value.name)] = np.broadcast_to(np.float32(0), sizes)

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.clean import MODULE, module_of
+from optimizer.harness.kv_cache import PARTS, past_name, present_name
 from optimizer.lower.examine import Inputs, constant, evaluate, maker, only_user, take_over
 
 DOMAIN = "com.microsoft"
@@ -81,9 +82,8 @@ class _Layer:
 def fuse(model: ir.Model, context: int) -> Fused:
     """Rewrite `model`, float32, in place. context: the longest sequence it may be given."""
     fusion = _Fusion(model, context)
-    done, left = [], {}
-    index = 0
-    while f"past_key_values.{index}.key" in fusion.inputs:
+    done, left, index = [], {}, 0
+    while past_name(index, "key") in fusion.inputs:
         try:
             layer = _recognise(fusion, index)
             fusion.rewrite(layer)
@@ -97,7 +97,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
 
 def _recognise(fusion: _Fusion, index: int) -> _Layer:
     """Cases 1 to 5, or _OtherForm."""
-    key, value = (fusion.outputs.get(f"present.{index}.{n}") for n in ("key", "value"))
+    key, value = (fusion.outputs.get(present_name(index, n)) for n in PARTS)
     if key is None or value is None:
         raise _OtherForm("its cache has no present")
     new_key, new_value = (
@@ -147,7 +147,7 @@ def _perm(node: ir.Node) -> tuple[int, ...]:
 def _appended(fusion: _Fusion, present: ir.Value, index: int, name: str) -> ir.Value:
     """What is appended to the cache: present = Concat(past, it) along the sequence."""
     node = maker(present, "Concat")
-    past = fusion.inputs[f"past_key_values.{index}.{name}"]
+    past = fusion.inputs[past_name(index, name)]
     if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
         raise _OtherForm(f"{present.name} is not past and something appended to it")
     if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
@@ -309,7 +309,7 @@ class _Fusion:
     def rewrite(self, layer: _Layer) -> None:
         """Put the operator in the layer's place, under the names of what it replaces."""
         kv_heads, before = self._kv_heads(layer.index), layer.output
-        pasts = [self.inputs[f"past_key_values.{layer.index}.{n}"] for n in ("key", "value")]
+        pasts = [self.inputs[past_name(layer.index, n)] for n in PARTS]
         parts = zip("qkv", (layer.q, layer.k, layer.v), strict=True)
         heads = [self._laid_flat(before, f"{layer.module}/{n}", *part) for n, part in parts]
         tables = [self._shared.get(f"rotary_{n}") if layer.rotary else None for n in ("cos", "sin")]
@@ -335,11 +335,11 @@ class _Fusion:
             take_over(before.outputs[0], node.outputs[0])
         else:
             before.replace_input_with(0, node.outputs[0])
-        for name, present in zip(("key", "value"), node.outputs[1:], strict=True):
-            take_over(self.outputs[f"present.{layer.index}.{name}"], present)
+        for name, present in zip(PARTS, node.outputs[1:], strict=True):
+            take_over(self.outputs[present_name(layer.index, name)], present)
 
     def _kv_heads(self, index: int) -> int:
-        shape = self.inputs[f"past_key_values.{index}.key"].shape
+        shape = self.inputs[past_name(index, "key")].shape
         if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
             raise _OtherForm("its cache has no fixed number of heads")
         return shape[1]

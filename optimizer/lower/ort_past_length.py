@@ -14,6 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from optimizer.export.clean import MODULE
+from optimizer.harness.kv_cache import is_past
 
 
 def count(model: ir.Model) -> list[str]:
@@ -21,7 +22,7 @@ def count(model: ir.Model) -> list[str]:
     inputs = {str(v.name): v for v in model.graph.inputs}
     others, counted = [], None
     for name, past in inputs.items():
-        if not name.startswith("past_key_values."):
+        if not is_past(name):
             continue
         for node, _ in list(past.uses()):
             first, last = _ends(node)

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness.contract import Contract
+from optimizer.harness.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
 from optimizer.harness.runtimes.ort.onnx_external import metadata
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAME = "genai_config.json"
 DECODER = "llama"  # its name for any decoder with one key and one value cache per layer
-PAST, PRESENT = "past_key_values.%d.{}", "present.%d.{}"
+NUMBER = "%d"  # of a layer, in its patterns of names
 SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -33,9 +34,8 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
     advise and greedy where they say nothing, as in our own loop.
     """
     spec = contract.decoder
-    assert spec is not None
     inputs = {i.name: i.name for i in contract.inputs}
-    inputs |= {"past_key_names": PAST.format("key"), "past_value_names": PAST.format("value")}
+    inputs |= {f"past_{part}_names": past_name(NUMBER, part) for part in PARTS}
     search: dict[str, Any] = {"do_sample": False, "max_length": spec.context, "min_length": 0}
     search |= {n: v for n, v in spec.defaults.items() if n in SEARCHED}
     return {
@@ -55,8 +55,7 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
                 "inputs": inputs,
                 "outputs": {
                     "logits": contract.output,
-                    "present_key_names": PRESENT.format("key"),
-                    "present_value_names": PRESENT.format("value"),
+                    **{f"present_{part}_names": present_name(NUMBER, part) for part in PARTS},
                 },
             },
         },

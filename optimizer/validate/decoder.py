@@ -2,7 +2,8 @@
 
 A cache is a dict by the names of the graph's inputs, past_key_values.{layer}.key and .value, each
 (batch, kv_heads, past, head_dim). Batches are padded on the left: the last tokens of all rows stand
-beside each other, and what follows them does too.
+beside each other, and what follows them does too. How tokens are padded and counted is written
+here again: the ledger holds the harness to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract, Generation
 from optimizer.validate.ledger.distance import Array
 
@@ -27,17 +29,9 @@ class Decoder(Protocol):
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]: ...
 
 
-def past_names(layers: int) -> list[str]:
-    return [f"past_key_values.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
-
-
-def present_names(layers: int) -> list[str]:
-    return [f"present.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
-
-
 def empty_cache(made_of: Generation, batch: int) -> Cache:
     shape = (batch, made_of.kv_heads, 0, made_of.head_dim)
-    return {name: np.zeros(shape, np.float32) for name in past_names(made_of.layers)}
+    return {name: np.zeros(shape, np.float32) for name, _ in kv_cache.names(made_of.layers)}
 
 
 def positions(mask: Array, sequence: int) -> Array:
@@ -72,15 +66,14 @@ class OnnxDecoder:
 
     def __init__(self, runner: Any, contract: Contract) -> None:
         self._runner, self._contract, self._made_of = runner, contract, contract.decoder
-        self._kinds = {n: k for n, k in runner.inputs.items() if n.startswith("past_")}
+        self._kinds = {n: k for n, k in runner.inputs.items() if kv_cache.is_past(n)}
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
         past_cache = empty_cache(self._made_of, len(ids)) if cache is None else cache
         past = {n: past_cache[n].astype(k, copy=False) for n, k in self._kinds.items()}
         outputs = self._runner.infer({**inputs(self._contract, ids, mask), **past})
-        layers = self._made_of.layers
-        pairs = zip(past_names(layers), present_names(layers), strict=True)
-        return outputs["logits"], {past: outputs[present] for past, present in pairs}
+        names = kv_cache.names(self._made_of.layers)
+        return outputs["logits"], {past: outputs[present] for past, present in names}
 
 
 class TorchDecoder:
@@ -112,7 +105,8 @@ def cache_of(transformers_cache: Any) -> Cache:
     """transformers' cache by our names."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().numpy() for pair in pairs for t in pair]
-    return dict(zip(past_names(len(pairs)), flat, strict=True))
+    names = [past for past, _ in kv_cache.names(len(pairs))]
+    return dict(zip(names, flat, strict=True))
 
 
 def logits_of(system: Decoder, ids: Array) -> Array:

@@ -15,6 +15,7 @@ from optimizer import state as compressed_state
 from optimizer.compress.apply import bias_correction
 from optimizer.export.names import Names, from_dict
 from optimizer.harness import contract as contracts
+from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load.architecture import family
@@ -23,7 +24,6 @@ from optimizer.load.families import Family
 from optimizer.load.model import torch_model
 from optimizer.recipe.schema import Validation
 from optimizer.state import CompressedState
-from optimizer.validate import decoder
 
 
 @dataclass
@@ -119,7 +119,8 @@ class RunArtifacts:
         if not self.contract.task_record.generates:
             return [], []
         layers = self.contract.decoder.layers
-        return decoder.past_names(layers), decoder.present_names(layers)
+        names = kv_cache.names(layers)
+        return [past for past, _ in names], [present for _, present in names]
 
     @property
     def compared(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import kv_cache
 from ..errors import InputError
 from ..inputs.batch import Array, Batch
 from ..inputs.text import TEXT, check_text
@@ -107,24 +108,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
 
 def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
     arrays = {"input_ids": ids, "attention_mask": mask}
-    arrays["position_ids"] = position_ids(mask, ids.shape[1])
+    arrays["position_ids"] = kv_cache.position_ids(mask, ids.shape[1])
     return {i.name: arrays[i.name].astype(i.dtype, copy=False) for i in contract.inputs}
-
-
-def position_ids(mask: Array, new: int) -> Array:
-    """Positions of the last `new` columns, (batch, new): a token's counts the real tokens before
-    it, and padding before the first is at 0. mask (batch, past + new): 0 where padded."""
-    counted = np.maximum(np.asarray(mask, np.int64).cumsum(1) - 1, 0)
-    return np.asarray(counted[:, mask.shape[1] - new :])
-
-
-def cache_names(layers: int) -> list[tuple[str, str]]:
-    """(input, output) of a graph for each cached array, keys and values of layer 0 first."""
-    return [
-        (f"past_key_values.{i}.{part}", f"present.{i}.{part}")
-        for i in range(layers)
-        for part in ("key", "value")
-    ]
 
 
 def line(answer: Mapping[str, Any]) -> str:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optimizer.harness.kv_cache import is_past, is_present, past_of
 from optimizer.validate.decoder import cache_of
 from optimizer.validate.ledger import distance
 from optimizer.validate.ledger.distance import Array
 
 Batch = Mapping[str, Array]
-PAST, PRESENT = "past_key_values.", "present."
 
 
 @dataclass
@@ -59,15 +59,15 @@ class Trace:
         def rest(arrays: Mapping[Any, Array]) -> dict[Any, Array]:
             return {name: a[:, past:] for name, a in arrays.items()}
 
-        batch = {n: a for n, a in self.batch.items() if not n.startswith(PAST)}
-        cache = {n: a for n, a in self.result.items() if n.startswith(PRESENT)}
+        batch = {n: a for n, a in self.batch.items() if not is_past(n)}
+        cache = {n: a for n, a in self.result.items() if is_present(n)}
         others = {n: a for n, a in self.result.items() if n not in cache}
         return Trace(
             mask=self.mask[:, past:],
             batch={
                 **rest(batch),
                 "attention_mask": self.mask,
-                **{_past(n): a[:, :, :past] for n, a in cache.items()},
+                **{past_of(n): a[:, :, :past] for n, a in cache.items()},
             },
             result={**rest(others), **cache},
             inputs=rest(self.inputs),
@@ -76,22 +76,18 @@ class Trace:
         )
 
 
-def _past(present: str) -> str:
-    return PAST + present.removeprefix(PRESENT)
-
-
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
     """The model's named outputs, as arrays; those of an empty cache in `batch` are left out."""
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(a))
         for name, a in batch.items()
-        if not name.startswith(PAST)
+        if not is_past(name)
     }
     with torch.no_grad():
         result = model(**tensors, return_dict=True)
-    arrays = {name: result[name].numpy() for name in outputs if not name.startswith(PRESENT)}
+    arrays = {name: result[name].numpy() for name in outputs if not is_present(name)}
     if len(arrays) < len(outputs):
-        cache = {_past(n): n for n in outputs if n.startswith(PRESENT)}
+        cache = {past_of(n): n for n in outputs if is_present(n)}
         arrays |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}
     return arrays
 

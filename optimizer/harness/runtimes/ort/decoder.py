@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ... import kv_cache
 from ...contract import Contract, Generation
 from ...errors import BundleError
 from ...inputs.batch import Array
@@ -41,15 +42,6 @@ class Opened(Protocol):
     def run_bound(self, binding: Any) -> None: ...
 
 
-def cache_names(layers: int) -> list[tuple[str, str]]:
-    """(past, present) of each cached array, keys and values of layer 0 first."""
-    return [
-        (f"past_key_values.{i}.{part}", f"present.{i}.{part}")
-        for i in range(layers)
-        for part in ("key", "value")
-    ]
-
-
 class OrtDecoder:
     """A batch of sequences; see decoder.Decoder.
 
@@ -60,7 +52,7 @@ class OrtDecoder:
     def __init__(self, runner: Opened, contract: Contract, capacity: int = 0) -> None:
         self._runner, self._spec = runner, contract.decoder
         self._capacity = capacity
-        self._names = cache_names(self._spec.layers)
+        self._names = kv_cache.names(self._spec.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]

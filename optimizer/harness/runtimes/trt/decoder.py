@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ... import kv_cache
 from ...contract import Contract
 from ...inputs.batch import Array
 from ..decoder import check_step
-from ..ort.decoder import LOGITS, cache_names, check_graph
+from ..ort.decoder import LOGITS, check_graph
 from .memory import Device, Pinned
 from .profiles import choose
 
@@ -32,7 +33,7 @@ class TrtDecoder:
     def __init__(self, session: Any, contract: Contract, capacity: int = 0) -> None:
         self._session, self._driver = session, session.driver
         self._spec, self._capacity = contract.decoder, capacity
-        self._names = cache_names(self._spec.layers)
+        self._names = kv_cache.names(self._spec.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(session, self._inputs, self._names)
         self._read = {past: Device(self._driver) for past, _ in self._names}
