@@ -126,8 +126,7 @@ OUTPUT_SEARCHED = Method(
 
 
 def _gptq_aims_at_float(quantize: Quantize) -> bool:
-    """(Measured on SmolLM2, static W8A8: 0.029 nats without, 0.03 to 0.16 with it, changing with
-    the last digit of a sum.)"""
+    """Unless activations have static ranges (docs/decisions.md: GPTQ and static ranges)."""
     target = quantize.gptq.float_target
     return not quantize.static_activations if target is None else target
 

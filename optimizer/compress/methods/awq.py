@@ -21,7 +21,7 @@ from torch import Tensor
 
 from optimizer.compress.methods.shared_heads import SharedHeads
 
-RATIOS = tuple(i / 10 for i in range(1, 7))  # no layer of SmolLM2 chose more
+RATIOS = tuple(i / 10 for i in range(1, 7))  # no layer of a real model chose more
 SMALLEST = 1e-8  # of a mean magnitude: below it the input carries nothing and is left alone
 
 # a weight (out, in) and what a squared error costs at each of its inputs (in,), which are the

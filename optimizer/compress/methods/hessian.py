@@ -1,7 +1,7 @@
-"""The quadratic that a rounder minimises, made from sums over the calibration tokens.
+"""The quadratic that a rounding method minimises, made from sums over the calibration tokens.
 
 For a linear y = x W^T whose float input is x_f and whose input after quantization of everything
-before it is x_q, the output error of codes with values Q is, up to a constant,
+before it is x_q, the output error of integers with values Q is, up to a constant,
 
     |x_f W^T - x_q Q^T|^2 = tr (Q - T) H (Q - T)^T   H = x_q^T x_q                  T = W + P^T H^-1
                                                      P = x_q^T (x_f - x_q) W^T     (T = W without P)
@@ -12,21 +12,19 @@ Only ratios matter: both may be sums or means over tokens, as long as it is the 
 
 H of a wide layer is the largest thing there is while a block is compressed, so its factor is made
 in the upper half of the same memory and the lower half keeps H. In float32, which damping by the
-usual 0.01 makes enough (on SmolLM2 the error that is left is that of float64 to six digits); asked
-for less than about 0.001, float32 may need ten times as much as float64 would.
+usual 0.01 makes enough; with less than about 0.001, float32 may need ten times as much as float64
+would (docs/decisions.md: Second moments in float32).
 
 In most language models a few tokens, the first of a text above all, have activations hundreds of
 times as long as the others' (Sun et al. 2024, "Massive activations", arXiv 2402.17762). Least
 squares would fit these few examples to the last detail and nothing else, so that what is right on
-the calibration text is wild on another (measured: SmolLM2, down_proj of layer 11). `counted`
-limits what one token is worth in both sums.
+the calibration text is wild on another. `counted` limits what one token is worth in both sums.
 
 The first token of a text is one of hundreds, and in most models the one that half of all attention
 rests on (Xiao et al. 2024, "attention sinks", arXiv 2309.17453); what enters a module for it often
 lies along a direction of its own. Error feedback moves the others' errors there, where a mean over
-tokens does not see them: measured on SmolLM2 in W8A8, its key in layer 12 was off by 1.3 times its
-length, and attention to it fell from 0.36 to 0.02. `leading` makes it count for more (as in RSQ,
-Sung et al. 2025, arXiv 2503.01820).
+tokens does not see them (docs/decisions.md: The first token counts for more). `leading` makes it
+count for more (as in RSQ, Sung et al. 2025, arXiv 2503.01820).
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ order
 
 the second where the entries of D are as good as independent and N's squares are a product of what
 belongs to the output and what belongs to the input (in the manner of Shampoo, and of YAQA, Tseng et
-al. 2025, arXiv 2505.22988). N is taken of whole texts: its tokens do not err by themselves.
-(Measured on 10 modules of SmolLM2, 4 bits to nearest: 0.7 to 1.25 times the true KL. Factors of
-single tokens, as K-FAC has them, see an error of a value in the middle layers 4 times too small,
-and the layer whose inputs are enormous at the first token 11 times too large.)
+al. 2025, arXiv 2505.22988). N is taken of whole texts: its tokens do not err by themselves
+(docs/decisions.md: Sensitivity from whole texts).
 
 D is the error of rounding to nearest, whatever rounds in the end: GPTQ leaves less of it, and is
 taken to leave the same share everywhere.

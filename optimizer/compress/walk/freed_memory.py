@@ -9,7 +9,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 def keep(below: int) -> None:
     """Reuse freed memory instead of returning it and asking for pages again: for the temporaries of
-    a block that is a good part of the time (measured). What is not `below` so many bytes is still
+    a block that is a good part of the time. What is not `below` so many bytes is still
     returned at once."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -19,7 +19,7 @@ def keep(below: int) -> None:
 
 def give_back() -> None:
     """Return what is free. Without it, holes between blocks of different sizes add up to about one
-    byte per weight, so that the peak grows with depth (measured)."""
+    byte per weight, so that the peak grows with depth."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
