@@ -43,7 +43,7 @@ from false_alarm_cells import TEXTS, Cell, recipe
 
 if TYPE_CHECKING:
     from optimizer.recipe.schema import Export
-    from optimizer.validate.ledger.hops import Entry
+    from optimizer.validate.ledger.entry import Entry
 
 NOT_BUILT = "false_alarms.py judges the lowered model: engines are built by `optimize`"
 

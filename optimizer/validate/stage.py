@@ -8,7 +8,7 @@ Writes report.json:
     gates         [{name, verdict, measured, limit, interval, message}]
     sense         does what goes in make sense: see sense.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
-                  see hops.Entry; ok null: not run here, why; `optimize explain` words it
+                  see entry.Entry; ok null: not run here, why; `optimize explain` words it
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
                   when another runtime answered for the engine
     also          {name: the same on each further set, and report_only: whether it has no gate}
@@ -44,7 +44,7 @@ from optimizer.validate import on_gpu, sense
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
-from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.ledger_texts import ledger_texts
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import (

@@ -27,7 +27,7 @@ from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
-from optimizer.validate.ledger.hops import MEASURED, Entry
+from optimizer.validate.ledger.entry import MEASURED, Entry
 from optimizer.validate.ledger.spread import Spread
 from optimizer.validate.materials import Materials
 

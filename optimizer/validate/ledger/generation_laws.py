@@ -30,7 +30,7 @@ from optimizer.validate.ledger import contract_laws, pieces
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.contract_laws import STRANGE
 from optimizer.validate.ledger.distance import Array, Distance
-from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
 
 PROMPTS, NEW = 3, 12

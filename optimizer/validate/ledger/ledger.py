@@ -27,7 +27,7 @@ from optimizer.progress import bar
 from optimizer.references import resolve
 from optimizer.validate.ledger import cache_laws, generation_laws, hops
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
 
 Hop = Callable[[Materials], Entry]

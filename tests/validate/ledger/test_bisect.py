@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.validate.ledger import bisect, hops
+from optimizer.validate.ledger.entry import Entry
 from tests.validate import mutations as m
 from tests.validate.mutations import OUTPUT, QUERY
 from tests.validate.runs import Run
@@ -31,7 +32,7 @@ def test_nothing_bad_is_nothing_found() -> None:
     assert bisect.first_bad([], lambda part: True) is None
 
 
-def bad(entry: hops.Entry) -> list[str]:
+def bad(entry: Entry) -> list[str]:
     return [p.module for p in entry.pieces if not p.fine]
 
 

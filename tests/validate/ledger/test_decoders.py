@@ -19,7 +19,7 @@ from optimizer.harness.tasks import text_generation
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.state import CompressedState
 from optimizer.validate.ledger import ledger, state_laws
-from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.resampled import Suspect
 from optimizer.validate.ledger.rounding_limits import Rounding
 from optimizer.validate.materials import Materials

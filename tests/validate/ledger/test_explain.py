@@ -15,7 +15,7 @@ from optimizer.errors import InputError
 from optimizer.validate.ledger import explain, explain_text
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.pieces import Element, Piece
 from optimizer.validate.ledger.spread import Spread
 

@@ -10,7 +10,7 @@ import pytest
 from optimizer.errors import LedgerError
 from optimizer.lower import cut
 from optimizer.validate.ledger import ledger
-from optimizer.validate.ledger.hops import Entry
+from optimizer.validate.ledger.entry import Entry
 from tests.conftest import write_tiny_bert
 from tests.validate.mutations import OUTPUT, values
 from tests.validate.runs import SCHEMES, Run, for_tensorrt, make, recipe

@@ -13,6 +13,7 @@ import torch
 from optimizer.harness import tasks
 from optimizer.state import Range
 from optimizer.validate.ledger import hops, ledger
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
 from tests.validate import mutations as m
 from tests.validate.mutations import KEY, NORM, OUTPUT, QUERY
@@ -96,7 +97,7 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
 }  # fmt: skip
 
 
-def assert_caught(materials: Any, planted: str, first: str = "load") -> hops.Entry:
+def assert_caught(materials: Any, planted: str, first: str = "load") -> Entry:
     """The hops from `first` to the planted one hold, and it does not."""
     names = [hop.__name__ for hop in ledger.HOPS]
     for hop in ledger.HOPS[names.index(first) :]:

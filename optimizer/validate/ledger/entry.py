@@ -1,0 +1,90 @@
+"""What the ledger says of one hop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
+from optimizer.validate.ledger.distance import Distance
+from optimizer.validate.ledger.pieces import Piece
+from optimizer.validate.ledger.spread import Spread, against
+from optimizer.validate.ledger.trace import Trace
+
+MEASURED = "correct runs of this model, each float operation rounded at random, lie as far apart"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One hop. tolerance and measured.worst: the example that comes nearest to its limit, or lies
+    furthest beyond. ok None: not run here. problems: what is wrong, worst first, with the
+    checkpoint's names; empty when ok. unproven: what a hop that is ok could not judge, "". pieces:
+    each part of a graph that was judged by itself. spread: how far correct runs lie apart, and the
+    limits that follow (Spread.as_dict)."""
+
+    hop: str
+    start: str
+    tolerance: float | None
+    measured: Distance | None
+    ok: bool | None
+    why: str
+    problems: tuple[str, ...] = ()
+    unproven: str = ""
+    pieces: tuple[Piece, ...] = ()
+    spread: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "hop": self.hop,
+            "from": self.start,
+            "tolerance": self.tolerance,
+            "measured": self.measured.as_dict() if self.measured else None,
+            "ok": self.ok,
+            "why": self.why,
+            "problems": list(self.problems),
+            "unproven": self.unproven,
+            "pieces": [p.as_dict() for p in self.pieces],
+            "spread": self.spread,
+        }
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a hop answered, what it starts from answered, and how far correct runs lie apart."""
+
+    results: Sequence[Mapping[str, Any]]
+    expected: Sequence[Trace]
+    spread: Spread
+
+
+def within(
+    hop: str,
+    start: str,
+    answers: Answers,
+    problems: Sequence[str],
+    parts: Sequence[Piece] = (),
+) -> Entry:
+    """The entry of a hop whose outputs may differ as correct runs do, by no more; and no problem of
+    another kind."""
+    spread = answers.spread
+    names = list(spread.limits)
+    measured, worst, beyond = against(spread.limits, answers.results, answers.expected, names)
+    name = max(names, key=lambda n: worst[n] / spread.limits[n])
+    whole = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+    whole += [
+        f"{n}: an example is {shown[0]} from {start}, {shown[1]} {CORRECT_RUNS}"
+        for n, far, limit in beyond
+        for shown in [breach(far, limit)]
+    ]
+    return Entry(
+        hop,
+        start,
+        spread.limits[name],
+        replace(measured, worst=worst[name]),
+        not problems and not whole,
+        MEASURED,
+        (*problems, *whole),
+        pieces=tuple(parts),
+        spread=spread.as_dict(worst),
+    )
