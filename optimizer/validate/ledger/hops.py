@@ -18,7 +18,6 @@ from torch import Tensor
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
@@ -288,7 +287,7 @@ def harness(m: Materials) -> Entry:
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
-    tokenizer = load_tokenizer(tokens_folder, served)
+    tokenizer = served.task_record.inputs.open(tokens_folder, served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)
     problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
@@ -296,20 +295,18 @@ def harness(m: Materials) -> Entry:
     answers, expected = [], []
     with OrtRunner(m.model / "model.onnx", threads=1) as runner:
         for batch in m.batches:
-            batch_inputs = tasks.encode(
-                served, tokenizer, batch.inputs, None, int(batch["input_ids"].shape[1])
-            )
-            outputs = runner.infer(batch_inputs)
-            values = tasks.decode(served, outputs, batch_inputs)
-            again = tasks.decode(served, runner.infer(batch_inputs), batch_inputs)
+            width = batch["input_ids"].shape[1]
+            arrays = tasks.encode(served, tokenizer, batch.inputs, None, width)
+            outputs = runner.infer(arrays)
+            values = tasks.decode(served, outputs, arrays)
+            again = tasks.decode(served, runner.infer(arrays), arrays)
             if not np.array_equal(values, again):
                 problems.append("the same texts answered twice give other bits")
             answers += list(values)
             expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
     measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
-    ratio = max(
-        (_ratio(f, w, bound) for f, (w, bound) in zip(answers, expected, strict=True)), default=0
-    )
+    both = zip(answers, expected, strict=True)
+    ratio = max((_ratio(f, w, bound) for f, (w, bound) in both), default=0)
     if not ratio <= 1:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
     why = "pooling and normalization in float32, bounded element by element"
