@@ -55,9 +55,9 @@ def compress(
     for method in quantize.of_kind("block-tuning") if group.schemes else ():
         tuned, remark = resolve(method.apply)(group, chosen.weights, quantize)
         chosen.tune(tuned, remark)
-        for name, value in tuned.gains.items():
+        for name, value in tuned.norm_weights.items():
             set_parameter(group.model, name, value)
-        replaced = {**replaced, **tuned.gains}
+        replaced = {**replaced, **tuned.norm_weights}
     weights = {f"{name}.weight": q for name, q in chosen.weights.items()}
     quantized, rows = _replaced_by(group, inputs, chosen, folded)
     corrections: dict[str, Tensor] = {}
@@ -118,8 +118,8 @@ def _replaced_by(
 class _Measure:
     """Running sums over the real tokens of one module, against its float self on the same input."""
 
-    def __init__(self, exact: nn.Linear, quantized: QuantLinear) -> None:
-        self.exact, self.quantized = exact, quantized
+    def __init__(self, float_output: nn.Linear, quantized: QuantLinear) -> None:
+        self.float_output, self.quantized = float_output, quantized
         self.error = self.signal = 0.0
         self.clipped = self.seen = 0
 
@@ -130,7 +130,7 @@ class _Measure:
 
     def update(self, rows: Tensor) -> None:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            y, q = self.exact(rows), self.quantized.forward(rows)  # no hooks: one called us
+            y, q = self.float_output(rows), self.quantized.forward(rows)  # no hooks: one called us
         self.error += float((y - q).double().square().sum())
         self.signal += float(y.double().square().sum())
         self.clipped += self.quantized.clipped(rows)

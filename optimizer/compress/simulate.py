@@ -2,11 +2,11 @@
 
 A quantized linear multiplies de-quantized weights with inputs that were coded and decoded again:
 
-    activations "tensor"   (clamp(round(x / s) + z, 0, 255) - z) * s     s, z of the site's Range
+    activations "tensor"   (clamp(round(x / s) + z, 0, 255) - z) * s     s, z of the module's Range
     activations "token"    round(x / s) * s, s = max|x| / 127 of each row (a row of zeros stays 0)
     activations None       x itself
 
-x is first multiplied, feature by feature, by the site's factor where the state has one; the codes
+x is first multiplied, feature by feature, by its module's factor where the state has one; the codes
 of the weight hold the inverse.
 """
 

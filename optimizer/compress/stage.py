@@ -151,8 +151,8 @@ def _walk(job: _Job) -> list[Path]:
     quantize, selection, progress = job.section.quantize, job.selection, job.progress
     budget = Budget(int(job.section.compress.memory_gb * 1e9))
     hidden = Buffer(budget, progress / "hidden")
-    exact = Buffer(budget, progress / "exact") if quantize.float_reference else None
-    stream = capture(job.source, selection.blocks, job.batches, hidden, exact)
+    reference = Buffer(budget, progress / "reference") if quantize.float_reference else None
+    stream = capture(job.source, selection.blocks, job.batches, hidden, reference)
     stream.float = job.section.compress.precision
     groups = (
         walk.segments(stream.uses[0])
@@ -216,7 +216,7 @@ def _tuned(
     method = section.quantize.of_kind("model-tuning")[0]
     tuned, remark = resolve(method.apply)(source, start, windows, section)
     rows = [row.explained(remark) for part in done for row in module_rows.read(part)]
-    _keep(folder, CompressedState(tuned.weights, tuned.gains), rows, None)
+    _keep(folder, CompressedState(tuned.weights, tuned.norm_weights), rows, None)
     return folder
 
 
@@ -253,7 +253,9 @@ def _keep(
 
 def _stream_entries(stream: walk.Stream) -> Iterator[tuple[str, Tensor]]:
     yield from ((f"{i:06d}", hidden) for i, hidden in enumerate(stream.hidden))
-    yield from ((f"{i:06d}.exact", hidden) for i, hidden in enumerate(stream.exact or ()))
+    yield from (
+        (f"{i:06d}.reference", hidden) for i, hidden in enumerate(stream.float_reference or ())
+    )
 
 
 def _load_stream(folder: Path, stream: walk.Stream) -> None:
@@ -262,9 +264,9 @@ def _load_stream(folder: Path, stream: walk.Stream) -> None:
     with safe_open(folder / STREAM, "pt") as f:
         for i in range(len(stream.hidden)):
             stream.hidden[i] = f.get_tensor(f"{i:06d}").clone()
-        for i in range(len(stream.exact or ())):
-            assert stream.exact is not None
-            stream.exact[i] = f.get_tensor(f"{i:06d}.exact").clone()
+        for i in range(len(stream.float_reference or ())):
+            assert stream.float_reference is not None
+            stream.float_reference[i] = f.get_tensor(f"{i:06d}.reference").clone()
 
 
 def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, out: Path) -> None:

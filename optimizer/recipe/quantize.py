@@ -49,7 +49,7 @@ class Weights(Section):
 class Activations(Section):
     bits: Literal[8] = 8
     granularity: Literal["tensor", "token"] = Field(
-        "tensor", description="tensor: one static range per site. token: measured at run time"
+        "tensor", description="tensor: one static range per module. token: measured at run time"
     )
     symmetric: bool = Field(
         False, description="true: code 0 is the middle. false: both ends of the range are chosen"

@@ -20,16 +20,17 @@ def learn(group: BlockGroup, start: Mapping[str, QTensor], quantize: Quantize) -
     """start: {module: integers}. The targets are the float reference, which must have moved on
     already.
 
-    gains come under their parameters' names. Raises CheckpointError when the loss is not finite.
+    Norm weights come under their parameters' names. Raises CheckpointError when the loss is not
+    finite.
     """
     stream, options = group.stream, quantize.autoround
-    assert stream.exact is not None
+    assert stream.float_reference is not None
     linears = {name: group.linear(name) for name in start}
     try:
         tuned = learn_rounding(
-            Block(group.output, linears, _gains(group)),
+            Block(group.output, linears, _norm_weights(group)),
             start,
-            Samples(stream.hidden, stream.exact, stream.real),
+            Samples(stream.hidden, stream.float_reference, stream.real),
             AutoroundOptions(
                 steps=options.steps, seed=options.seed, dtype=products_in(stream.float)
             ),
@@ -42,14 +43,14 @@ def learn(group: BlockGroup, start: Mapping[str, QTensor], quantize: Quantize) -
     return tuned, f"learned: the block's error is {share:.3f} of what it was"
 
 
-def _gains(group: BlockGroup) -> dict[str, nn.Parameter]:
-    """The gains of the norms in front of a block's linears."""
+def _norm_weights(group: BlockGroup) -> dict[str, nn.Parameter]:
+    """The weights of the norms in front of a block's linears."""
     family = group.family
     norms = [p.producer for p in family.smooth if p.producer not in family.linears]
-    gains = {}
+    norm_weights = {}
     for block in group.blocks:
         for norm in norms:
             weight = getattr(group.model.get_submodule(f"{block}.{norm}"), "weight", None)
             if isinstance(weight, nn.Parameter):
-                gains[f"{block}.{norm}.weight"] = weight
-    return gains
+                norm_weights[f"{block}.{norm}.weight"] = weight
+    return norm_weights

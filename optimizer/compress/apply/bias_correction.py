@@ -35,10 +35,10 @@ class Shift:
         self._sum = torch.zeros(features, dtype=torch.float64)
         self._count = 0
 
-    def update(self, exact: Tensor, quantized: Tensor) -> None:
-        """exact, quantized: (tokens, features)."""
-        self._sum += (exact.double() - quantized.double()).sum(0)
-        self._count += len(exact)
+    def update(self, float_output: Tensor, quantized: Tensor) -> None:
+        """float_output, quantized: (tokens, features)."""
+        self._sum += (float_output.double() - quantized.double()).sum(0)
+        self._count += len(float_output)
 
     @property
     def value(self) -> Tensor:
@@ -57,12 +57,12 @@ def correct(
     """Give the quantized modules corrected biases; returns these, what was added to each, and a
     note on every module that has none to correct."""
     shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
-    exact = {name: group.linear(name) for name in shifts}
+    float_output = {name: group.linear(name) for name in shifts}
 
     def hook(name: str, rows: Tensor, _real: Tensor) -> None:
         q = quantized[name]
         with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
-            shifts[name].update(exact[name].forward(q.within(rows)), q.forward(rows))
+            shifts[name].update(float_output[name].forward(q.within(rows)), q.forward(rows))
 
     with walk.swapped(group.model, quantized):
         walk.observe(group, hook, shifts)

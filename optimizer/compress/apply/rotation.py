@@ -116,7 +116,7 @@ def _check(
         raise RecipeError(
             f"load/families.py does not say where {family.model_type} has its values and norms",
             where=where,
-            fix="Remove rotation from quantize.methods, or add these facts.",
+            fix="Remove rotation from quantize.methods, or add these to the table.",
         )
     places = [source.final_norm, *(f"{source.blocks[0]}.{n}" for n in norms)]
     centring = [p for p in places if isinstance(source.model.get_submodule(p), nn.LayerNorm)]

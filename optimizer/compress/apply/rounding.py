@@ -116,8 +116,8 @@ def choose(group: BlockGroup, inputs: Inputs, quantize: Quantize, scratch: Path)
     weight or input that holds NaN, or a module whose statistic cannot be inverted.
     """
     method = quantize.block_rounding
-    aims_at_float = group.stream.exact is not None and method.float_reference(quantize)
-    if group.stream.exact is not None and not aims_at_float:
+    aims_at_float = group.stream.float_reference is not None and method.float_reference(quantize)
+    if group.stream.float_reference is not None and not aims_at_float:
         walk.advance_float_reference(group)
     if not method.second_moments:
         return _alone(group, inputs, quantize)
@@ -247,8 +247,8 @@ def statistic(
         with group.stream.sums():
             hessian.addmm_(coded.T, coded)
             if drift is not None:
-                exact = next(targets) * share
-                missed = (exact if factor is None else exact * factor) - coded
+                reference = next(targets) * share
+                missed = (reference if factor is None else reference * factor) - coded
                 drift.addmm_(coded.T, missed if weight is None else missed @ weight.T)
 
     walk.observe_one(group, hook, leader)

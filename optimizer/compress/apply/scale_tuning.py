@@ -24,12 +24,12 @@ def tune(
     The results are under the parameters' names. Raises CheckpointError when a loss is not finite.
     """
     options = section.quantize.scale_tuning
-    say("compress: tuning scales and gains end to end; the whole model is in memory for it")
+    say("compress: tuning scales and norm weights end to end; the whole model is in memory for it")
     try:
         with source.filled(state.replaced):
             tuned = tune_scales(
                 LanguageModel(source.features, source.head, source.linears(state.weights)),
-                _gains(source),
+                _norm_weights(source),
                 dict(state.weights),
                 singly(windows.train),
                 windows.held_out,
@@ -48,14 +48,14 @@ def tune(
     return tuned, "scales tuned end to end"
 
 
-def _gains(source: ModelSource) -> dict[str, nn.Parameter]:
-    """The gains of all norms: those in front of linears, and the last one."""
+def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:
+    """The weights of all norms: those in front of linears, and the last one."""
     family = source.family
     norms = {p.producer for p in family.smooth if p.producer not in family.linears}
-    gains = {}
+    norm_weights = {}
     for name, module in source.model.named_modules():
         if name == source.final_norm or any(name.endswith(f".{norm}") for norm in norms):
             weight = getattr(module, "weight", None)
             if isinstance(weight, nn.Parameter):
-                gains[f"{name}.weight"] = weight
-    return gains
+                norm_weights[f"{name}.weight"] = weight
+    return norm_weights

@@ -47,23 +47,23 @@ class Samples:
 class Rates:
     """The first step of each kind; all shrink linearly to nothing.
 
-    codes: in codes; None means 1 / steps. scales: relative to the scale. gains: relative to the
-    mean magnitude of the gain.
+    codes: in codes; None means 1 / steps. scales: relative to the scale. norm_weights: relative to
+    their mean magnitude.
     """
 
     codes: float | None = None
     scales: float = 5e-4
-    gains: float = 5e-4
+    norm_weights: float = 5e-4
 
 
 @dataclass(frozen=True)
 class Block:
     """output(i, hidden): the block's output for the hidden states of batch i, using `linears` and
-    `gains`, which hold float weights and hold them again after learning."""
+    `norm_weights`, which hold float weights and hold them again after learning."""
 
     output: Callable[[int, Tensor], Tensor]
     linears: Mapping[str, nn.Linear]
-    gains: Mapping[str, nn.Parameter]
+    norm_weights: Mapping[str, nn.Parameter]
 
 
 @dataclass(frozen=True)
@@ -85,37 +85,37 @@ def learn_rounding(
     samples. Raises ValueError when `start` does not name exactly the linears, or a loss is not
     finite.
     """
-    run, linears, gains = block.output, block.linears, block.gains
+    run, linears, norm_weights = block.output, block.linears, block.norm_weights
     steps, rates, checks, dtype = options.steps, options.rates, options.checks, options.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     rounding = {name: _Latent(linears[name], q, dtype) for name, q in start.items()}
     at = {max(1, round(steps * k / checks)) for k in range(1, checks + 1)} if steps else set()
     order = _order(len(samples.hidden), steps, options.seed)
-    with borrowed(linears, gains):
+    with borrowed(linears, norm_weights):
         for latent in rounding.values():
             latent.place()
         before = _loss(run, samples, dtype)
-        best = _State(before, {n: r.quantized() for n, r in rounding.items()}, copied(gains))
+        best = _State(before, {n: r.quantized() for n, r in rounding.items()}, copied(norm_weights))
         for step, i in enumerate(order, 1):
             _gradients(run, samples, i, dtype)
             share = 1 - (step - 1) / steps
             with torch.no_grad():
                 for latent in rounding.values():
                     latent.step(share * (rates.codes or 1 / steps), share * rates.scales)
-                for gain in gains.values():
-                    _step_gain(gain, share * rates.gains)
+                for gain in norm_weights.values():
+                    _step_gain(gain, share * rates.norm_weights)
             if step in at and (now := _loss(run, samples, dtype)) < best.loss:
                 codes = {n: r.quantized() for n, r in rounding.items()}
-                best = _State(now, codes, copied(gains))
-    return Tuned(best.weights, best.gains, before, best.loss)
+                best = _State(now, codes, copied(norm_weights))
+    return Tuned(best.weights, best.norm_weights, before, best.loss)
 
 
 @dataclass(frozen=True)
 class _State:
     loss: float
     weights: dict[str, QTensor]
-    gains: dict[str, Tensor] = field(default_factory=dict)
+    norm_weights: dict[str, Tensor] = field(default_factory=dict)
 
 
 class _Latent:

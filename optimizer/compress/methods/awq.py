@@ -99,5 +99,5 @@ def search(
 
 
 def rescaled(hessian: Tensor, s: Tensor) -> Tensor:
-    """H of the inputs after they were divided by s: rounders that follow see these."""
+    """H of the inputs after they were divided by s: rounding methods that follow get these."""
     return hessian / s[:, None] / s[None, :]

@@ -1,4 +1,5 @@
-"""Weights and gains that a training loop may replace, and that are what they were afterwards."""
+"""Weights of linears and of norms that a training loop may replace; afterwards they are what they
+were."""
 
 from __future__ import annotations
 
@@ -10,24 +11,27 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def borrowed(linears: Mapping[str, nn.Linear], gains: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Inside, gains take gradients and weights may be exchanged; afterwards all is as it was."""
-    weights, values = {n: m.weight for n, m in linears.items()}, copied(gains)
-    took_gradients = {n: g.requires_grad for n, g in gains.items()}
+def borrowed(
+    linears: Mapping[str, nn.Linear], norm_weights: Mapping[str, nn.Parameter]
+) -> Iterator[None]:
+    """Inside, norm weights take gradients and the linears' may be exchanged; afterwards all is as
+    it was."""
+    weights, values = {n: m.weight for n, m in linears.items()}, copied(norm_weights)
+    took_gradients = {n: g.requires_grad for n, g in norm_weights.items()}
     try:
-        for gain in gains.values():
+        for gain in norm_weights.values():
             gain.requires_grad_(True)
         yield
     finally:
         for name, linear in linears.items():
             linear.weight = weights[name]
         with torch.no_grad():
-            for name, gain in gains.items():
+            for name, gain in norm_weights.items():
                 gain.copy_(values[name])
                 gain.grad = None
                 gain.requires_grad_(took_gradients[name])
 
 
-def copied(gains: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The gains' values at this moment."""
-    return {name: gain.detach().clone() for name, gain in gains.items()}
+def copied(norm_weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The norm weights' values at this moment."""
+    return {name: gain.detach().clone() for name, gain in norm_weights.items()}

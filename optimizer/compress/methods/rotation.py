@@ -73,7 +73,7 @@ class Rotated(Mapping[str, Tensor]):
 
     tensors: the checkpoint. roles: of every parameter that changes, under the rotated model's
     names. residual (hidden, hidden) and head (head_dim, head_dim): orthogonal, float64; None
-    leaves that side as it is, and with residual None gains stay in their norms.
+    leaves that side as it is, and with residual None norm weights stay in their norms.
     """
 
     def __init__(

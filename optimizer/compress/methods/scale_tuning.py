@@ -1,9 +1,9 @@
-"""Tune the scales of a quantized model, and its norm gains, so that it answers as the float model.
+"""Tune the scales and norm weights of a quantized model, so that it answers as the float model.
 
 The loss is KL(float || quantized) of the next token, in nats, mean over real tokens. Codes and
 zero points stay: a scale is s = start * exp(t), put on the scale grid before use, and t follows
-Adam (Kingma and Ba 2015), as do the gains; this is the second phase of EfficientQAT (Chen et al.
-2024, arXiv 2407.11062) with the float model as the teacher.
+Adam (Kingma and Ba 2015), as do the norm weights; this is the second phase of EfficientQAT (Chen
+et al. 2024, arXiv 2407.11062) with the float model as the teacher.
 
 Unlike the rest of the walk this needs the whole model in memory: one copy of its weights in
 `dtype`, one gradient of that size, the activations of one batch, and the float model's last hidden
@@ -33,11 +33,11 @@ from optimizer.qtensor import QTensor, to_scale_grid
 
 @dataclass(frozen=True)
 class Rates:
-    """Adam's first step: relative for scales, in units of the mean magnitude for gains. Both
+    """Adam's first step: relative for scales, in units of the mean magnitude for norm_weights. Both
     shrink linearly to nothing."""
 
     scales: float = 1e-3
-    gains: float = 1e-3
+    norm_weights: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class ScaleTuningOptions:
 
 def tune_scales(
     model: LanguageModel,
-    gains: Mapping[str, nn.Parameter],
+    norm_weights: Mapping[str, nn.Parameter],
     start: Mapping[str, QTensor],
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     options: ScaleTuningOptions,
 ) -> Tuned:
-    """The model's linears and its gains hold float weights, are the teacher as they are, and hold
+    """The model's linears and its norms hold float weights, are the teacher as they are, and hold
     the same again afterwards. start: {linear: integers}. The losses are the held-out KL in nats
     per token.
 
@@ -78,13 +78,16 @@ def tune_scales(
     scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
     steps = epochs * -(-len(batches) // together)
     generator = torch.Generator().manual_seed(options.seed)
-    with borrowed(linears, gains):
+    with borrowed(linears, norm_weights):
         for s in scales.values():
             s.place()
         before = best = see.loss(held_out, judge)
-        kept = _kept(scales, gains)
+        kept = _kept(scales, norm_weights)
         adam = [_Adam(s.log, rates.scales) for s in scales.values()]
-        adam += [_Adam(g, rates.gains * float(g.detach().abs().mean())) for g in gains.values()]
+        adam += [
+            _Adam(g, rates.norm_weights * float(g.detach().abs().mean()))
+            for g in norm_weights.values()
+        ]
         step = 0
         for _ in range(epochs):
             for pick in torch.randperm(len(batches), generator=generator).split(together):
@@ -98,7 +101,7 @@ def tune_scales(
                     s.place()
                 step += 1
             if (now := see.loss(held_out, judge)) < best:
-                best, kept = now, _kept(scales, gains)
+                best, kept = now, _kept(scales, norm_weights)
     return Tuned(*kept, before, best)
 
 
@@ -213,6 +216,6 @@ class _Adam:
 
 
 def _kept(
-    scales: Mapping[str, _Scales], gains: Mapping[str, nn.Parameter]
+    scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, QTensor], dict[str, Tensor]]:
-    return {n: s.quantized() for n, s in scales.items()}, copied(gains)
+    return {n: s.quantized() for n, s in scales.items()}, copied(norm_weights)

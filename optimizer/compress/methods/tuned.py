@@ -11,9 +11,9 @@ from optimizer.qtensor import QTensor
 
 @dataclass(frozen=True)
 class Tuned:
-    """weights and gains by the names they were passed under; before and after: the loss."""
+    """weights and norm weights by the names they were passed under; before and after: the loss."""
 
     weights: dict[str, QTensor]
-    gains: dict[str, Tensor]
+    norm_weights: dict[str, Tensor]
     before: float
     after: float

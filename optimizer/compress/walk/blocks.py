@@ -49,15 +49,15 @@ class Stream:
     """The calibration data on its way through the model, one entry per batch.
 
     hidden (batch, sequence, features) changes as the walk proceeds; real (batch, sequence) bool
-    marks the tokens that are not padding; uses are the same blocks in every batch. exact: the
-    hidden states of the float model at the same place, when a method compares with them. float:
-    what products are computed in; sums and hidden states are float32 either way.
+    marks the tokens that are not padding; uses are the same blocks in every batch.
+    float_reference: the hidden states of the float model at the same place, when a method compares
+    with them. float: what products are computed in; sums and hidden states are float32 either way.
     """
 
     hidden: Buffer | list[Tensor]
     real: list[Tensor]
     uses: list[list[Use]]
-    exact: Buffer | list[Tensor] | None = None
+    float_reference: Buffer | list[Tensor] | None = None
     float: Literal["fp32", "bf16"] = "fp32"
 
     @property
@@ -170,7 +170,7 @@ def advance_float_reference(
     group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()
 ) -> None:
     """As `advance`, of the float model's hidden states."""
-    states = group.stream.exact
+    states = group.stream.float_reference
     assert states is not None
     for i in range(len(states)):
         states[i] = _observed_output(group, i, states[i], hook, names)

@@ -28,15 +28,15 @@ def capture(
     blocks: Sequence[str],
     batches: Sequence[Batch],
     hidden: Buffer | None = None,
-    exact: Buffer | None = None,
+    float_reference: Buffer | None = None,
 ) -> Stream:
-    """The stream at the input of the first block. hidden, exact: empty buffers to put it in;
-    without one a list, and no second stream.
+    """The stream at the input of the first block. hidden, float_reference: empty buffers to put
+    it in; without one a list, and no second stream.
 
     Of a decoder the base model is run (its head's logits would outweigh everything), and its token
     embedding is read row by row instead of being held.
     """
-    stream = Stream([] if hidden is None else hidden, [], [], exact)
+    stream = Stream([] if hidden is None else hidden, [], [], float_reference)
     if not batches:
         return stream
     model, tensors = source.model, source.tensors
@@ -53,8 +53,8 @@ def capture(
         for batch in batches:
             states, uses = _record(source, blocks, batch)
             stream.hidden.append(states)
-            if stream.exact is not None:
-                stream.exact.append(states)
+            if stream.float_reference is not None:
+                stream.float_reference.append(states)
             stream.uses.append(uses)
             stream.real.append(_real(source.inputs, batch, states))
     for name in (*outside, blocks[0]):

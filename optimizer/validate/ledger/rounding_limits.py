@@ -124,7 +124,7 @@ def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits
 def autoround(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
     """Steps against the sign of a gradient, shrinking linearly to nothing."""
     steps, rates = (quantize.autoround.steps + 1) / 2, rounding_learned.Rates()
-    return _moved(steps * rates.scales, steps * rates.gains)
+    return _moved(steps * rates.scales, steps * rates.norm_weights)
 
 
 def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> Limits:
@@ -134,7 +134,7 @@ def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) ->
     windows += 0 if calibrate is None else calibrate.samples + calibrate.generated
     per_epoch = math.ceil(windows / options.batch_size)
     steps = (options.epochs * per_epoch + 1) / 2
-    return _moved(steps * rates.scales, steps * rates.gains)
+    return _moved(steps * rates.scales, steps * rates.norm_weights)
 
 
 def _moved(logarithm: float, norms: float) -> Limits:

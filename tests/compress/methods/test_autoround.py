@@ -59,16 +59,18 @@ def learn(
     data: Samples,
     *,
     steps: int = 120,
-    gains: bool = False,
+    norm_weights: bool = False,
     **how: object,
 ) -> Tuned:
     options = AutoroundOptions(steps=steps, dtype=torch.float32, **how)  # type: ignore[arg-type]
-    return learn_rounding(view(block, gains), start_of(block, scheme), data, options)
+    return learn_rounding(view(block, norm_weights), start_of(block, scheme), data, options)
 
 
-def view(block: Block, gains: bool = False) -> autoround.Block:
+def view(block: Block, norm_weights: bool = False) -> autoround.Block:
     linears = {"up": block.up, "down": block.down}
-    return autoround.Block(lambda _i, x: block(x), linears, {"gain": block.gain} if gains else {})
+    return autoround.Block(
+        lambda _i, x: block(x), linears, {"gain": block.gain} if norm_weights else {}
+    )
 
 
 def start_of(block: Block, scheme: Scheme) -> dict[str, QTensor]:
@@ -136,8 +138,8 @@ def test_the_same_seed_gives_the_same_codes_and_another_does_not() -> None:
 def test_the_block_holds_its_own_weights_and_gains_afterwards() -> None:
     block = Block()
     kept = {n: p.detach().clone() for n, p in block.state_dict().items()}
-    learned = learn(block, SCHEMES[0], samples(block), gains=True)
-    assert not torch.equal(learned.gains["gain"], kept["gain"])
+    learned = learn(block, SCHEMES[0], samples(block), norm_weights=True)
+    assert not torch.equal(learned.norm_weights["gain"], kept["gain"])
     assert all(torch.equal(v, kept[n]) for n, v in block.state_dict().items())
 
 

@@ -1,4 +1,4 @@
-"""Scales and gains tuned end to end, on a tiny random language model."""
+"""Scales and norm weights tuned end to end, on a tiny random language model."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ SCHEMES = [
 
 
 class Tiny(nn.Module):
-    """Embedding, three residual linears with gains, a head tied to the embedding."""
+    """Embedding, three residual linears with norm weights, a head tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(4)
         self.embedding = nn.Parameter(torch.randn(VOCABULARY, WIDTH, generator=generator))
-        self.gains = nn.ParameterList(torch.ones(WIDTH) for _ in range(3))
+        self.norm_weights = nn.ParameterList(torch.ones(WIDTH) for _ in range(3))
         self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
         for i, linear in enumerate(self.linears):
             linear.weight = nn.Parameter(heavy_tailed((WIDTH, WIDTH), seed=i))
 
     def forward(self, batch: Batch) -> Tensor:
         x = self.embedding[batch["input_ids"]]
-        for gain, linear in zip(self.gains, self.linears, strict=True):
+        for gain, linear in zip(self.norm_weights, self.linears, strict=True):
             x = x + torch.tanh(linear(x * gain))
         return x / 4
 
     def named(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return (
             {f"linears.{i}": m for i, m in enumerate(self.linears)},
-            {f"gains.{i}": g for i, g in enumerate(self.gains)},
+            {f"norm_weights.{i}": g for i, g in enumerate(self.norm_weights)},
         )
 
 
@@ -61,25 +61,25 @@ def batches(n: int, seed: int = 0) -> list[Batch]:
 
 
 def tuned(model: Tiny, scheme: Scheme = SCHEMES[0], **changed: Any) -> Tuned:
-    linears, gains = model.named()
+    linears, norm_weights = model.named()
     start = {name: rtn(m.weight.detach(), scheme) for name, m in linears.items()}
     data = {"batches": batches(12), "held_out": batches(4, seed=1)}
     data |= {name: changed.pop(name) for name in data if name in changed}
     how = {"epochs": 6, "rates": Rates(4e-3, 4e-3), "dtype": torch.float32}
     options = ScaleTuningOptions(**how | changed)
     whole = LanguageModel(model, model.embedding, linears)
-    return tune_scales(whole, gains, start, data["batches"], data["held_out"], options)
+    return tune_scales(whole, norm_weights, start, data["batches"], data["held_out"], options)
 
 
 def divergence(model: Tiny, made: Tuned, on: list[Batch]) -> float:
     """Mean KL(float || made), by torch's own loss."""
     other = Tiny()
-    linears, gains = other.named()
+    linears, norm_weights = other.named()
     for name, linear in linears.items():
         linear.weight = nn.Parameter(made.weights[name].dequantize())
     with torch.no_grad():
-        for name, gain in gains.items():
-            gain.copy_(made.gains[name])
+        for name, gain in norm_weights.items():
+            gain.copy_(made.norm_weights[name])
         p, q = (
             torch.cat([(m(b) @ m.embedding.T).log_softmax(-1).flatten(0, 1) for b in on])
             for m in (model, other)
@@ -109,7 +109,7 @@ def test_the_codes_stay() -> None:
 def test_steps_that_only_do_harm_leave_the_start() -> None:
     made = tuned(Tiny(), rates=Rates(2.0, 2.0))
     assert made.after == made.before
-    assert all(torch.equal(g, torch.ones(WIDTH)) for g in made.gains.values())
+    assert all(torch.equal(g, torch.ones(WIDTH)) for g in made.norm_weights.values())
 
 
 def test_the_model_holds_its_own_weights_afterwards() -> None:
@@ -122,7 +122,7 @@ def test_the_model_holds_its_own_weights_afterwards() -> None:
 def test_the_same_seed_gives_the_same_scales() -> None:
     one, two, other = (tuned(Tiny(), epochs=1, seed=s) for s in (1, 1, 2))
     assert torch.equal(one.weights["linears.0"].scale, two.weights["linears.0"].scale)
-    assert not torch.equal(one.gains["gains.0"], other.gains["gains.0"])
+    assert not torch.equal(one.norm_weights["norm_weights.0"], other.norm_weights["norm_weights.0"])
 
 
 def test_padding_has_no_say() -> None:
@@ -145,7 +145,7 @@ def test_nothing_held_out_is_refused() -> None:
 
 def test_a_start_for_other_modules_is_refused() -> None:
     model = Tiny()
-    linears, gains = model.named()
+    linears, norm_weights = model.named()
     whole = LanguageModel(model, model.embedding, linears)
     with pytest.raises(ValueError, match="must name"):
-        tune_scales(whole, gains, {}, batches(1), batches(1), ScaleTuningOptions(epochs=1))
+        tune_scales(whole, norm_weights, {}, batches(1), batches(1), ScaleTuningOptions(epochs=1))

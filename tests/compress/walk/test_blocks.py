@@ -90,11 +90,11 @@ def test_one_module_is_observed_and_nothing_after_it_runs(walked: walk.BlockGrou
 
 def test_the_float_reference_advances_by_itself(walked: walk.BlockGroup) -> None:
     before = walked.stream.hidden[0].clone()
-    walked.stream.exact = [before.clone()]
+    walked.stream.float_reference = [before.clone()]
     walk.advance_float_reference(walked)
     assert torch.equal(walked.stream.hidden[0], before)
     walk.advance(walked)
-    assert torch.equal(walked.stream.hidden[0], walked.stream.exact[0])
+    assert torch.equal(walked.stream.hidden[0], walked.stream.float_reference[0])
 
 
 def test_readers_of_one_tensor_are_recognised(walked: walk.BlockGroup) -> None:
