@@ -65,7 +65,6 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
-    from optimizer.lower.compressed_tensors_stage import STAGE as format_
     from optimizer.lower.stage import STAGE as lower
     from optimizer.package.stage import STAGE as package
     from optimizer.validate.stage import STAGE as validate
@@ -79,7 +78,8 @@ def run(recipe: Recipe, store: Store) -> Outcome:
             check_inputs(recipe.validation(recipe.targets[0]), reference.path)
         state = step(compress, recipe.compression, base)
         each = [t.made for t in recipe.targets]
-        graphs = [step(export, t.export, base, state) for t in each]
+        # A target without a graph is lowered from the checkpoint itself.
+        graphs = [step(export, t.export, base, state) if t.export else base for t in each]
         models = [step(lower, t, base, state, g) for t, g in zip(each, graphs, strict=True)]
         engines = [step(build, t, m) for t, m in zip(each, models, strict=True)]
         reports = [
@@ -89,7 +89,6 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         parts = zip(recipe.targets, models, engines, reports, strict=True)
         outcome.built = tuple(Built(*part) for part in parts)
         if verdict(outcome.built) == "pass":
-            formats = [step(format_, section, base, state) for section in recipe.formatting]
             made = [s for b in outcome.built for s in b.steps]
-            outcome.bundle = step(package, recipe.packaging, reference, state, *made, *formats)
+            outcome.bundle = step(package, recipe.packaging, reference, state, *made)
     return outcome

@@ -21,7 +21,12 @@ from optimizer.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.errors import BuildError
 from optimizer.harness.runtimes.trt.products import PRODUCTS, refuse_options
-from optimizer.recipe.targets import OnnxRuntimeTarget, TargetSection, TensorRTTarget
+from optimizer.recipe.targets import (
+    CompressedTensorsTarget,
+    OnnxRuntimeTarget,
+    TargetSection,
+    TensorRTTarget,
+)
 from optimizer.references import from_entry_point, resolve
 from optimizer.source_digest import source_digest
 
@@ -71,8 +76,8 @@ class Target:
     name      what `runtime:` says; section: the class of its section in a recipe
     accepts   what its lowering can express; check: (recipe, section, its path in the recipe), what
               else must hold of a recipe
-    lower     (section, source, state, graph, out): what the lower stage writes; files: globs of
-              what a bundle needs of it, the model first
+    lower     (section, source, state, graph, out): what the lower stage writes; estimate: (section,
+              shapes) -> what that needs; files: globs of what a bundle needs of it, the model first
     fit       (section) -> what a machine must have to run it, see harness/fit.py; "": nothing
     build     (section, model, out) -> what engine.json says besides, see build/stage.py; "": the
               model is what runs. engine_files: it has files of its own, which fit some machines
@@ -89,6 +94,7 @@ class Target:
     section: type[TargetSection]
     accepts: Accepts
     lower: str
+    estimate: str = ""
     files: tuple[str, ...] = ("model.onnx", "model.onnx.*")
     check: str = ""
     fit: str = ""
@@ -147,12 +153,27 @@ RTX = Target(
     cost=BuildCost(memory=600 << 20, copies=3, seconds=4.0, rate=20e6),
 )
 
+COMPRESSED_TENSORS = Target(
+    name="compressed-tensors",
+    section=CompressedTensorsTarget,
+    accepts=Accepts(int4_granularities=("group", "channel")),
+    lower="optimizer.lower.compressed_tensors_folder:lower",
+    estimate="optimizer.lower.compressed_tensors_folder:estimate",
+    files=("model/config.json", "model/*"),
+    open="optimizer.validate.compressed_tensors:opened",
+    hops="optimizer.validate.compressed_tensors:hops",
+    untimed="it is served by vLLM, whose kernels are not timed here",
+    distributions=("compressed-tensors", "transformers"),
+    extras={"cpu": "compressed-tensors"},
+)
+
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
         ONNXRUNTIME,
         RTX,
         replace(RTX, name="tensorrt", distributions=PRODUCTS["tensorrt"].distributions, extras={}),
+        COMPRESSED_TENSORS,
     )
 }
 

@@ -21,7 +21,8 @@ LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers
 
 def examine(machine: Machine | None = None) -> dict[str, Any]:
     """{machine: {...}, packages: {name: version}, targets: [{runtime, provider, builds, runs,
-    reason, fix}]}, a row for everything the harness knows how to run.
+    reason, fix}]}, a row for everything the harness knows how to run, and for each
+    target that others run.
 
     Looks only at what is installed and present; loads no heavy package.
     """
@@ -42,7 +43,23 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
             **{name: package_version(name) for name in LISTED},
             **{name: here.packages.get(name) for name in runtimes},
         },
-        "targets": [_target(runtime, provider, here) for runtime, provider in REQUIRED],
+        "targets": [_target(runtime, provider, here) for runtime, provider in REQUIRED]
+        + [_served(name) for name in TARGETS if not table.of(name).runs],
+    }
+
+
+def _served(runtime: str) -> dict[str, Any]:
+    """A target that is built and judged here, and run by others."""
+    target, served_by = TARGETS[runtime], table.of(runtime).served_by
+    missing = [name for name in target.distributions if package_version(name) is None]
+    extras = "".join(f"pip install 'optimize-toolchain[{e}]'" for e in target.extras.values())
+    return {
+        "runtime": runtime,
+        "provider": "",
+        "builds": not missing,
+        "runs": False,
+        "reason": f"{' and '.join(missing)} not installed" if missing else f"for {served_by}",
+        "fix": extras if missing else "",
     }
 
 

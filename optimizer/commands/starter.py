@@ -82,6 +82,7 @@ targets:
   - {{runtime: onnxruntime, device: cpu}}
   # - runtime: tensorrt-rtx
   #   shapes: {{batch: [1, 1, 4], sequence: [1, 128, 512], past: [0, 256, 1024]}}
+  # - {{runtime: compressed-tensors}}      # a folder for transformers and vLLM
 
 validate:                       # the proof; rows must not appear in the calibration data
   data:

@@ -30,7 +30,7 @@ PACKAGES = (
     "tokenizers",
     "torch",
 )
-RUNNERS = frozenset(RUNTIMES)
+RUNNERS = frozenset(r.name for r in RUNTIMES.values() if r.runs)
 """Runtimes this harness can run, not only build for."""
 
 

@@ -77,7 +77,8 @@ def write(
     document = dict(checkpoint.config)
     document.pop("dtype", None)
     document["torch_dtype"] = str(DTYPES[float]).removeprefix("torch.")
-    document["quantization_config"] = config.quantization_config(codings, floats)
+    ignored = [*floats, *config.absent(codings, head_module(checkpoint))]
+    document["quantization_config"] = config.quantization_config(codings, ignored)
     if own_head:
         document["tie_word_embeddings"] = False
     _write_json(out / "config.json", document)
@@ -129,7 +130,7 @@ class _Entries:
         if not bool(torch.isfinite(stored).all()):
             raise OptimizeError(
                 f"{name} has values that {self.dtype} does not hold",
-                where="package.float",
+                where="targets: compressed-tensors: float",
                 accepted="bf16, fp32",
             )
         return stored
@@ -164,7 +165,7 @@ class _Entries:
             if not bool((torch.isfinite(ratio) & (ratio > 0)).all()):
                 raise OptimizeError(
                     f"{name} has a scale that {self.dtype} does not hold",
-                    where="package.float",
+                    where="targets: compressed-tensors: float",
                     accepted="fp32",
                 )
             self.error = max(self.error, float((ratio - 1).abs().max()))

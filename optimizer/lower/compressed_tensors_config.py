@@ -92,7 +92,7 @@ def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> d
         raise RecipeError(
             f"smoothing left {len(state.factors)} inputs to be multiplied at run time ({site}, …); "
             "the format has no place for that",
-            where="package.formats",
+            where="targets: compressed-tensors",
             fix="Set quantize.fold_only: true, or remove compressed-tensors.",
         )
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
@@ -106,7 +106,7 @@ def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> d
             raise RecipeError(
                 f"{module} is a Conv1D in transformers, whose compressed-tensors reader looks for "
                 "linear layers only",
-                where="package.formats",
+                where="targets: compressed-tensors",
                 fix=f"Remove compressed-tensors for {row.model_type}.",
             )
         activations = state.activations_of(module)
@@ -115,14 +115,14 @@ def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> d
             raise RecipeError(
                 f"{module} has coded inputs and a weight of {q.scheme.bits} bits per "
                 f"{q.scheme.granularity}{'' if q.scheme.symmetric else ', asymmetric'}",
-                where="package.formats: compressed-tensors",
+                where="targets: compressed-tensors",
                 accepted="with activations, weights of bits: 8, symmetric: true, granularity: "
                 "channel or tensor",
                 fix="Remove the activations block, or change quantize.weights.",
             )
         codings_by_module[module] = Coding(scheme_by_row(q.scheme), activations, symmetric)
     if not codings_by_module:
-        raise RecipeError("nothing is quantized", where="package.formats")
+        raise RecipeError("nothing is quantized", where="targets: compressed-tensors")
     return codings_by_module
 
 
@@ -132,6 +132,12 @@ def float_modules(checkpoint: Checkpoint, coded: dict[str, Coding], head: str) -
     matrices = {n for n in names if len(checkpoint.shape(n)) == 2}
     matrices |= {f"{head}.weight"} if head else set()
     return sorted({n.removesuffix(".weight") for n in matrices} - coded.keys())
+
+
+def absent(coded: dict[str, Coding], head: str) -> list[str]:
+    """Patterns of linear modules that transformers' model may have and the folder does not, which
+    are then not quantized: an encoder's pooler, where the task has no use for it."""
+    return [] if head or any("pooler" in module for module in coded) else ["re:.*pooler.*"]
 
 
 def notes(coded: dict[str, Coding]) -> list[str]:

@@ -42,6 +42,10 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     """Disk is an upper bound: as if every weight stayed float."""
+    target = targets.of(section.runtime)
+    if target.estimate:
+        own: Estimate = resolve(target.estimate)(section, shapes)
+        return own
     elements = sum(map(prod, shapes.values()))
     width = 4 if section.float_type == "fp32" else 2
     largest = max(map(prod, shapes.values()), default=0)

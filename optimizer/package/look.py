@@ -64,6 +64,8 @@ def _state(engine: Mapping[str, Any]) -> str:
     made = "not there yet" if engine["engine"] is None else "built and checked where it was made"
     if not runtime.engine_files:
         made = "portable ONNX, opened and checked where it was made"
+    if runtime.served_by:
+        return f"a folder for {runtime.served_by}, read and checked where it was made"
     if engine["deferred"]:
         what = "not built" if runtime.engine_files else "not opened"
         made = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"

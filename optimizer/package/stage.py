@@ -53,22 +53,20 @@ MADE_WITH = (
     "transformers",
 )
 HARNESS = Path(str(harness.__file__)).parent
+SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
+"""Both own one module, and the first does what the other does."""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
 """Two builds of one module."""
 
 
 def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -> None:  # noqa: ARG001
-    """made: for each target in the recipe's order its lower, build and validate folders; then the
-    folder of each of package.formats.
+    """made: for each target in the recipe's order its lower, build and validate folders.
 
     state: not read; it is an input so that the bundle's key depends on it.
     """
     bundle = out / "bundle"
     bundle.mkdir()
-    count = 3 * len(section.recipe.targets)
-    per_target = [made[i : i + 3] for i in range(0, count, 3)]
-    for form, folder in zip(section.package.formats, made[count:], strict=True):
-        shutil.copytree(folder / "model", bundle / form)
+    per_target = [made[i : i + 3] for i in range(0, len(made), 3)]
     sections, names = section.recipe.targets, target_names(section.recipe.targets)
     rules = [t.on_fail for t in sections]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
@@ -131,10 +129,9 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
     known = tasks.task(task)
     wanted = ["numpy", *known.inputs.requires]
     wanted += sorted({p for s in sections for p in s.harness_packages})
-    if "onnxruntime-gpu" in wanted and "onnxruntime" in wanted:
-        wanted.remove("onnxruntime")  # the two own one module; the GPU build runs on the CPU too
     wanted += known.requires
-    return "".join(f"{name}=={_version(name)}\n" for name in wanted)
+    superseded = {SUPERSEDED.get(name) for name in wanted}
+    return "".join(f"{n}=={_version(n)}\n" for n in wanted if n not in superseded)
 
 
 def _version(distribution: str) -> str:

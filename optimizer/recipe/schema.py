@@ -7,7 +7,8 @@ YAML; `schema()` is the JSON schema for editors.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -18,6 +19,7 @@ from optimizer.recipe.methods import METHODS
 from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.targets import (
+    CompressedTensorsTarget,
     Export,
     OnnxRuntimeTarget,
     Shapes,
@@ -27,6 +29,7 @@ from optimizer.recipe.targets import (
 
 __all__ = [
     "Activations",
+    "CompressedTensorsTarget",
     "DataSpec",
     "Export",
     "LayerRule",
@@ -243,14 +246,11 @@ def data_specs(calibrate: Calibrate | None, validate: Validate) -> dict[str, Dat
 
 
 class Package(Section):
-    formats: tuple[Literal["compressed-tensors"], ...] = Field(
-        (),
-        description="folders in other projects' formats beside the ONNX files; compressed-tensors: "
-        "a Hugging Face folder that transformers loads and vLLM serves",
-    )
-    float: Literal["fp32", "fp16", "bf16"] = Field(
-        "bf16", description="what `formats` store the unquantized part in"
-    )
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "formats": "targets: [{runtime: compressed-tensors}]",
+        "float": "targets: [{runtime: compressed-tensors, float: ...}]",
+    }
+
     tar: bool = True
     version: Name = "1"
     licence: str = Field("", description="of the model; read from the checkpoint when empty")
@@ -285,13 +285,6 @@ class Validation(Section):
     quantize: Quantize
     calibrate: Calibrate | None
     target: AnyTarget
-
-
-class Formatting(Section):
-    """What the format stage reads: one folder in another project's format."""
-
-    form: Literal["compressed-tensors"]
-    float: Literal["fp32", "fp16", "bf16"]
 
 
 class Packaging(Section):
@@ -367,10 +360,6 @@ class Recipe(Section):
         return Validation(
             validate=self.validate_, quantize=self.quantize, calibrate=self.calibrate, target=target
         )
-
-    @property
-    def formatting(self) -> tuple[Formatting, ...]:
-        return tuple(Formatting(form=f, float=self.package.float) for f in self.package.formats)
 
     @property
     def packaging(self) -> Packaging:

@@ -179,6 +179,29 @@ class OnnxRuntimeTarget(TargetSection):
         return ("onnxruntime-gpu" if self.runs_on in ("cuda", "tensorrt") else "onnxruntime",)
 
 
+class CompressedTensorsTarget(TargetSection):
+    """A Hugging Face folder that transformers loads and vLLM serves. It is lowered from the
+    checkpoint: no graph is exported, and nothing is built."""
+
+    runtime: Literal["compressed-tensors"]
+    device: Literal["cpu"] = Field("cpu", description="where transformers runs it to judge it")
+    float: Literal["fp32", "fp16", "bf16"] = Field(
+        "bf16", description="what the unquantized part and the scales are stored in"
+    )
+
+    @property
+    def name(self) -> str:
+        return self.runtime
+
+    @property
+    def export(self) -> None:
+        return None
+
+    @property
+    def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
+        return self.float
+
+
 class TensorRTTarget(TargetSection):
     """Any product of the family; targets.py says which has which option."""
 

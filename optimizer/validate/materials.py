@@ -132,8 +132,8 @@ class Materials(RunArtifacts):
     ) -> tuple[list[Trace], list[tuple[int, int]]]:
         """The traces as the graph takes them, and (trace, past) of those whose last tokens are also
         given after a cache of `past`: of a decoder the first, and the next, which is padded, where
-        the graph takes torch's cache of it."""
-        if not self.contract.task_record.generates:
+        the graph takes torch's cache of it; none where there is no graph."""
+        if not self.contract.task_record.generates or self.section.target.export is None:
             return list(traces), []
         by_column = cut.summary(model).by_column
         kept = [replace(t, by_column=by_column) for t in traces]

@@ -129,4 +129,8 @@ class RunArtifacts:
 
     @property
     def modules(self) -> list[str]:
-        return list(self.names.modules)
+        """The linear ones: of a target with a graph, those that the graph names."""
+        if self.section.target.export is not None:
+            return list(self.names.modules)
+        linear = (n for n, m in self.float_model.named_modules() if isinstance(m, nn.Linear))
+        return list(linear)

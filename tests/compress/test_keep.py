@@ -11,8 +11,8 @@ from optimizer import state as states
 from optimizer.compress import stage
 from optimizer.errors import RecipeError
 from optimizer.load.stage import STAGE as LOAD
-from optimizer.lower.compressed_tensors_stage import run as write_folder
-from optimizer.recipe.schema import Compression, Formatting, Model, Quantize
+from optimizer.lower.stage import run as lower
+from optimizer.recipe.schema import CompressedTensorsTarget, Compression, Model, Quantize
 from tests.compress.checkpoints import contents
 
 TASK = "text-generation"
@@ -39,7 +39,8 @@ def test_codes_survive_the_way_out_and_back_in(tiny_llama: Path, tmp_path: Path)
     made = compress(source, tmp_path / "made", W4)
     folder = tmp_path / "folder"
     folder.mkdir()
-    write_folder(Formatting(form="compressed-tensors", float="fp32"), source, made, out=folder)
+    target = CompressedTensorsTarget(runtime="compressed-tensors", float="fp32")
+    lower(target, source, made, source, out=folder)
     again = load(folder / "model", tmp_path / "again")
     kept = compress(again, tmp_path / "kept", {"method": "pass_through"})
     assert contents(kept)["tensors.safetensors"] == contents(made)["tensors.safetensors"]

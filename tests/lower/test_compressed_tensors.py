@@ -7,7 +7,6 @@ import json
 import shutil
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,10 @@ from optimizer import state as compressed_state
 from optimizer.compress.simulate import simulated
 from optimizer.errors import LedgerError, OptimizeError, RecipeError
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint, read_header, read_json
-from optimizer.lower import compressed_tensors, compressed_tensors_stage
+from optimizer.lower import compressed_tensors, compressed_tensors_folder
+from optimizer.lower import stage as lower
 from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize
+from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.state import CompressedState, Note, Range
 from tests.conftest import heavy_tailed
 from tests.lower.states import rounded
@@ -362,7 +363,7 @@ def test_large_folders_are_cut_into_shards(
     assert sum(map(sum, sizes)) == index["metadata"]["total_size"]
     assert all(sum(s) <= 15_000 for s in sizes[1:])  # the embedding alone is larger
     torch.testing.assert_close(logits(theirs(folder)), logits(ours(source, state)))
-    compressed_tensors_stage.verify(folder, checkpoint, state, "fp32")
+    compressed_tensors_folder.verify(folder, checkpoint, state, "fp32")
 
 
 def test_the_header_says_pt_as_older_transformers_want(
@@ -403,7 +404,7 @@ def test_a_scale_that_bfloat16_does_not_hold_is_declared(
         assert document["exact"] is exact
         assert (document["error"] > 0) is not exact
         assert document["error"] <= 2**-8
-        compressed_tensors_stage.verify(tmp_path / float_type, checkpoint, state, float_type)  # type: ignore[arg-type]
+        compressed_tensors_folder.verify(tmp_path / float_type, checkpoint, state, float_type)  # type: ignore[arg-type]
 
 
 def test_run_time_factors_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -443,8 +444,8 @@ def run_stage(source: Path, state: CompressedState, tmp_path: Path) -> Path:
     for name in ("state", "out"):
         (tmp_path / name).mkdir()
     compressed_state.write(state, tmp_path / "state")
-    section: Any = SimpleNamespace(form="compressed-tensors", float="fp32")
-    compressed_tensors_stage.STAGE.run(section, source, tmp_path / "state", out=tmp_path / "out")
+    target = CompressedTensorsTarget(runtime="compressed-tensors", float="fp32")
+    lower.STAGE.run(target, source, tmp_path / "state", source, out=tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -481,7 +482,7 @@ def test_each_kind_of_damage_is_found(checkpoint: Checkpoint, tmp_path: Path, fa
     )
     state = state_of(checkpoint, W8 if coded else W4_ASYMMETRIC, **fields)
     folder = written(checkpoint, state, tmp_path / "out")
-    compressed_tensors_stage.verify(folder, checkpoint, state, "fp32")
+    compressed_tensors_folder.verify(folder, checkpoint, state, "fp32")
     site, name = "model.layers.1.mlp.up_proj:input", "model.layers.1.mlp.up_proj.weight"
     q = state.weights[name]
     if fault == "range":
@@ -497,12 +498,12 @@ def test_each_kind_of_damage_is_found(checkpoint: Checkpoint, tmp_path: Path, fa
         )
         state = dataclasses.replace(state, weights={**state.weights, name: other})
     with pytest.raises(LedgerError, match=r"norm|up_proj"):
-        compressed_tensors_stage.verify(folder, checkpoint, state, "fp32")
+        compressed_tensors_folder.verify(folder, checkpoint, state, "fp32")
 
 
 def test_an_estimate_grows_with_the_model() -> None:
-    section: Any = SimpleNamespace(form="compressed-tensors", float="bf16")
+    section = CompressedTensorsTarget(runtime="compressed-tensors")
     small, large = ({f"{i}": (1000, 1000) for i in range(n)} for n in (1, 10))
-    low, high = (compressed_tensors_stage.estimate(section, s) for s in (small, large))
+    low, high = (lower.estimate(section, s) for s in (small, large))
     assert high.disk == 10 * low.disk
     assert high.memory == low.memory

@@ -136,7 +136,7 @@ def make(
         LOAD.run(made.model, out=source)
     if like is None or "state" not in same:
         COMPRESS.run(made.compression, source, out=state)
-    if like is None or "graph" not in same:
+    if target.export and (like is None or "graph" not in same):
         EXPORT.run(target.export, source, state, out=graph)
     LOWER.run(target, source, state, graph, out=model)
     BUILD.run(target, model, out=engine)

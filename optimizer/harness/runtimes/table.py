@@ -20,7 +20,8 @@ class Runtime:
     """One runtime.
 
     required: {provider or device: groups of distributions}; of each group one must be installed,
-    and the first group's is the runtime, whose version counts; empty: the harness does not run it.
+    and the first group's is the runtime, whose version counts; empty: the harness does not run it,
+    and served_by says what does.
     open: "module:function" from this folder, (shop, engine, how, threads) -> Runner, see
     engines.py. product: of a runtime that has engine files of its own, which fit some machines
     only; None: it runs the portable model itself.
@@ -30,6 +31,7 @@ class Runtime:
     required: Mapping[str, Groups] = field(default_factory=dict)
     open: str = ""
     product: Product | None = None
+    served_by: str = ""
 
     @property
     def runs(self) -> bool:
@@ -90,6 +92,7 @@ RUNTIMES: dict[str, Runtime] = {
             open="..engines:open_engine",
             product=PRODUCTS["tensorrt"],
         ),
+        Runtime("compressed-tensors", served_by="transformers or vLLM"),
     )
 }
 

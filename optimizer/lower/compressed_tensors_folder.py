@@ -1,4 +1,4 @@
-"""format: the checkpoint and the compressed state become a folder of another project's format.
+"""Lower to compressed-tensors: the checkpoint and the state become a folder of that format.
 
 Writes out/model (the folder to give to transformers or vLLM) and out/lowering.json (what
 compressed_tensors.write says). Before it is done everything is read back and compared.
@@ -21,13 +21,15 @@ from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.lower import compressed_tensors as format_
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor
-from optimizer.recipe.schema import Formatting
+from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.state import CompressedState, input_name
-from optimizer.store import Estimate, Shapes, Stage
+from optimizer.store import Estimate, Shapes
 
 
-def run(section: Formatting, source: Path, state: Path, *, out: Path) -> None:
-    """source: the folder of the checkpoint that was compressed; state: the compress stage's.
+def lower(
+    section: CompressedTensorsTarget, source: Path, state: Path, _graph: Path, out: Path
+) -> None:
+    """See stage.run; no graph is read.
 
     Raises RecipeError for what the format cannot say, LedgerError when the written folder does
     not give the state back.
@@ -57,7 +59,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
             raise LedgerError(
                 f"{name} reads back from {folder.name} with other values than the compressed "
                 "state has",
-                where="format: state -> folder",
+                where="lower: state -> folder",
                 accepted="equality",
             )
     assert checkpoint_read is not None
@@ -67,7 +69,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
         if (covered.scale, covered.zero_point) != ours:
             raise LedgerError(
                 f"{module}:input reads back with another static range",
-                where="format: state -> folder",
+                where="lower: state -> folder",
                 accepted="equality",
             )
 
@@ -95,7 +97,7 @@ def _equal(a: QTensor, b: QTensor) -> bool:
     return zeros and torch.equal(a.codes, b.codes) and torch.equal(a.scale, b.scale)
 
 
-def estimate(section: Formatting, shapes: Shapes) -> Estimate:
+def estimate(section: CompressedTensorsTarget, shapes: Shapes) -> Estimate:
     """Tensors pass through one by one. Disk is an upper bound: as if every weight stayed float,
     and a shard twice while it is put together."""
     width = 4 if section.float == "fp32" else 2
@@ -105,6 +107,3 @@ def estimate(section: Formatting, shapes: Shapes) -> Estimate:
         disk=sum(sizes) + min(sum(sizes), format_.SHARD),
         seconds=1 + sum(sizes) / 60e6,
     )
-
-
-STAGE = Stage("format", 1, run, estimate=estimate)

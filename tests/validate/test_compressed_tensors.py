@@ -1,0 +1,123 @@
+"""A compressed-tensors folder is judged: by that project's own reader, and by transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from optimizer.recipe.schema import CompressedTensorsTarget
+from optimizer.validate import compressed_tensors
+from optimizer.validate.ledger import ledger
+from optimizer.validate.stage import STAGE as VALIDATE
+from tests.validate import decoder_runs as decoders
+from tests.validate.runs import SCHEMES, Run, make, recipe
+
+MORE = {
+    "asymmetric": {
+        "weights": {"bits": 4, "granularity": "group", "group_size": 32, "symmetric": False}
+    }
+}
+KINDS: dict[str, Any] = {"w4": "bf16", "static": "fp32", "gptq": "bf16", "asymmetric": "bf16"}
+"""{scheme: float type of its folder}, of an encoder but for gptq."""
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tiny_bert: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Run]:
+    """Of the tiny encoder and the tiny decoder, each lowered to this format. Read-only."""
+    made = {}
+    for name, float_type in KINDS.items():
+        root = tmp_path_factory.mktemp(name)
+        (root / "data").mkdir()
+        if name == "gptq":
+            asked = decoders.decoder_recipe(str(tiny_llama), root / "data", decoders.SCHEMES[name])
+        else:
+            task = "sentence-embedding"
+            asked = recipe(str(tiny_bert), root / "data", {**SCHEMES, **MORE}[name], task)
+        target = CompressedTensorsTarget(runtime="compressed-tensors", float=float_type)
+        made[name] = make(root, asked.model_copy(update={"targets": (target,)}))
+    return made
+
+
+def report(run: Run, out: Path) -> dict[str, Any]:
+    VALIDATE.run(run.section, *(run.folder(f) for f in NAMES), out=out)
+    document: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return document
+
+
+NAMES = ("source", "state", "graph", "model", "engine")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_folder_is_proven_and_its_quality_judged(
+    name: str, folders: dict[str, Run], tmp_path: Path
+) -> None:
+    document = report(folders[name], tmp_path)
+    hops = {h["hop"]: h for h in document["ledger"]}
+    assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness"]
+    assert {n: h["problems"] for n, h in hops.items() if h["problems"]} == {}
+    assert [hops[n]["ok"] for n in ("lower", "engine", "harness")] == [True, True, None]
+    assert "vLLM" in hops["engine"]["unproven"]
+    assert document["target"] == "compressed-tensors"
+    assert document["quality"]["candidate"]["value"] > 0
+    assert "vLLM" in document["not_measured"]["speed"]
+    assert document["verdict"] == "pass"
+
+
+def scaled(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if n.endswith("weight_scale"))
+    tensors[name][0] *= 1.01
+
+
+def swapped(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if n.endswith("weight_packed"))
+    tensors[name] = tensors[name].flip(0).contiguous()
+
+
+def normed(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if "norm" in n.lower() and n.endswith("weight"))
+    tensors[name] = tensors[name] * 1.01
+
+
+@pytest.mark.parametrize("fault", [scaled, swapped, normed])
+def test_a_fault_of_the_folder_is_named_by_its_reader(
+    fault: Callable[[dict[str, torch.Tensor]], None], folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["gptq"].copy(tmp_path)
+    file = run.folder("model") / "model" / "model.safetensors"
+    tensors = load_file(file)
+    fault(tensors)
+    save_file(tensors, file, {"format": "pt"})
+    entry = ledger.run_hop(compressed_tensors.lower, run.materials())
+    assert entry.ok is False
+    assert "other values than the state has" in entry.problems[0]
+
+
+def test_another_static_range_is_named(folders: dict[str, Run], tmp_path: Path) -> None:
+    run = folders["static"].copy(tmp_path)
+    file = run.folder("model") / "model" / "model.safetensors"
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith("input_scale"))
+    tensors[name] *= 1.01
+    save_file(tensors, file, {"format": "pt"})
+    entry = ledger.run_hop(compressed_tensors.lower, run.materials())
+    assert "static range" in entry.problems[0]
+
+
+def test_a_model_that_computes_otherwise_is_out_of_its_limit(
+    folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["w4"].copy(tmp_path)
+    file = run.folder("model") / "model" / "model.safetensors"
+    tensors = load_file(file)
+    scaled(tensors)
+    save_file(tensors, file, {"format": "pt"})
+    entry = ledger.run_hop(compressed_tensors.engine, run.materials())
+    assert entry.ok is False
