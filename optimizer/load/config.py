@@ -10,9 +10,10 @@ from torch import nn
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.load import families, gguf
+from optimizer.load import families
 from optimizer.load.checkpoint import read_json
 from optimizer.load.contract import read_modules
+from optimizer.load.providers import gguf
 from optimizer.recipe.schema import Model
 
 

@@ -129,7 +129,19 @@ def digests(section: Model) -> dict[str, str]:
     if on_hub and HUB_ID.fullmatch(name):
         return {name: _commit(name, section.revision)}
     source = resolve(section)
-    return {str(f.relative_to(source.folder)): digest_file(f) for f in files(source)}
+    return {str(f.relative_to(source.folder)): digest(f) for f in files(source)}
+
+
+def digest(file: Path) -> str:
+    """sha256 of a file, read once per process while it stays as it is."""
+    status = file.stat()
+    return _digest(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _digest(file: Path, inode: int, size: int, modified: int) -> str:
+    del inode, size, modified  # they say which file it was
+    return digest_file(file)
 
 
 def files(source: Source) -> list[Path]:

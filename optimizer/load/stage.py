@@ -21,15 +21,15 @@ from typing import Any
 
 from optimizer import outside_task, safetensors_stream
 from optimizer.harness import tasks
-from optimizer.load import architecture, faithful, gguf, source, tokenizer, weights
-from optimizer.load.checkpoint import open_checkpoint, read_header
+from optimizer.load import architecture, faithful, source, tokenizer, weights
+from optimizer.load.checkpoint import read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
 from optimizer.load.model import parameter_shapes, skeleton_from_config
-from optimizer.load.quantized import folder as quantized
+from optimizer.load.providers import provider
 from optimizer.progress import say
 from optimizer.recipe.schema import Model
-from optimizer.store import Estimate, Shapes, Stage, digest_file
+from optimizer.store import Estimate, Shapes, Stage
 
 VERSION = 3
 IMPORTS = 450_000_000  # resident after importing torch and transformers; measured
@@ -52,19 +52,14 @@ def run(section: Model, out: Path) -> None:
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
     check_covered(config, section, model, folder)
     family = architecture.family(config)
+    origin = provider(section, folder)
     _say_incomplete(section)
 
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
-    with tempfile.TemporaryDirectory(prefix="optimize-gguf-") as scratch:
-        files, licence = folder, _licence(folder, resolved.folder)  # all but the weights
-        if section.gguf_file is None:
-            stored = weights.find(folder, section)
-        else:
-            files = Path(scratch)
-            tensors, named = gguf.unpack(folder, section, config, files)
-            stored, licence = {**tensors}, licence or named
-            del tensors
+    with tempfile.TemporaryDirectory(prefix="optimize-load-") as scratch:
+        loaded = origin.read(section, folder, config, Path(scratch))
+        files, stored = loaded.files, loaded.weights  # files: all but the weights
         chosen = weights.match(stored, model, section)
         rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         generates = tasks.task(section.task).generates
@@ -81,23 +76,17 @@ def run(section: Model, out: Path) -> None:
         some = ", ".join(chosen.unused[:4]) + (", …" if len(chosen.unused) > 4 else "")
         say(f"load: {len(chosen.unused)} tensors have no use for {section.task}: {some}")
     safetensors_stream.write_known(chosen.specs(), chosen.read, checkpoint / "model.safetensors")
-    if section.gguf_file is not None:
-        stored.clear()  # the check de-quantizes the file a second time, and needs the memory
-    if section.gguf_file is not None or quantized.find(folder) is None:
-        judged = chosen if section.gguf_file is None else None
-        faithful.check(folder, section, open_checkpoint(out).tensors, judged)
-    else:
-        quantized.keep(folder, chosen.chosen, out)
+    origin.verify(section, folder, chosen, out)
     _write(out / "contract.json", document)
-    origin = {
+    described = {
         **_origin(section, resolved, read),
-        "licence": licence,
+        "licence": _licence(folder, resolved.folder) or loaded.licence,
         "model_type": config.model_type,
         "architecture": type(model).__name__,
         "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
         "unused": list(chosen.unused),
     }
-    _write(out / "source.json", origin)
+    _write(out / "source.json", described)
 
 
 def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:
@@ -107,7 +96,7 @@ def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> di
         "revision": resolved.revision,
         "files": {
             str(f.relative_to(resolved.folder)): {
-                "sha256": digest_file(f),
+                "sha256": source.digest(f),
                 "size": f.stat().st_size,
             }
             for f in read

@@ -263,3 +263,12 @@ def test_an_unknown_revision_and_an_unknown_model(hub: str) -> None:
         source.resolve(model("me/tiny", revision="v9"))
     with pytest.raises(CheckpointError, match="me/other: the hub has no such model"):
         source.resolve(model("me/other"))
+
+
+def test_a_file_is_read_for_its_digest_again_only_when_it_changed(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"one")
+    first = source.digest(file)
+    assert source.digest(file) == first == hashlib.sha256(b"one").hexdigest()
+    file.write_bytes(b"other")
+    assert source.digest(file) == hashlib.sha256(b"other").hexdigest()

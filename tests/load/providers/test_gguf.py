@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from optimizer.errors import CheckpointError, MachineError, OptimizeError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.load import faithful, gguf, source
+from optimizer.load import faithful, source
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
+from optimizer.load.providers import gguf
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json

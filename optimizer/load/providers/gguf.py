@@ -11,16 +11,19 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from optimizer.errors import CheckpointError, MachineError
+from optimizer.load import faithful
+from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.generation import GENERATION_CONFIG
 from optimizer.load.model import auto_class
+from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer import FILES
+from optimizer.load.weights import Stored, Weights
 from optimizer.progress import say
 from optimizer.recipe.schema import Model
 
@@ -88,14 +91,17 @@ def _metadata(file: Path) -> dict[str, str]:
     return {name: str(fields[name].contents()) for name in keys if name in fields}
 
 
-def unpack(
-    folder: Path, section: Model, model_config: Any, out: Path
-) -> tuple[dict[str, Tensor], str]:
-    """(the model's parameters as transformers de-quantizes them, float32, by name; the licence
-    that the file names, or "").
+def takes(section: Model, folder: Path) -> bool:
+    """Where the recipe names a file."""
+    del folder
+    return section.gguf_file is not None
 
-    model_config: the config. Writes to `out` what a checkpoint has besides them: config.json,
-    generation_config.json and the tokenizer with its chat template.
+
+def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
+    """The model's parameters as transformers de-quantizes them, float32.
+
+    Writes to `out` what a checkpoint has besides them: config.json, generation_config.json and the
+    tokenizer with its chat template.
     """
     file = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
@@ -115,7 +121,15 @@ def unpack(
     for name in (GENERATION_CONFIG, TEMPLATE):  # beside the file: they say more than it does
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    return {name: p.detach() for name, p in model.named_parameters()}, metadata.get(LICENCE, "")
+    weights: dict[str, Stored] = {name: p.detach() for name, p in model.named_parameters()}
+    return Loaded(out, weights, metadata.get(LICENCE, ""))
+
+
+def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
+    """Raises OptimizeError naming the first parameter that differs from what the file, read a
+    second time, says. Empties `chosen`: there is memory for one of them."""
+    cast(dict[str, Stored], chosen.stored).clear()
+    faithful.check(folder, section, open_checkpoint(out).tensors)
 
 
 def _tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path) -> None:
@@ -158,3 +172,6 @@ def _split_as_the_file_says(tokenizer: Any, metadata: dict[str, str]) -> None:
         f"load: how texts are split ({pre}) is not known to transformers' GGUF reader: they are "
         "split as GPT-2's; put the model's own tokenizer.json beside the file to be exact"
     )
+
+
+GGUF = Provider("gguf", takes, read, verify)

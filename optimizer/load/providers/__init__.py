@@ -1,0 +1,20 @@
+"""The kinds of source that a checkpoint is read from, a file each; the first that takes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer.load.providers.gguf import GGUF
+from optimizer.load.providers.provider import Loaded, Provider
+from optimizer.load.providers.quantized import QUANTIZED
+from optimizer.load.providers.transformers import TRANSFORMERS
+from optimizer.recipe.schema import Model
+
+__all__ = ["PROVIDERS", "Loaded", "Provider", "provider"]
+
+PROVIDERS = (GGUF, QUANTIZED, TRANSFORMERS)
+
+
+def provider(section: Model, folder: Path) -> Provider:
+    """Of a source whose files are in `folder`."""
+    return next(p for p in PROVIDERS if p.takes(section, folder))
