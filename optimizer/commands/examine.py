@@ -44,14 +44,14 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
             **{name: here.packages.get(name) for name in runtimes},
         },
         "targets": [_target(runtime, provider, here) for runtime, provider in REQUIRED]
-        + [_served(name) for name in TARGETS if not table.of(name).runs],
+        + [_served(name, here) for name in TARGETS if not table.of(name).runs],
     }
 
 
-def _served(runtime: str) -> dict[str, Any]:
+def _served(runtime: str, machine: Machine) -> dict[str, Any]:
     """A target that is built and judged here, and run by others."""
     target, served_by = TARGETS[runtime], table.of(runtime).served_by
-    missing = [name for name in target.distributions if package_version(name) is None]
+    missing = [name for name in target.distributions if machine.version((name,)) is None]
     extras = "".join(f"pip install 'optimize-toolchain[{e}]'" for e in target.extras.values())
     return {
         "runtime": runtime,

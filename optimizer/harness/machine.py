@@ -16,6 +16,7 @@ from .runtimes.ort.run import cores
 from .runtimes.table import RUNTIMES
 
 PACKAGES = (
+    "compressed-tensors",
     "cuda-bindings",
     "numpy",
     "onnxruntime",
@@ -29,6 +30,7 @@ PACKAGES = (
     "tensorrt-rtx",
     "tokenizers",
     "torch",
+    "transformers",
 )
 RUNNERS = frozenset(r.name for r in RUNTIMES.values() if r.runs)
 """Runtimes this harness can run, not only build for."""
