@@ -97,7 +97,7 @@ class Materials(RunArtifacts):
             cut_up = windows(texts, self.tokenizer, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
                 arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
-                yield Batch(arrays, (), ())
+                yield Batch(arrays, (), (), np.ones_like(ids[None], bool))
         elif settings is not None:
             rows = samples(settings.data, settings.samples, settings.seed)
             rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))

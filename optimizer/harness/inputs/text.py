@@ -116,7 +116,7 @@ def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None =
         for row, values in zip(array, lists, strict=True):
             row[: len(values)] = values
         arrays[tensor.name] = array
-    return Batch(arrays, [e.input for e in encoded], encodings)
+    return Batch(arrays, [e.input for e in encoded], encodings, real(arrays))
 
 
 def real(arrays: Mapping[str, Array]) -> Array:

@@ -85,7 +85,7 @@ def arrays(contract: Contract, rows: Sequence[Sequence[int]]) -> Batch:
     for i, row in enumerate(rows):
         ids[i, width - len(row) :] = row
         mask[i, width - len(row) :] = 1
-    return Batch(_inputs(contract, ids, mask), (), ())
+    return Batch(_inputs(contract, ids, mask), (), (), mask.astype(bool))
 
 
 def next_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:

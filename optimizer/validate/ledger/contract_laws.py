@@ -76,13 +76,11 @@ def _difference(ours: Array, theirs: Array) -> str:
     return f"row {row} position {column} is {ours[row, column]}, transformers {theirs[row, column]}"
 
 
-def values(
-    source: Contract, outputs: Mapping[str, Array], batch: Mapping[str, Array]
-) -> tuple[Array, Array]:
+def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
     """Law 2's reference: the task's array, in torch and in float64, by the source's contract; and
     how far float32 may be from it, element by element (0: equal)."""
     raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32)).double()
-    mask = torch.from_numpy(np.asarray(batch["attention_mask"])).double()
+    mask = torch.from_numpy(batch.real).double()
     if source.pooling is None:
         if raw.ndim == 3:
             raw = raw.masked_fill(mask[..., None] == 0, 0.0)
@@ -119,7 +117,12 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
         return []
     broken = []
     for i, name in enumerate(expected if len(expected) > 1 else []):
-        one = Batch({k: a[:1] for k, a in batch.items()}, batch.inputs[:1], batch.encodings[:1])
+        one = Batch(
+            {k: a[:1] for k, a in batch.items()},
+            batch.inputs[:1],
+            batch.encodings[:1],
+            batch.real[:1],
+        )
         logits = np.eye(len(expected), dtype=np.float32)[i : i + 1]
         answer = tasks.answers(served, logits, one)[0]["label"]
         if answer != name:

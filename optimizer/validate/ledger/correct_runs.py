@@ -47,7 +47,7 @@ class CorrectRuns:
     @property
     def examples(self) -> int:
         """How many of each output are held against a limit."""
-        return 2 * sum(len(b["attention_mask"]) for b in self._m.batches)
+        return 2 * sum(b.rows for b in self._m.batches)
 
     def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
         """blocks: as fused kernels of weight-only modules, which quantize their inputs.
@@ -102,7 +102,7 @@ class CorrectRuns:
         for one in traces:
             logits = one.result["logits"][one.mask.astype(bool)][:, None]
             by_token.append(Trace(np.ones(logits.shape[:2], np.int64), {}, {"logits": logits}))
-        looks = 8 * sum(int(b["attention_mask"].sum()) for b in self._m.batches)
+        looks = 8 * sum(int(b.real.sum()) for b in self._m.batches)
         return spread.spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
 
     def gap(self, looks: int, *, blocks: bool) -> float:

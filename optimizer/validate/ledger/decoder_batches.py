@@ -52,4 +52,5 @@ def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: floa
 def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
     ids, mask = decoder.left_padded(rows, contract.text.pad_id, width)
     arrays = decoder.inputs(contract, ids, mask)
-    return Batch({**arrays, **decoder.empty_cache(contract.decoder, len(rows))}, (), ())
+    cache = decoder.empty_cache(contract.decoder, len(rows))
+    return Batch({**arrays, **cache}, (), (), mask.astype(bool))

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantLinear, set_module
+from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
@@ -35,7 +36,7 @@ from optimizer.validate.ledger.roundoff import UNIT
 
 def runs(
     model: nn.Module,
-    batches: Sequence[Mapping[str, Array]],
+    batches: Sequence[Batch],
     outputs: Collection[str],
     modules: Collection[str],
     mode: RandomRounding,
@@ -51,7 +52,7 @@ def runs(
         with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
             results.append([])
             for batch in batches:
-                at.mask = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+                at.mask = torch.from_numpy(batch.real)
                 with mode:
                     results[-1].append(trace.run(model, batch, outputs))
     return results

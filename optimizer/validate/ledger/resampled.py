@@ -21,6 +21,7 @@ from torch import Tensor
 from optimizer.compress.apply.rounding import FloatWeight, rounded
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import QTensor
 from optimizer.state import input_name, owner_of
 from optimizer.validate.ledger import roundoff, trace
@@ -120,7 +121,7 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
     gradients = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
     generator = torch.Generator().manual_seed(1)
     for batch in m.calibration():
-        real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+        real = torch.from_numpy(batch.real)
         compressed = _inputs(m.simulated_model, batch, module)
         float_inputs = _inputs(m.folded_model, batch, module) if against_float else []
         for use, rows in enumerate(compressed):
@@ -145,7 +146,7 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
     return [(h, p if against_float else None) for h, p in zip(hessians, gradients, strict=True)]
 
 
-def _inputs(model: torch.nn.Module, batch: trace.Batch, module: str) -> list[Tensor]:
+def _inputs(model: torch.nn.Module, batch: Batch, module: str) -> list[Tensor]:
     """(tokens, in) of each use of the module."""
     rows: list[Tensor] = []
     trace.observe(model, batch, (module,), lambda _name, x: rows.append(x.clone()))

@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.kv_cache import is_past, is_present, past_of
 from optimizer.validate.decoder import cache_of
 from optimizer.validate.ledger import distance
 from optimizer.validate.ledger.distance import Array
-
-Batch = Mapping[str, Array]
 
 
 @dataclass
@@ -94,12 +93,12 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
 
 def traced(
     model: nn.Module,
-    batch: Mapping[str, Array],
+    batch: Batch,
     outputs: Collection[str],
     modules: Collection[str],
 ) -> Trace:
     """Run and keep the edges of `modules`."""
-    trace = Trace(np.asarray(batch["attention_mask"]), dict(batch))
+    trace = Trace(batch.real, dict(batch))
     with _hooks(model, modules, trace):
         trace.result = run(model, batch, outputs)
     return trace
@@ -107,13 +106,13 @@ def traced(
 
 def observe(
     model: nn.Module,
-    batch: Mapping[str, Array],
+    batch: Batch,
     modules: Collection[str],
     receive: Callable[[str, Tensor], None],
 ) -> None:
     """Run and hand `receive` the real tokens' inputs (tokens, width) of each of `modules`, one
     object for all that read one tensor in turn; nothing is kept."""
-    real = torch.from_numpy(np.asarray(batch["attention_mask"])).bool()
+    real = torch.from_numpy(batch.real)
     handles = []
     last: list[Tensor] = []  # the tensor read last, and its rows
 

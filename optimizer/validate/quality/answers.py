@@ -71,12 +71,12 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
         part = rows[start : start + size]
         second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
         batch, values = _values(m, runner, [r.text for r in part], second)
-        text += _vectors(m, values, batch)
+        text += _vectors(values, batch)
         if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
         if not task.pairs_together and all(p is not None for p in pairs):
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
-            pair += _vectors(m, values, other)
+            pair += _vectors(values, other)
     return Answers(tuple(text), tuple(pair) or None, tuple(words) or None)
 
 
@@ -87,12 +87,11 @@ def _values(
     return batch, tasks.decode(m.contract, runner.infer(batch), batch)
 
 
-def _vectors(m: RunArtifacts, values: Any, batch: Batch) -> list[Any]:
+def _vectors(values: Any, batch: Batch) -> list[Any]:
     """One flat vector per text; of values per token, the real tokens'."""
     if values.ndim == 2:
         return list(values)
-    mask = m.contract.task_record.inputs.real(batch)
-    return [row[keep].ravel() for row, keep in zip(values, mask, strict=True)]
+    return [row[keep].ravel() for row, keep in zip(values, batch.real, strict=True)]
 
 
 def _tags(m: RunArtifacts, row: Sample, batch: Batch, values: Any, i: int) -> Any:

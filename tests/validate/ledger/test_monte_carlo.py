@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
+from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import Scheme
 from optimizer.state import Range
 from optimizer.validate.ledger import monte_carlo, trace
@@ -19,10 +20,9 @@ from optimizer.validate.ledger.roundoff import UNIT
 from tests.conftest import heavy_tailed
 
 WIDTH = 32
-BATCH = {
-    "input_ids": np.arange(12).reshape(2, 6) % 10,
-    "attention_mask": np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]),
-}
+MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+IDS = np.arange(12).reshape(2, 6) % 10
+BATCH = Batch({"input_ids": IDS, "attention_mask": MASK}, (), (), MASK.astype(bool))
 
 
 class Small(nn.Module):
