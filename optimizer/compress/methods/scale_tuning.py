@@ -30,6 +30,8 @@ from optimizer.compress.methods.language_model import Batch, LanguageModel
 from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import QTensor, to_scale_grid
 
+BETAS, EPSILON = (0.9, 0.95), 1e-15
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -68,7 +70,7 @@ def tune_scales(
     loss is not finite.
     """
     linears, epochs, together = model.linears, options.epochs, options.batch_size
-    rates, dtype = options.rates, options.dtype
+    dtype = options.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     if not held_out:
@@ -83,23 +85,19 @@ def tune_scales(
             s.place()
         before = best = see.loss(held_out, judge)
         kept = _kept(scales, norm_weights)
-        adam = [_Adam(s.log, rates.scales) for s in scales.values()]
-        adam += [
-            _Adam(g, rates.norm_weights * float(g.detach().abs().mean()))
-            for g in norm_weights.values()
-        ]
-        step = 0
+        adam = _adam(scales, norm_weights, options.rates)
+        shrink = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
         for _ in range(epochs):
             for pick in torch.randperm(len(batches), generator=generator).split(together):
                 for i in pick.tolist():
                     see.gradients(batches[i], teacher[i], 1 / len(pick))
                 for s in scales.values():
                     s.take_gradient()
-                for moments in adam:
-                    moments.step(1 - step / steps)
+                adam.step()
+                adam.zero_grad()
+                shrink.step()
                 for s in scales.values():
                     s.place()
-                step += 1
             if (now := see.loss(held_out, judge)) < best:
                 best, kept = now, _kept(scales, norm_weights)
     return Tuned(*kept, before, best)
@@ -191,28 +189,18 @@ class _KL(torch.autograd.Function):
         return ctx.saved_tensors[0] * above[0], None, None
 
 
-class _Adam:
-    """Adam for one parameter. (torch.optim's costs seconds to import its compiler.)"""
-
-    FIRST, SECOND, TINY = 0.9, 0.95, 1e-15
-
-    def __init__(self, parameter: nn.Parameter, rate: float) -> None:
-        self._parameter, self._rate, self._steps = parameter, rate, 0
-        self._mean, self._square = torch.zeros_like(parameter), torch.zeros_like(parameter)
-
-    def step(self, share: float) -> None:
-        """Move by share of the rate, and forget the gradient. Without one nothing happens."""
-        gradient = self._parameter.grad
-        if gradient is None:
-            return
-        self._parameter.grad = None
-        self._steps += 1
-        with torch.no_grad():
-            self._mean.lerp_(gradient, 1 - self.FIRST)
-            self._square.lerp_(gradient.square(), 1 - self.SECOND)
-            size = (self._square / (1 - self.SECOND**self._steps)).sqrt_().add_(self.TINY)
-            mean = self._mean / (1 - self.FIRST**self._steps)
-            self._parameter.addcdiv_(mean, size, value=-share * self._rate)
+def _adam(
+    scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter], rates: Rates
+) -> torch.optim.Adam:
+    """Adam with a rate per parameter; one without a gradient stays."""
+    groups: list[dict[str, Any]] = [
+        {"params": [s.log], "lr": rates.scales} for s in scales.values()
+    ]
+    groups += [
+        {"params": [g], "lr": rates.norm_weights * float(g.detach().abs().mean())}
+        for g in norm_weights.values()
+    ]
+    return torch.optim.Adam(groups, betas=BETAS, eps=EPSILON)
 
 
 def _kept(
