@@ -36,7 +36,10 @@ def imported(file: Path) -> set[str]:
 
 
 FILES = sorted(ROOT.rglob("*.py"))
-STAGES = ("recipe", "load", "compress", "export", "lower", "build", "validate", "package")
+STAGES = (
+    *("recipe", "load", "compress", "export", "lower", "build", "validate"),
+    *("package", "publish"),
+)
 
 
 def name_of(file: Path) -> str:

@@ -21,7 +21,7 @@ def compare(obj: dict[str, bool], a: Path, b: Path) -> None:
     Example:
       optimize compare artifacts/minilm-int8/1 artifacts/minilm-int8/2
     """
-    from optimizer.package import look
+    from optimizer.commands import look
 
     document = look.compare(a, b)
     show(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document))

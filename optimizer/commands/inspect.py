@@ -20,7 +20,7 @@ def inspect(obj: dict[str, bool], bundle: Path) -> None:
     Example:
       optimize inspect artifacts/minilm-int8/1
     """
-    from optimizer.package import look
+    from optimizer.commands import look
 
     document = look.inspect(bundle)
     show(json.dumps(document, indent=1) if obj["json"] else look.inspect_text(document))

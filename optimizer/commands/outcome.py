@@ -30,7 +30,7 @@ class Result:
 
     @property
     def runnable(self) -> bool:
-        from optimizer.package.look import runnable
+        from optimizer.commands.look import runnable
 
         return runnable(self.document["manifest"])
 
@@ -80,15 +80,15 @@ def finish(
     if not outcome.built:
         return Result(0, None, None, None, steps, {}, "")
 
-    from optimizer.package.publish_local import publish_local
     from optimizer.package.report import page as html
+    from optimizer.publish.folder import publish
 
     document = _document(recipe, steps, outcome)
     verdict = pipeline.verdict(outcome.built)
     home = artifacts / recipe.name
     bundle = report = None
     if outcome.bundle is not None:
-        bundle = publish_local(
+        bundle = publish(
             outcome.bundle.path / "bundle", artifacts, recipe.name, recipe.package.version
         )
         report = bundle / "report.html"

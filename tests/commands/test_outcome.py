@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from optimizer import pipeline
+from optimizer.commands import look
 from optimizer.commands.outcome import Result, finish
 from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import digest
-from optimizer.package import look
 from optimizer.pipeline import Built
 from optimizer.recipe.schema import Recipe
 from optimizer.store import MADE_FROM, Step, Store

@@ -158,7 +158,7 @@ def test_a_bundle_of_version_1_says_that_it_must_be_packaged_again(
 
 
 def test_compare_reads_no_damaged_report(bundle: Path, made: Path) -> None:
-    from optimizer.package import look
+    from optimizer.commands import look
 
     look.compare(made, bundle)
     (bundle / "report.json").write_text("[]")

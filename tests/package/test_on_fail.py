@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.package import look, on_fail, stage
+from optimizer.commands import look
+from optimizer.package import on_fail, stage
 from optimizer.package.report.page import render
 from optimizer.package.report.verdict import worst
 from optimizer.recipe.schema import TensorRTTarget

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from optimizer import harness
+from optimizer.commands import look
 from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness.archive import unpack
 from optimizer.harness.manifest import content_digest
-from optimizer.package import look, stage
 from optimizer.package import manifest as manifests
-from optimizer.package.publish_local import publish_local
+from optimizer.package import stage
 from optimizer.package.report.verdict import worst
+from optimizer.publish.folder import publish
 from optimizer.store import digest_file
 from tests.package import small_bundle
 
@@ -240,7 +241,7 @@ def test_publishing_replaces_the_old_version_whole(made: Path, tmp_path: Path) -
     old.mkdir(parents=True)
     (old / "stale").write_text("x")
     (old / "manifest.json").write_text("{}")
-    final = publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
+    final = publish(made / "bundle", tmp_path / "artifacts", "tiny", "1")
     assert final == old
     assert not (final / "stale").exists()
     assert (final / "manifest.json").read_bytes() == (
@@ -254,7 +255,7 @@ def test_publishing_does_not_replace_what_is_no_bundle(made: Path, tmp_path: Pat
     own.parent.mkdir(parents=True)
     own.write_text("x")
     with pytest.raises(RecipeError, match="is no bundle"):
-        publish_local(made / "bundle", tmp_path, "tiny", "1")
+        publish(made / "bundle", tmp_path, "tiny", "1")
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [own]
 
 
@@ -263,7 +264,7 @@ def test_publishing_does_not_replace_what_is_no_bundle(made: Path, tmp_path: Pat
 def test_a_disk_that_cannot_be_written_keeps_the_old_version_and_no_half_of_the_new(
     place: str, number: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = publish_local(made / "bundle", tmp_path, "tiny", "1") / "manifest.json"
+    old = publish(made / "bundle", tmp_path, "tiny", "1") / "manifest.json"
     before = (old.stat().st_ino, sorted(tmp_path.rglob("*")))
     real = shutil.copyfile
 
@@ -274,7 +275,7 @@ def test_a_disk_that_cannot_be_written_keeps_the_old_version_and_no_half_of_the_
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(MachineError, match="--artifacts") as caught:
-        publish_local(made / "bundle", tmp_path, "tiny", "1")
+        publish(made / "bundle", tmp_path, "tiny", "1")
     assert caught.value.exit_code == 5
     assert (old.stat().st_ino, sorted(tmp_path.rglob("*"))) == before
 
@@ -283,18 +284,18 @@ def test_publishing_removes_what_an_earlier_run_left_of_the_version(
     made: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "tiny"
-    publish_local(made / "bundle", tmp_path, "tiny", "1")
+    publish(made / "bundle", tmp_path, "tiny", "1")
     (home / "1.failed").mkdir()
     (home / "1.failed" / "report.html").write_text("x")
     without_tar = Path(shutil.copytree(made / "bundle", tmp_path / "store" / "bundle"))
-    publish_local(without_tar, tmp_path, "tiny", "1")
+    publish(without_tar, tmp_path, "tiny", "1")
     assert [p.name for p in home.iterdir()] == ["1"]
 
 
 def test_a_file_where_the_artifacts_folder_should_be_is_said(made: Path, tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_text("x")
     with pytest.raises(RecipeError, match="a file stands where"):
-        publish_local(made / "bundle", tmp_path / "artifacts", "tiny", "1")
+        publish(made / "bundle", tmp_path / "artifacts", "tiny", "1")
 
 
 def test_publishing_that_was_killed_is_completed_by_the_next(made: Path, tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ def test_publishing_that_was_killed_is_completed_by_the_next(made: Path, tmp_pat
         (home / leftover / "half").write_text("x")
     (home / ".tiny-1.tar.partial").write_text("x")
     without_tar = Path(shutil.copytree(made / "bundle", tmp_path / "store" / "bundle"))
-    final = publish_local(without_tar, tmp_path / "artifacts", "tiny", "1")
+    final = publish(without_tar, tmp_path / "artifacts", "tiny", "1")
     assert not (final / "half").exists()
     assert [p.name for p in home.iterdir()] == ["1"]
 
@@ -312,7 +313,7 @@ def test_publishing_that_was_killed_is_completed_by_the_next(made: Path, tmp_pat
 def test_a_new_version_that_fails_after_a_kill_leaves_the_old_one(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    final = publish_local(made / "bundle", tmp_path, "tiny", "1")
+    final = publish(made / "bundle", tmp_path, "tiny", "1")
     final.rename(final.with_name(".1.old"))  # killed between the two renames
 
     def full(source: Path, target: Path) -> None:
@@ -320,5 +321,5 @@ def test_a_new_version_that_fails_after_a_kill_leaves_the_old_one(
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(MachineError):
-        publish_local(made / "bundle", tmp_path, "tiny", "1")
+        publish(made / "bundle", tmp_path, "tiny", "1")
     assert (final / "manifest.json").is_file()

@@ -14,7 +14,7 @@ from optimizer.harness.manifest import MANIFEST
 from optimizer.store import finish
 
 
-def publish_local(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
+def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
     """Copy the bundle's folder, and the tar beside it, to artifacts/<name>/; return the folder.
 
     A reader sees the old version or the new one, each complete, never a mixture: the copy is
