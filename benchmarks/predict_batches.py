@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from encoder_int8 import lowered_model  # noqa: E402
 
-from optimizer.harness.answering import WINDOW, Answered, Asked, Predictor, answer  # noqa: E402
+from optimizer.harness.answering import WINDOW, Answered, Predictor, Query, answer  # noqa: E402
 from optimizer.harness.bench import percentile, percentile_interval  # noqa: E402
 from optimizer.harness.contract import read  # noqa: E402
 from optimizer.harness.inputs.text import load_tokenizer  # noqa: E402
@@ -37,13 +37,13 @@ from optimizer.recipe.file import read as read_recipe  # noqa: E402
 from optimizer.store import Store  # noqa: E402
 
 BASE = "batch 1"
-System = Callable[[Predictor, Sequence[Asked]], Iterator[Answered]]
+System = Callable[[Predictor, Sequence[Query]], Iterator[Answered]]
 
 
 def by_length(size: int) -> System:
     """As predict does: batches of like lengths within each window."""
 
-    def run(predictor: Predictor, asked: Sequence[Asked]) -> Iterator[Answered]:
+    def run(predictor: Predictor, asked: Sequence[Query]) -> Iterator[Answered]:
         for start in range(0, len(asked), WINDOW * size):
             yield from answer(predictor, asked[start : start + WINDOW * size], size)
 
@@ -53,7 +53,7 @@ def by_length(size: int) -> System:
 def neighbours(size: int) -> System:
     """Batches of lines as they come."""
 
-    def run(predictor: Predictor, asked: Sequence[Asked]) -> Iterator[Answered]:
+    def run(predictor: Predictor, asked: Sequence[Query]) -> Iterator[Answered]:
         for start in range(0, len(asked), size):
             yield from answer(predictor, asked[start : start + size], size)
 
@@ -82,7 +82,7 @@ def main() -> None:
     contract = read(source.path / "contract.json")
     rows = (HERE.parent / "calibration" / "sentiment-evaluate.jsonl").read_text().split("\n")
     texts = [json.loads(row)["text"] for row in rows if row][: args.lines]
-    asked = [Asked(f"line {i}", text) for i, text in enumerate(texts, 1)]
+    asked = [Query(f"line {i}", text) for i, text in enumerate(texts, 1)]
     load = os.getloadavg()[0]
     parts = []
     for threads in args.threads:
@@ -104,7 +104,7 @@ def main() -> None:
     print(text)
 
 
-def padded(predictor: Predictor, run: System, asked: Sequence[Asked]) -> float:
+def padded(predictor: Predictor, run: System, asked: Sequence[Query]) -> float:
     """Tokens computed over tokens of the texts. It also warms the system up."""
     computed = 0
 
@@ -119,7 +119,7 @@ def padded(predictor: Predictor, run: System, asked: Sequence[Asked]) -> float:
 
 
 def timed(
-    predictor: Predictor, asked: Sequence[Asked], rounds: int
+    predictor: Predictor, asked: Sequence[Query], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
     """(wall, CPU) seconds of each system and round."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}

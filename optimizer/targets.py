@@ -211,7 +211,7 @@ def tensorrt_options(_recipe: Recipe, section: TensorRTTarget, at: str) -> None:
         refuse_options(section.runtime, section.options)
     except BuildError as e:
         raise RecipeError(
-            e.found, where=f"{at}.{e.where}", accepted=e.accepted, fix=e.fix
+            e.problem, where=f"{at}.{e.where}", accepted=e.accepted, fix=e.fix
         ) from None
 
 

@@ -86,7 +86,7 @@ def _translated() -> Iterator[None]:
         yield
     except harness.HarnessError as e:
         kind = kinds.get(type(e), OptimizeError)
-        raise kind(e.found, where=e.where, accepted=e.accepted, fix=e.fix) from e
+        raise kind(e.problem, where=e.where, accepted=e.accepted, fix=e.fix) from e
 
 
 def files(section: TargetSection) -> Mapping[str, str]:

@@ -75,6 +75,6 @@ if __name__ == "harness":  # inside a bundle; here it is optimizer.harness, besi
     _bundle = __path__[0].removesuffix("harness").rstrip("/\\")
     if STARTING:  # a stray json.py in the bundle's folder is not what `import json` means
         sys.path[:] = [p for p in sys.path if p != _bundle]
-    _found = damage(__path__[0])
-    if _found:
-        _refuse(_bundle, _found)
+    _damage = damage(__path__[0])
+    if _damage:
+        _refuse(_bundle, _damage)

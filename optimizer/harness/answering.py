@@ -20,7 +20,7 @@ WINDOW = 16  # batches whose inputs are looked at together: enough to find alike
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """One input to answer. where: what a message calls it, "line 7". pair: its second input."""
 
     where: str
@@ -67,15 +67,15 @@ def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
     return sorted(sorted(order[i : i + size]) for i in range(0, len(order), size))
 
 
-def answer(predictor: Predictor, asked: Sequence[Asked], batch_size: int) -> Iterator[Answered]:
+def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> Iterator[Answered]:
     """An answer or an error for each input, in order, each as soon as those before it are there.
 
     Raises InputError as the kind's encode does, AnswerError never: that is the input's error.
     """
     contract, kind = predictor.contract, predictor.contract.task_record.inputs
-    inputs, pairs = [a.input for a in asked], [a.pair for a in asked]
+    inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
     encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
-    kept: list[int | None] = [None] * len(asked)
+    kept: list[int | None] = [None] * len(queries)
     tokens = kept
     if kind.whole_sizes is not None:
         kept = [e.size for e in encoded]
@@ -88,9 +88,9 @@ def answer(predictor: Predictor, asked: Sequence[Asked], batch_size: int) -> Ite
     rest = [i for i, e in enumerate(encoded) if not e.problem]
     refused = {
         i: Answered(
-            asked[i].where,
+            queries[i].where,
             None,
-            InputError(e.problem, where=asked[i].where, fix=e.fix),
+            InputError(e.problem, where=queries[i].where, fix=e.fix),
             tokens[i],
             tokens[i],
         )
@@ -106,11 +106,11 @@ def answer(predictor: Predictor, asked: Sequence[Asked], batch_size: int) -> Ite
             if len(rows) > 1:  # whose fault it is shows when each is alone
                 return {i: a for row in rows for i, a in computed([row]).items()}
             (i,) = rows
-            error = AnswerError(e.found, where=f"{asked[i].where}: {e.where}")
-            return {i: Answered(asked[i].where, None, error, tokens[i], kept[i])}
+            error = AnswerError(e.problem, where=f"{queries[i].where}: {e.where}")
+            return {i: Answered(queries[i].where, None, error, tokens[i], kept[i])}
         results = answers(contract, values, batch)
         return {
-            i: Answered(asked[i].where, a, None, tokens[i], kept[i])
+            i: Answered(queries[i].where, a, None, tokens[i], kept[i])
             for i, a in zip(rows, results, strict=True)
         }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import contract as contracts
-from .answering import Answered, Asked, Predictor, answer
+from .answering import Answered, Predictor, Query, answer
 from .bench import System
 from .closing import Closing
 from .engines import Workshop
@@ -162,21 +162,21 @@ class Bundle(Closing):
         if pairs is not None and len(pairs) != len(inputs):
             raise InputError(f"{len(pairs)} pairs for {len(inputs)} {plural}", where="pairs")
         seconds = pairs or [None] * len(inputs)
-        asked = [
-            Asked(f"{plural}[{i}]", *both)
+        queries = [
+            Query(f"{plural}[{i}]", *both)
             for i, both in enumerate(zip(inputs, seconds, strict=True))
         ]
         results: list[dict[str, Any]] = []
-        for answered in self.answer(asked, batch_size):
+        for answered in self.answer(queries, batch_size):
             if answered.error is not None:
                 raise answered.error
             results.append(dict(answered.answer or {}))
         return results
 
-    def answer(self, asked: Sequence[Asked], batch_size: int = BATCH) -> Iterator[Answered]:
+    def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
         """An answer or an error in its place for each input: see answering.answer."""
         predictor = Predictor(self.contract, self.encoder, self._runner.infer)
-        return answer(predictor, asked, batch_size)
+        return answer(predictor, queries, batch_size)
 
     def generate(
         self,

@@ -31,7 +31,7 @@ from . import generation_commands as generation
 from .errors import HarnessError, InputError
 
 if TYPE_CHECKING:
-    from .answering import Answered, Asked
+    from .answering import Answered, Query
     from .bundle import Bundle
     from .lines import Source
     from .tasks.task import Task
@@ -97,13 +97,13 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
-        windows = _asked(args)
+        windows = _queries(args)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
         else:
             generation.refuse_others(args, task)
-            parsed = (_parsed(asked, task) for asked in windows)
-            answers = (a for asked in parsed for a in bundle.answer(asked, args.batch_size))
+            parsed = (_parsed(window, task) for window in windows)
+            answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit)
     if not summary.texts:
         raise InputError("no text was given", fix='Give one: predict "some text".')
@@ -112,21 +112,21 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _parsed(asked: Sequence[Asked], task: Task) -> list[Asked]:
+def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
     """The inputs that lines of text stand for, of the task's kind."""
     parse = task.inputs.parse
     return [
         replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
-        for a in asked
+        for a in window
     ]
 
 
-def _asked(args: argparse.Namespace) -> Iterator[list[Asked]]:
+def _queries(args: argparse.Namespace) -> Iterator[list[Query]]:
     """The texts of the command line, or else those of standard input as they come.
 
     Raises InputError for a text that cannot be read, and pairs that are not one per text.
     """
-    from .answering import WINDOW, Asked
+    from .answering import WINDOW, Query
     from .inputs.text import check_text
     from .lines import windows
 
@@ -150,12 +150,12 @@ def _asked(args: argparse.Namespace) -> Iterator[list[Asked]]:
                 accepted="one per text, in the order of the texts, or none",
             )
         pairs = args.pair or [None] * len(named)
-        every = [Asked(where, t, p) for (where, t), p in zip(named, pairs, strict=True)]
+        every = [Query(where, t, p) for (where, t), p in zip(named, pairs, strict=True)]
         for start in range(0, len(every), most):
             yield every[start : start + most]
         return
     for window in windows(source, most):
-        yield [Asked(f"line {line.number}", line.text) for line in window]
+        yield [Query(f"line {line.number}", line.text) for line in window]
 
 
 def bench(folder: Path, args: argparse.Namespace) -> int:
@@ -193,9 +193,9 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
 def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
     """Time a model that answers a batch in one run."""
     from .bench import measure
-    from .recorded import asked
+    from .recorded import bench_grid
 
-    grid = asked(bundle.manifest, args.batch, args.sequence, args.iterations)
+    grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
     too_long = [s for s in grid.sequence if s > bundle.max_length]
     if too_long:
         raise InputError(
@@ -319,9 +319,9 @@ def _positive(text: str) -> int:
     return number
 
 
-def _folder(given: Path | None, stack: ExitStack) -> Path:
+def _folder(bundle: Path | None, stack: ExitStack) -> Path:
     """The bundle's folder; a tar is unpacked into a temporary one."""
-    folder = given if given is not None else Path(__file__).parent.parent
+    folder = bundle if bundle is not None else Path(__file__).parent.parent
     if not folder.is_file():
         return folder
     from .archive import unpack

@@ -240,7 +240,7 @@ class Contract:
             return cls(**fields)
         except BundleError as e:
             raise BundleError(
-                e.found, where=f"{where}: {e.where}", accepted=e.accepted, fix=e.fix
+                e.problem, where=f"{where}: {e.where}", accepted=e.accepted, fix=e.fix
             ) from None
         except (KeyError, TypeError, ValueError) as e:
             raise BundleError(f"not a contract ({e!r})", where=where) from None

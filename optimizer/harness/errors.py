@@ -22,12 +22,12 @@ class ExplainedError(Exception):
 
     exit_code = 1
 
-    def __init__(self, found: str, *, where: str = "", accepted: str = "", fix: str = "") -> None:
-        self.found, self.where, self.accepted, self.fix = found, where, accepted, fix
+    def __init__(self, problem: str, *, where: str = "", accepted: str = "", fix: str = "") -> None:
+        self.problem, self.where, self.accepted, self.fix = problem, where, accepted, fix
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.found}" if self.where else self.found
+        text = f"{self.where}: {self.problem}" if self.where else self.problem
         for more in (f"Accepted: {self.accepted}" if self.accepted else "", self.fix):
             if more:
                 text += f" {more}" if text.endswith((".", "?")) else f". {more}"
@@ -38,7 +38,7 @@ class ExplainedError(Exception):
         return {
             "error": type(self).__name__,
             "where": self.where,
-            "found": self.found,
+            "found": self.problem,
             "accepted": self.accepted,
             "fix": self.fix,
         }
@@ -57,9 +57,9 @@ class InputError(HarnessError):
 class AnswerError(HarnessError):
     """What the model computed is no number, so nothing can be read from it."""
 
-    def __init__(self, found: str, *, where: str) -> None:
+    def __init__(self, problem: str, *, where: str) -> None:
         super().__init__(
-            found,
+            problem,
             where=where,
             fix="The model overflows on this input: try another engine (--runtime), or rebuild the "
             "bundle with float: fp32.",
@@ -89,7 +89,7 @@ class UnopenedError(MachineError):
     may open."""
 
 
-def require(good: bool, where: str, found: object, accepted: str, fix: str = "") -> None:
+def require(good: bool, where: str, value: object, accepted: str, fix: str = "") -> None:
     """Raises BundleError naming what was found and what is accepted, unless `good`."""
     if not good:
-        raise BundleError(f"{found!r} was found", where=where, accepted=accepted, fix=fix)
+        raise BundleError(f"{value!r} was found", where=where, accepted=accepted, fix=fix)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import InputError
 
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
-    from .answering import Answered, Asked
+    from .answering import Answered, Query
     from .bundle import Bundle
     from .generate import Options
     from .output import Summary
@@ -77,7 +77,7 @@ def refuse_others(args: argparse.Namespace, task: Task) -> None:
 def predict(
     bundle: Bundle,
     args: argparse.Namespace,
-    windows: Iterator[Sequence[Asked]],
+    windows: Iterator[Sequence[Query]],
     emit: Callable[[Answered], None],
 ) -> Summary:
     """Answer what was asked, and emit it as it comes; streamed text is printed token by token."""
@@ -91,22 +91,22 @@ def predict(
         raise InputError(
             "with --chat or --stream", where="--jsonl", fix="A line says what it is itself."
         )
-    numbered = enumerate(asked for window in windows for asked in window)
+    numbered = enumerate(query for window in windows for query in window)
     if args.jsonl:
-        return write((_of_json(bundle, args, asked) for _, asked in numbered), emit)
+        return write((_of_json(bundle, args, query) for _, query in numbered), emit)
     options = _options(args)
     if args.stream:
         shown = emit if args.json else _emit_errors(emit)
-        return write((_streamed(bundle, args, options, i, asked) for i, asked in numbered), shown)
+        return write((_streamed(bundle, args, options, i, query) for i, query in numbered), shown)
     return write(_in_batches(bundle, args, options, windows), emit)
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
     """measure_generation's document over the recipe's grid, or the one asked for."""
     from .bench_generation import measure_generation
-    from .recorded import asked, asked_new_tokens
+    from .recorded import bench_grid, new_tokens
 
-    grid = asked(bundle.manifest, args.batch, args.sequence, args.iterations)
+    grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
     return measure_generation(
         {"candidate": bundle.decoders},
         bundle.contract,
@@ -114,7 +114,7 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
         texts,
         grid.sequence,
         grid.batch,
-        asked_new_tokens(bundle.manifest, args.new_tokens),
+        new_tokens(bundle.manifest, args.new_tokens),
         grid.iterations,
         threads=bundle.threads,
     )
@@ -133,12 +133,12 @@ def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Op
     """The command line's options, those of a line of input over them."""
     from .generate import Options
 
-    given = {n: getattr(args, n) for n in NUMBERS if getattr(args, n) is not None}
+    options = {n: getattr(args, n) for n in NUMBERS if getattr(args, n) is not None}
     if args.greedy:
-        given["do_sample"] = False
+        options["do_sample"] = False
     if args.stop:
-        given["stop"] = tuple(args.stop)
-    return Options.from_json({**given, **(over or {})})
+        options["stop"] = tuple(args.stop)
+    return Options.from_json({**options, **(over or {})})
 
 
 def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
@@ -146,19 +146,19 @@ def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _ids(bundle: Bundle, args: argparse.Namespace, asked: Asked) -> list[int]:
+def _ids(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
     """The prompt's token ids. Raises InputError naming the text, as prompt_ids does."""
     from .tasks.text_generation import prompt_ids
 
-    prompt: Prompt = _conversation(args, asked.input) if args.chat else asked.input
-    return prompt_ids(bundle.contract, bundle.encoder, prompt, asked.where)
+    prompt: Prompt = _conversation(args, query.input) if args.chat else query.input
+    return prompt_ids(bundle.contract, bundle.encoder, prompt, query.where)
 
 
 def _in_batches(
     bundle: Bundle,
     args: argparse.Namespace,
     options: Options,
-    windows: Iterator[Sequence[Asked]],
+    windows: Iterator[Sequence[Query]],
 ) -> Iterator[Answered]:
     """Neighbours together: what a batch costs is mostly the tokens it makes, not its prompts."""
     from .answering import Answered
@@ -169,54 +169,54 @@ def _in_batches(
             part = window[start : start + args.batch_size]
             refused: dict[int, Answered] = {}
             prompts: dict[int, list[int]] = {}
-            for i, asked in enumerate(part):
+            for i, query in enumerate(part):
                 try:
-                    prompts[i] = _ids(bundle, args, asked)
+                    prompts[i] = _ids(bundle, args, query)
                 except InputError as e:
-                    refused[i] = Answered(asked.where, None, e)
+                    refused[i] = Answered(query.where, None, e)
             numbers = [first + start + i for i in prompts]
             rows = list(prompts.values())
-            made = bundle.generate(rows, options, args.batch_size, numbers) if rows else []
-            answers = dict(zip(prompts, made, strict=True))
-            for i, asked in enumerate(part):
-                yield refused.get(i) or Answered(asked.where, answers[i].to_json())
+            completions = bundle.generate(rows, options, args.batch_size, numbers) if rows else []
+            answers = dict(zip(prompts, completions, strict=True))
+            for i, query in enumerate(part):
+                yield refused.get(i) or Answered(query.where, answers[i].to_json())
         first += len(window)
 
 
-def _of_json(bundle: Bundle, args: argparse.Namespace, asked: Asked) -> Answered:
+def _of_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
     """The answer to a line of JSON, which has options of its own."""
     from .answering import Answered
 
     try:
-        prompt, options = _request(args, asked)
-        (made,) = bundle.generate([prompt], options)
+        prompt, options = _request(args, query)
+        (completion,) = bundle.generate([prompt], options)
     except InputError as e:
-        if not e.where.startswith(asked.where):
+        if not e.where.startswith(query.where):
             e = InputError(
-                e.found, where=f"{asked.where}: {e.where}", accepted=e.accepted, fix=e.fix
+                e.problem, where=f"{query.where}: {e.where}", accepted=e.accepted, fix=e.fix
             )
-        return Answered(asked.where, None, e)
-    return Answered(asked.where, made.to_json())
+        return Answered(query.where, None, e)
+    return Answered(query.where, completion.to_json())
 
 
-def _request(args: argparse.Namespace, asked: Asked) -> tuple[Prompt, Options]:
+def _request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
     """What a line of JSON asks for. Raises InputError."""
     try:
-        fields = dict(json.loads(asked.input))
+        fields = dict(json.loads(query.input))
     except (ValueError, TypeError, RecursionError) as e:
-        raise InputError(f"not a JSON object ({e})", where=asked.where) from None
-    found = [k for k in PROMPT_KEYS if k in fields]
-    if len(found) != 1:
+        raise InputError(f"not a JSON object ({e})", where=query.where) from None
+    keys = [k for k in PROMPT_KEYS if k in fields]
+    if len(keys) != 1:
         raise InputError(
             f"{', '.join(fields) or 'nothing'} was given",
-            where=asked.where,
+            where=query.where,
             accepted=f"one of {', '.join(PROMPT_KEYS)}, and options",
         )
-    prompt = fields.pop(found[0])
-    if isinstance(prompt, str) != (found == ["prompt"]):
+    prompt = fields.pop(keys[0])
+    if isinstance(prompt, str) != (keys == ["prompt"]):
         raise InputError(
-            f"{found[0]} is {type(prompt).__name__}",
-            where=asked.where,
+            f"{keys[0]} is {type(prompt).__name__}",
+            where=query.where,
             accepted="a text as prompt, a list as messages",
         )
     if isinstance(fields.get("stop"), list):
@@ -225,15 +225,15 @@ def _request(args: argparse.Namespace, asked: Asked) -> tuple[Prompt, Options]:
 
 
 def _streamed(
-    bundle: Bundle, args: argparse.Namespace, options: Options, number: int, asked: Asked
+    bundle: Bundle, args: argparse.Namespace, options: Options, number: int, query: Query
 ) -> Answered:
     """Print the pieces of one answer as they come; with --json each as a line of JSON."""
     from .answering import Answered
 
     try:
-        prompt = _ids(bundle, args, asked)
+        prompt = _ids(bundle, args, query)
     except InputError as e:
-        return Answered(asked.where, None, e)
+        return Answered(query.where, None, e)
     text, tokens, last = "", 0, None
     for piece in bundle.stream([prompt], options, numbers=[number]):
         if args.json:
@@ -245,8 +245,8 @@ def _streamed(
     assert last is not None
     if not args.json:
         print(flush=True)
-    made = {"text": text, "tokens": tokens, "finish": last.finish, "stop": last.stop}
-    return Answered(asked.where, {**made, "prompt_tokens": len(prompt)})
+    answer = {"text": text, "tokens": tokens, "finish": last.finish, "stop": last.stop}
+    return Answered(query.where, {**answer, "prompt_tokens": len(prompt)})
 
 
 def _emit_errors(emit: Callable[[Answered], None]) -> Callable[[Answered], None]:

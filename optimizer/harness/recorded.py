@@ -23,7 +23,7 @@ class Grid:
     iterations: int
 
 
-def asked(
+def bench_grid(
     manifest: dict[str, Any],
     batch: Sequence[int] | None,
     sequence: Sequence[int] | None,
@@ -44,7 +44,7 @@ def asked(
     return Grid(**merged)
 
 
-def asked_new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
+def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
     """Tokens to generate after each prompt: as given, else as the manifest's recipe says.
 
     Raises InputError when neither says.

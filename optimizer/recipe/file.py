@@ -64,7 +64,7 @@ def located(lines: Lines) -> Iterator[None]:
         at = lines.where(tuple(int(k) if k.isdigit() else k for k in path.split(".")))
         if path and path.split(".")[0] in lines.sections and at not in e.where:
             raise type(e)(
-                e.found, where=f"{at}: {e.where}", accepted=e.accepted, fix=e.fix
+                e.problem, where=f"{at}: {e.where}", accepted=e.accepted, fix=e.fix
             ) from None
         raise
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.harness import tasks
-from optimizer.harness.answering import Answered, Asked, Predictor, answer, by_length
+from optimizer.harness.answering import Answered, Predictor, Query, answer, by_length
 from optimizer.harness.errors import InputError
 from optimizer.harness.output import json_line, text_line, write
 from tests.harness import small_model
@@ -36,8 +36,8 @@ def served(folder: Path, model: Model) -> Predictor:
     return Predictor(contract, tokenizer, model)
 
 
-def ask(texts: Sequence[str]) -> list[Asked]:
-    return [Asked(f"line {i}", t) for i, t in enumerate(texts, 1)]
+def ask(texts: Sequence[str]) -> list[Query]:
+    return [Query(f"line {i}", t) for i, t in enumerate(texts, 1)]
 
 
 LONG = " ".join(["good"] * 50)
@@ -90,14 +90,14 @@ def test_only_blank_texts_run_no_model(tmp_path: Path) -> None:
 
 
 def test_a_blank_text_with_a_pair_is_answered(tmp_path: Path) -> None:
-    (found,) = answer(served(tmp_path, Model()), [Asked("text 1", "", "good")], 4)
+    (found,) = answer(served(tmp_path, Model()), [Query("text 1", "", "good")], 4)
     assert found.error is None
 
 
 @pytest.mark.parametrize("pair", [None, LONG])
 def test_a_cut_text_says_how_many_tokens_it_had(pair: str | None, tmp_path: Path) -> None:
     encoder = served(tmp_path, Model())
-    asked = [Asked("a", "good"), Asked("b", LONG, pair)]
+    asked = [Query("a", "good"), Query("b", LONG, pair)]
     short, long = answer(encoder, asked, 2)
     again, _ = answer(encoder, asked, 2)  # counting leaves the tokenizer as it was
     assert short == again

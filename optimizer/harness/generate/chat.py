@@ -98,9 +98,9 @@ def _compiled(template: str) -> Any:
         """Without underscored names, which reach into Python."""
 
         def __init__(*args: Any, **values: Any) -> None:
-            self, *given = args
+            self, *pairs = args
             Namespace.__init__(self)
-            for name, value in dict(*given, **values).items():
+            for name, value in dict(*pairs, **values).items():
                 self[name] = value
 
         def __setitem__(self, name: str, value: Any) -> None:
@@ -116,7 +116,7 @@ def _compiled(template: str) -> Any:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["namespace"] = PlainNamespace
-    environment.globals["dict"] = lambda *given, **values: dict(*given, **values)
+    environment.globals["dict"] = lambda *pairs, **values: dict(*pairs, **values)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(template)

@@ -206,14 +206,14 @@ def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
 
     Raises InputError for one that has such a token among others: it would never be found.
     """
-    found = {}
+    stops_by_token = {}
     for stop in stops:
         whole = tokenizer.token_to_id(stop)
         if whole is not None and not tokenizer.decode([whole]):
-            found[whole] = stop
+            stops_by_token[whole] = stop
             continue
-        made = tokenizer.encode(stop, add_special_tokens=False)
-        pairs = zip(made.ids, made.tokens, strict=True)
+        encoded = tokenizer.encode(stop, add_special_tokens=False)
+        pairs = zip(encoded.ids, encoded.tokens, strict=True)
         silent = [token for i, token in pairs if not tokenizer.decode([i])]
         if silent:
             raise InputError(
@@ -221,7 +221,7 @@ def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
                 where="stop",
                 accepted=f"text, or {silent[0]} by itself",
             )
-    return found
+    return stops_by_token
 
 
 def _batch(

@@ -24,11 +24,11 @@ def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
 
     Keskar et al. 2019, arXiv 1909.05858, section 4.1.
     """
-    made = scores.copy()
+    penalized = scores.copy()
     ids = np.fromiter(seen, np.int64, len(seen))
-    some = made[ids]
-    made[ids] = np.where(some < 0, some * np.float32(penalty), some / np.float32(penalty))
-    return made
+    some = penalized[ids]
+    penalized[ids] = np.where(some < 0, some * np.float32(penalty), some / np.float32(penalty))
+    return penalized
 
 
 def keep_top_k(scores: Array, k: int) -> Array:
@@ -65,14 +65,14 @@ def softmax(scores: Array) -> Array:
 def shaped(scores: Array, sampling: Sampling) -> Array:
     """The scores that a draw reads: temperature, then whatever is ruled out."""
     with np.errstate(over="ignore"):  # at worst -inf: the likeliest alone is left
-        made: Array = (scores - scores.max()) / np.float32(sampling.temperature)
+        logits: Array = (scores - scores.max()) / np.float32(sampling.temperature)
     if sampling.top_k:
-        made = keep_top_k(made, sampling.top_k)
+        logits = keep_top_k(logits, sampling.top_k)
     if sampling.top_p < 1:
-        made = keep_top_p(made, sampling.top_p)
+        logits = keep_top_p(logits, sampling.top_p)
     if sampling.min_p:
-        made = keep_min_p(made, sampling.min_p)
-    return made
+        logits = keep_min_p(logits, sampling.min_p)
+    return logits
 
 
 def draw(scores: Array, generator: np.random.Generator) -> int:

@@ -36,12 +36,12 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     labels = contract.labels or ()
     if len(labels) == 1:
         return [{"label": labels[0], "value": float(row[0])} for row in values]
-    made = []
+    rows = []
     for row in softmax(values):
         best = int(row.argmax())
         scores = {label: float(p) for label, p in zip(labels, row, strict=True)}
-        made.append({"label": labels[best], "score": float(row[best]), "scores": scores})
-    return made
+        rows.append({"label": labels[best], "score": float(row[best]), "scores": scores})
+    return rows
 
 
 def line(answer: Mapping[str, Any]) -> str:

@@ -33,12 +33,12 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     the model has not, or that leaves no room in the context for one more token.
     """
     spec = contract.decoder
-    given: Any = prompt
+    value: Any = prompt
     if isinstance(prompt, str):
         check_text(prompt, where)
         ids = list(tokenizer.encode(prompt).ids)
-    elif not isinstance(given, Sequence | np.ndarray):
-        raise _no_prompt(given, where)
+    elif not isinstance(value, Sequence | np.ndarray):
+        raise _no_prompt(value, where)
     elif len(prompt) and all(isinstance(t, Mapping) for t in prompt):
         from ..generate.chat import render
 
@@ -48,7 +48,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     elif all(isinstance(t, int | np.integer) for t in prompt):
         ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
     else:
-        raise _no_prompt(given, where)
+        raise _no_prompt(value, where)
     if not ids:
         raise InputError("the prompt has no token", where=where, fix="Give at least one word.")
     unknown = [i for i in ids if not 0 <= i < spec.vocabulary]
@@ -66,9 +66,9 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     return ids
 
 
-def _no_prompt(found: Any, where: str) -> InputError:
+def _no_prompt(value: Any, where: str) -> InputError:
     return InputError(
-        f"{type(found).__name__} was found",
+        f"{type(value).__name__} was found",
         where=where,
         accepted="a text, a list of messages, or a list of token ids",
     )

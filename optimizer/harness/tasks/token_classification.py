@@ -33,11 +33,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     Each is {"label", "score", "text", "start", "end"}, with offsets in characters; an entity's
     score is the mean of its words'. Words cut off by truncation are not in the answer.
     """
-    made = []
+    rows = []
     for text, encoding, row in zip(batch.inputs, batch.encodings, values, strict=True):
-        found = words(contract, text, encoding, row)
-        made.append({"words": found, "entities": entities(text, found)})
-    return made
+        tagged = words(contract, text, encoding, row)
+        rows.append({"words": tagged, "entities": entities(text, tagged)})
+    return rows
 
 
 def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[dict[str, Any]]:
@@ -47,20 +47,20 @@ def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[d
     """
     labels = contract.labels or ()
     scores = softmax(logits)
-    found: list[dict[str, Any]] = []
+    tagged: list[dict[str, Any]] = []
     previous = None
     for i, word in enumerate(encoding.word_ids):
         if word is None or encoding.special_tokens_mask[i] or encoding.sequence_ids[i] != 0:
             continue
         start, end = encoding.offsets[i]
         if word == previous:
-            found[-1]["end"] = end
-            found[-1]["text"] = text[found[-1]["start"] : end]
+            tagged[-1]["end"] = end
+            tagged[-1]["text"] = text[tagged[-1]["start"] : end]
             continue
         previous = word
         best = int(scores[i].argmax())
         start += len(text[start:end]) - len(text[start:end].lstrip())  # byte-level BPE: " word"
-        found.append(
+        tagged.append(
             {
                 "label": labels[best],
                 "score": float(scores[i, best]),
@@ -69,14 +69,14 @@ def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[d
                 "end": end,
             }
         )
-    return found
+    return tagged
 
 
-def entities(text: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neighbouring words of one kind joined, by the rules of the module's docstring."""
     groups: list[tuple[str, list[dict[str, Any]]]] = []
     previous = OUTSIDE
-    for word in found:
+    for word in tagged:
         prefix, dash, kind = word["label"].partition("-")
         if not dash or prefix not in ("B", "I"):
             prefix, kind = "I", word["label"]

@@ -171,7 +171,7 @@ def _refuse_bad_plan(
     inconsistent = any("not self-consistent" in m for _, m in messages)
     if plan is not None and not inconsistent:
         return
-    gpu_only = [o for o in options.asked() if o in PRODUCTS[product].with_gpu]
+    gpu_only = [o for o in options.chosen() if o in PRODUCTS[product].with_gpu]
     if plan is None and gpu_only and "CUDA_SUCCESS" in advice.errors(messages):
         raise MachineError(
             f"{product} takes {', '.join(gpu_only)} only where a GPU is present, and none is here",

@@ -46,7 +46,7 @@ class Options:
             known["compute_capabilities"] = tuple(known["compute_capabilities"])
         return cls(**known)
 
-    def asked(self) -> list[str]:
+    def chosen(self) -> list[str]:
         """Names of the options that are not at their default."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
@@ -151,7 +151,7 @@ def refuse_options(product: str, options: Options) -> None:
     """Raise BuildError, its `where` the option, for the first option or GPU that `product` does not
     have, saying which product does."""
     row = PRODUCTS[product]
-    for name in options.asked():
+    for name in options.chosen():
         if name not in row.options:
             others = [p for p, r in PRODUCTS.items() if name in r.options]
             raise BuildError(
