@@ -194,7 +194,7 @@ def unfit(product: str, machine: Machine) -> str:
     """Why no engine of a product can be had on this GPU, or "": the fit table's own columns."""
     fit = {"driver_minimum": PRODUCTS[product].driver_minimum}
     entry = {"runtime": product, "device": "cuda", "fit": fit}
-    asked = fit_columns.Asked(entry, machine, frozenset(), None)
+    asked = fit_columns.FitContext(entry, machine, frozenset(), None)
     return fit_columns.builder(asked) or fit_columns.driver(asked)
 
 

@@ -240,12 +240,12 @@ def _others(does: Callable[[Accepts], bool]) -> str:
 def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
     """Every weights block of the recipe, and where it stands."""
     quantize = recipe.quantize
-    found = [("quantize.weights", quantize.weights)]
-    found += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]
+    schemes = [("quantize.weights", quantize.weights)]
+    schemes += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]
     choices = quantize.allocate.choices if quantize.allocate else ()
-    found += [(f"quantize.allocate.choices.{i}", w) for i, w in enumerate(choices)]
+    schemes += [(f"quantize.allocate.choices.{i}", w) for i, w in enumerate(choices)]
     named = (("head", quantize.head), ("embedding", quantize.embedding))
-    return found + [(f"quantize.{n}", w) for n, w in named if not isinstance(w, str)]
+    return schemes + [(f"quantize.{n}", w) for n, w in named if not isinstance(w, str)]
 
 
 def _check_weights(recipe: Recipe, at: str, target: Target) -> None:

@@ -46,8 +46,8 @@ def _built_on(section: TensorRTTarget) -> dict[str, str]:
     CUDA names it, for it is CUDA's first device that was built on."""
     if not PRODUCTS[section.runtime].needs_gpu:
         return {}
-    asked, gpu = first_device(), this_machine().gpu
-    name = asked[0] if asked is not None else gpu.name if gpu is not None else None
+    device, gpu = first_device(), this_machine().gpu
+    name = device[0] if device is not None else gpu.name if gpu is not None else None
     return {"gpu": name} if name is not None else {}
 
 
@@ -88,18 +88,18 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
     the activation coded as asked, and that the engine, where it could be opened, does not run
     wider. An engine too large for its codes to be codes makes all wider.
     """
-    found, kernels = network["modules"], network.get("kernels")
+    in_network, kernels = network["modules"], network.get("kernels")
     wider = {
         name: "not in the network as codes"
-        for name, asked in lowering.items()
-        if name not in found
-        or (asked["activation"] != "float" and found[name]["activation"] is None)
+        for name, scheme in lowering.items()
+        if name not in in_network
+        or (scheme["activation"] != "float" and in_network[name]["activation"] is None)
     }
     if kernels is not None:
         wider |= inspect.wider(lowering, kernels)
     if network["kept_packed"] is False:
         wider = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
-    known, unknown = _told(lowering, network)
+    known, unknown = _inspected(lowering, network)
     return {
         "eligible": len(lowering),
         "fused": len(lowering) - len(wider),
@@ -112,7 +112,7 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
     }
 
 
-def _told(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
     """What of an engine is known, and what is not."""
     known = [
         "the engine's version, and the GPUs it was built for",

@@ -13,7 +13,7 @@ from .contract import Contract
 from .engine_cache import Build, Say
 from .errors import BundleError, MachineError
 from .fit import How
-from .fit_columns import Asked, capability, profiles
+from .fit_columns import FitContext, capability, profiles
 from .machine import Machine
 from .runtimes import table
 from .runtimes.fitted import FittedRunner
@@ -76,7 +76,7 @@ class Workshop:
         return engine_cache.cached(self.cache, self.made_from(engine)) is not None
 
     def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
-        version = Asked(engine, self.machine, frozenset(), None).installed or ""
+        version = FitContext(engine, self.machine, frozenset(), None).installed or ""
         return engine_cache.made_from(engine, self.manifest["files"], self.machine, version)
 
 
@@ -148,7 +148,7 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
 def spans(shapes: Any) -> list[dict[str, Span]]:
     """A fit's shapes as the builder takes them: a list of profiles, [min, opt, max] by axis name.
     A decoder's mask covers what is in the cache and what is new."""
-    made = []
+    profile_spans = []
     for profile in profiles(shapes):
         spans = {
             axis: (int(low), int(opt), int(high)) for axis, (low, opt, high) in profile.items()
@@ -156,8 +156,8 @@ def spans(shapes: Any) -> list[dict[str, Span]]:
         if "past" in spans and "total" not in spans:
             low, opt, high = (p + s for p, s in zip(spans["past"], spans["sequence"], strict=True))
             spans["total"] = (low, opt, high)
-        made.append(spans)
-    return made
+        profile_spans.append(spans)
+    return profile_spans
 
 
 def progress(
@@ -166,14 +166,14 @@ def progress(
     """Tells a person how far a build is and how long the rest may take: a line a second."""
     if say is None:
         return None
-    start, told = clock(), -EVERY
+    start, reported = clock(), -EVERY
 
     def tell(_phase: str, done: int, of: int) -> None:
-        nonlocal told
+        nonlocal reported
         spent = clock() - start
-        if spent - told < EVERY and done < of:
+        if spent - reported < EVERY and done < of:
             return
-        told = spent
+        reported = spent
         rest = f", about {spent * (of - done) / done:.0f} s left" if 0 < done < of else ""
         say(f"building {target} for this GPU: {100 * done // of} %{rest}")
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import fit_columns as columns
-from .fit_columns import Asked, Column
+from .fit_columns import Column, FitContext
 from .machine import Machine
 from .runtimes import table
 
@@ -167,27 +167,27 @@ def verdicts(
         if failed and index in failed:
             rows.append(_row(index, engine, None, "tried", failed[index]))
             continue
-        asked = Asked(engine, machine, damaged, shape)
-        rows.append(_one(index, engine, asked, (unopened or {}).get(index, "")))
+        context = FitContext(engine, machine, damaged, shape)
+        rows.append(_one(index, engine, context, (unopened or {}).get(index, "")))
     return rows
 
 
-def _one(index: int, engine: Mapping[str, Any], asked: Asked, unopened: str) -> Verdict:
+def _one(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
     """How one engine can be had here, or that it cannot, and why. unopened: why its file did not
     open, "" when it was not tried."""
-    column, why = _objection(POSSIBLE, asked)
+    column, why = _objection(POSSIBLE, context)
     if column:
-        return _row(index, engine, None, column, why, columns.install(asked))
+        return _row(index, engine, None, column, why, columns.install(context))
     if not table.of(engine["runtime"]).engine_files:
-        column, why = _objection(MODEL, asked)
+        column, why = _objection(MODEL, context)
         unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
         fits = f"portable ONNX, and the runtime is installed{unseen}"
         return _row(index, engine, None if column else "load", column or FITS, why or fits)
-    column, why = ("tried", unopened) if unopened else _objection(LOADABLE, asked)
+    column, why = ("tried", unopened) if unopened else _objection(LOADABLE, context)
     if not column:
         fits = "the engine was built for this runtime, system and GPU"
         return _row(index, engine, "load", FITS, fits)
-    other, cannot = _objection(BUILDABLE, asked)
+    other, cannot = _objection(BUILDABLE, context)
     text = f"{column}: {why}"
     if other:
         text = f"{text}, and it cannot be built here: {other}: {cannot}"
@@ -196,10 +196,10 @@ def _one(index: int, engine: Mapping[str, Any], asked: Asked, unopened: str) -> 
     return Verdict(index, engine["target"], "build", (column,), text)
 
 
-def _objection(asked_of: Sequence[tuple[str, Column]], asked: Asked) -> tuple[str, str]:
+def _objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
     """(column, why) of the first that objects; ("", "") when none does."""
-    for name, column in asked_of:
-        why = column(asked)
+    for name, column in rules:
+        why = column(context)
         if why:
             return name, why
     return "", ""

@@ -45,7 +45,7 @@ OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engi
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitContext:
     """Everything a column may look at. shape: (batch, sequence) to be asked for, if known."""
 
     engine: Mapping[str, Any]
@@ -55,8 +55,8 @@ class Asked:
 
     @property
     def fit(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.engine["fit"]
-        return found
+        fit: Mapping[str, Any] = self.engine["fit"]
+        return fit
 
     @property
     def runtime(self) -> str:
@@ -84,10 +84,10 @@ class Asked:
         return self.machine.gpu
 
 
-Column = Callable[[Asked], str]
+Column = Callable[[FitContext], str]
 
 
-def runner(a: Asked) -> str:
+def runner(a: FitContext) -> str:
     if a.runtime in a.machine.runners and a.required:
         return ""
     if a.record.served_by:
@@ -97,14 +97,14 @@ def runner(a: Asked) -> str:
     return f"this version of the harness does not run {what} yet"
 
 
-def package(a: Asked) -> str:
+def package(a: FitContext) -> str:
     missing = [group[0] for group in a.required if a.machine.version(group) is None]
     if not missing:
         return ""
     return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
 
 
-def runnable(a: Asked) -> str:
+def runnable(a: FitContext) -> str:
     """The first half of the column `version`."""
     here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
     if numbers(here) < numbers(lowest):
@@ -116,34 +116,34 @@ def runnable(a: Asked) -> str:
     return ""
 
 
-def gpu(a: Asked) -> str:
+def gpu(a: FitContext) -> str:
     return "no GPU was found" if a.engine["device"] == "cuda" and a.machine.gpu is None else ""
 
 
-def driver(a: Asked) -> str:
+def driver(a: FitContext) -> str:
     lowest = a.fit.get("driver_minimum", "")
     if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
         return ""
     return f"driver {a.gpu.driver} is older than {lowest}"
 
 
-def built(a: Asked) -> str:
+def built(a: FitContext) -> str:
     return "it was not built where the bundle was made" if a.engine["deferred"] else ""
 
 
-def engine_digest(a: Asked) -> str:
+def engine_digest(a: FitContext) -> str:
     """Of the engine, and of the model where an engine without weights takes them from it."""
     if a.engine["engine"] in a.damaged:
         return f"damaged: {a.engine['engine']}"
     return model_digest(a) if a.fit.get("strip_weights", False) else ""
 
 
-def model_digest(a: Asked) -> str:
+def model_digest(a: FitContext) -> str:
     wrong = sorted(a.damaged & set(a.engine["model_files"]))
     return f"damaged: {', '.join(wrong)}" if wrong else ""
 
 
-def version(a: Asked) -> str:
+def version(a: FitContext) -> str:
     by, here = a.fit["runtime_version"], a.installed or ""
     if by == here or (a.fit.get("version_compatible", False) and _opens(by, here)):
         return ""
@@ -160,48 +160,48 @@ def _opens(by: str, here: str) -> bool:
     return newer >= older
 
 
-def system(a: Asked) -> str:
+def system(a: FitContext) -> str:
     here, there = (a.machine.os, a.machine.architecture), (a.fit["os"], a.fit["architecture"])
     return "" if here == there else f"built for {' '.join(there)}, this is {' '.join(here)}"
 
 
-def architecture(a: Asked) -> str:
+def architecture(a: FitContext) -> str:
     if not a.record.compute_capabilities:
         return _tensorrt_architecture(a)
     if capability(a.gpu.compute_capability) in a.fit["compute_capabilities"]:
         return ""
-    made = ", ".join(a.fit["compute_capabilities"])
-    return f"built for compute capability {made}, this GPU is {a.gpu.compute_capability}"
+    built_for = ", ".join(a.fit["compute_capabilities"])
+    return f"built for compute capability {built_for}, this GPU is {a.gpu.compute_capability}"
 
 
-def _tensorrt_architecture(a: Asked) -> str:
+def _tensorrt_architecture(a: FitContext) -> str:
     """By how far the engine's hardware compatibility level reaches."""
     level = a.fit.get("hardware_compatible", "none")
-    made, here = a.fit["compute_capabilities"], a.gpu.compute_capability
+    built_for, here = a.fit["compute_capabilities"], a.gpu.compute_capability
     if level == "ampere_plus":
         return "" if numbers(here) >= (8, 0) else f"built for 8.0 and later, this GPU is {here}"
-    if capability(here) not in made:
-        return f"built for compute capability {', '.join(made)}, this GPU is {here}"
+    if capability(here) not in built_for:
+        return f"built for compute capability {', '.join(built_for)}, this GPU is {here}"
     if level == "same_compute_capability" or a.fit.get("gpu") == a.gpu.name:
         return ""
     return f"built on {a.fit.get('gpu') or 'a GPU not named'}, this is {a.gpu.name}"
 
 
-def shapes(a: Asked) -> str:
+def shapes(a: FitContext) -> str:
     """No profile holds what is asked for; of several, the last one's complaint is told."""
     complaints = [_outside(p, a.shape) for p in profiles(a.fit.get("shapes") or {})]
     return "" if "" in complaints else complaints[-1]
 
 
-def profiles(said: Any) -> list[dict[str, Any]]:
+def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
     """A fit's shapes, {axis: [min, opt, max]} for each profile. They are written as one, as a
     list, or as one with "buckets", each of which replaces some axes."""
-    if isinstance(said, list):
-        return said
-    whole = {axis: span for axis, span in said.items() if axis != "buckets"}
+    if isinstance(fit_shapes, list):
+        return fit_shapes
+    whole = {axis: span for axis, span in fit_shapes.items() if axis != "buckets"}
     return [
         whole | {axis: span for axis, span in bucket.items() if span is not None}
-        for bucket in said.get("buckets") or [{}]
+        for bucket in fit_shapes.get("buckets") or [{}]
     ]
 
 
@@ -213,25 +213,25 @@ def _outside(profile: Mapping[str, Any], shape: tuple[int, int] | None) -> str:
     return ""
 
 
-def builder(a: Asked) -> str:
+def builder(a: FitContext) -> str:
     here = a.gpu.compute_capability
     named = a.record.compute_capabilities
     makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM
     return "" if makes else f"{a.runtime} makes no engine for compute capability {here}"
 
 
-def install(a: Asked) -> str:
+def install(a: FitContext) -> str:
     """The pip line that would make the engine's runtime available here, or ""."""
     if runner(a) or gpu(a):  # no package would help
         return ""
     lowest = a.fit.get("runtime_minimum", "")
-    wanted = []
+    requirements = []
     for i, group in enumerate(a.required):
         least = lowest if i == 0 else ""
-        found = a.machine.version(group)
-        if found is None or numbers(found) < numbers(least):
-            wanted.append(f'"{group[0]}>={least}"' if least else group[0])
-    return f"pip install {' '.join(wanted)}" if wanted else ""
+        installed = a.machine.version(group)
+        if installed is None or numbers(installed) < numbers(least):
+            requirements.append(f'"{group[0]}>={least}"' if least else group[0])
+    return f"pip install {' '.join(requirements)}" if requirements else ""
 
 
 def capability(dotted: str) -> str:
@@ -239,11 +239,11 @@ def capability(dotted: str) -> str:
     return dotted.replace(".", "")
 
 
-def numbers(said: str) -> tuple[int, ...]:
+def numbers(dotted: str) -> tuple[int, ...]:
     """The leading numbers of a version, to compare by: "1.31.1rc1" -> (1, 31)."""
-    found = []
-    for part in said.split("."):
+    leading = []
+    for part in dotted.split("."):
         if not part.isdigit():
             break
-        found.append(int(part))
-    return tuple(found)
+        leading.append(int(part))
+    return tuple(leading)

@@ -94,7 +94,7 @@ class TargetSection(Section):
     )
 
     @property
-    def made(self) -> Self:
+    def without_on_fail(self) -> Self:
         """What the stages before package read: on_fail changes nothing of what they make, and so
         no step is redone for it."""
         return self.model_copy(update={"on_fail": "refuse"})

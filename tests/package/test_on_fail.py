@@ -112,4 +112,4 @@ def test_when_all_fail_none_is_dropped() -> None:
 def test_no_step_before_package_is_redone_for_it() -> None:
     plain, dropped = (TensorRTTarget(runtime="tensorrt-rtx", on_fail=f) for f in ("refuse", "drop"))
     assert plain != dropped
-    assert plain.made == dropped.made == plain
+    assert plain.without_on_fail == dropped.without_on_fail == plain

@@ -63,8 +63,8 @@ class Runtime:
 
     def opener(self) -> Callable[..., Any]:
         module, _, name = self.open.partition(":")
-        found: Callable[..., Any] = getattr(import_module(module, __package__), name)
-        return found
+        opener: Callable[..., Any] = getattr(import_module(module, __package__), name)
+        return opener
 
 
 RUNTIMES: dict[str, Runtime] = {
