@@ -52,8 +52,8 @@ def _not_run(hop: Document) -> bool:
 
 def _distance(hop: Document) -> Any:
     """What the tolerance is held against. A failed hop without a number was not finite."""
-    got = part(hop, "measured")
-    worst = got.get("worst_example", got.get("relative_l2"))
+    measured = part(hop, "measured")
+    worst = measured.get("worst_example", measured.get("relative_l2"))
     return float("nan") if worst is None and hop.get("ok") is False else worst
 
 
@@ -75,6 +75,11 @@ def _row(hop: Document) -> list[Child]:
     )
     if unrun:
         return [about, tag("span", f"not run here: {why}", cls="missing")]
-    got = part(hop, "measured")
-    numbers = (_distance(hop), hop.get("tolerance"), got.get("max_abs"), got.get("cosine"))
+    measured = part(hop, "measured")
+    numbers = (
+        _distance(hop),
+        hop.get("tolerance"),
+        measured.get("max_abs"),
+        measured.get("cosine"),
+    )
     return [about, *(flagged(plain(v)) for v in numbers)]

@@ -123,8 +123,8 @@ class Served:
         first = ids.shape[1] - tail
         logits = self.steps(ids, mask, [first, *([1] * tail)])
         return [
-            (got[keep.astype(bool)], self.alone(row))
-            for got, keep, row in zip(logits, mask, rows, strict=True)
+            (row_logits[keep.astype(bool)], self.alone(row))
+            for row_logits, keep, row in zip(logits, mask, rows, strict=True)
         ]
 
 

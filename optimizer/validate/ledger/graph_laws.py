@@ -85,11 +85,11 @@ def activations(m: Materials, graph: Source) -> list[str]:
 def biases(m: Materials, graph: Source) -> list[str]:
     """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
     problems = []
-    for name, got in cut.biases(graph, m.modules).items():
+    for name, bias in cut.biases(graph, m.modules).items():
         expected = linears.stored_bias(m, name)
-        if (got is None) != (expected is None):
-            problems.append(f"{name}: the graph has {'no' if got is None else 'a'} bias")
-        elif got is not None and expected is not None:
-            same = got.dtype == expected.dtype and np.array_equal(got.reshape(-1), expected)
+        if (bias is None) != (expected is None):
+            problems.append(f"{name}: the graph has {'no' if bias is None else 'a'} bias")
+        elif bias is not None and expected is not None:
+            same = bias.dtype == expected.dtype and np.array_equal(bias.reshape(-1), expected)
             problems += [] if same else [f"{name}: the graph holds another bias than the state"]
     return problems

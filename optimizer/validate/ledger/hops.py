@@ -176,8 +176,8 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
         compressed = m.simulated_traces
         learned = any(x.law == "learned" for x in quantize.chosen)
         float_aim = quantize.float_reference or learned
-        exact = m.folded_traces if float_aim else compressed
-        suspects += rounding_laws.outputs(m, compressed, exact)
+        float_reference = m.folded_traces if float_aim else compressed
+        suspects += rounding_laws.outputs(m, compressed, float_reference)
     refused, unjudged = resampled.judged(m, suspects)
     return problems + refused, unjudged + rounding_laws.without_law(m)
 

@@ -259,8 +259,8 @@ def _multiply(
     out = runner.infer(batch)
     for edge, key in uses:
         x = multiplied[key]
-        got = out[edge.output].reshape(len(x), -1)
-        yield key[0], _furthest(x, got, linear(key[0]).product)
+        output = out[edge.output].reshape(len(x), -1)
+        yield key[0], _furthest(x, output, linear(key[0]).product)
 
 
 def _multiplied(
@@ -281,11 +281,11 @@ def _multiplied(
     return inputs, np.asarray((integers - q.zero_point) * step.astype(np.float64))
 
 
-def _furthest(x: roundoff.Floats, got: Array, product: Product) -> list[tuple[float, Element]]:
+def _furthest(x: roundoff.Floats, output: Array, product: Product) -> list[tuple[float, Element]]:
     """The WORST elements of an output, with |error| / bound."""
     far: list[tuple[float, Element]] = []
     for part, exact, bound in roundoff.parts(x, product):
-        value = got[:, part].astype(np.float64)
+        value = output[:, part].astype(np.float64)
         ratio = roundoff.ratio(value, exact, bound)
         flat = ratio.ravel()
         for index in np.argpartition(flat, -min(WORST, flat.size))[-WORST:]:

@@ -173,18 +173,18 @@ def judge(
 ) -> Judgement:
     """integers (tokens, in), as a graph gave them. count_flips: False for probes, which lie at ties
     on purpose and not by chance."""
-    got = integers.astype(np.int64)
+    actual = integers.astype(np.int64)
     t = expected.real - q.zero_point
     least, most = (
         np.clip(np.rint(edge) + q.zero_point, q.low, q.high)
         for edge in (t - expected.delta, t + expected.delta)
     )
-    wrong = (got < least) | (got > most)
+    wrong = (actual < least) | (actual > most)
     near_tie = (least != most) & count_flips
-    flipped = near_tie & ~wrong & (got != expected.integers)
+    flipped = near_tie & ~wrong & (actual != expected.integers)
     at = tuple((int(r), int(c)) for r, c in np.argwhere(wrong)[:3])
     ties, others = (frozenset(expected.real[where].tolist()) for where in (near_tie, flipped))
-    return Judgement(got.size, ties, others, int(wrong.sum()), at)
+    return Judgement(actual.size, ties, others, int(wrong.sum()), at)
 
 
 def merged(judgements: list[Judgement]) -> Judgement:

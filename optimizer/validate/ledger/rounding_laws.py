@@ -38,24 +38,26 @@ if TYPE_CHECKING:
     from optimizer.validate.materials import Materials
 
 
-def outputs(m: Materials, compressed: Sequence[Trace], exact: Sequence[Trace]) -> list[Suspect]:
-    """compressed and exact: traces of the compressed and of the float (folded) model; the same
-    twice for a method that does not compare them. The head makes up for nothing, whoever asks.
+def outputs(
+    m: Materials, compressed: Sequence[Trace], float_reference: Sequence[Trace]
+) -> list[Suspect]:
+    """Both are traces: of the compressed and of the float (folded) model; the same twice for a
+    method that does not compare them. The head makes up for nothing, whoever asks.
     Weights of no traced module are left to other laws."""
     suspects = []
     for name, q in m.state.weights.items():
         module = name.removesuffix(".weight")
         x = _inputs(compressed, module)
-        real = x if module == m.family.head else _inputs(exact, module)
-        if x is None or real is None or not m.rounding(name).compared:
+        float_input = x if module == m.family.head else _inputs(float_reference, module)
+        if x is None or float_input is None or not m.rounding(name).compared:
             continue
         weight = m.rounded_weight(name)
         factor = m.state.factor_of(module)
         if factor is not None:
-            x, real = x * factor, real * factor
+            x, float_input = x * factor, float_input * factor
         quantized = _coded(m.state, module, x)
         share = counted(quantized, m.section.quantize.gptq.token_limit)
-        data = _Data(quantized * share, x * share, real * share)
+        data = _Data(quantized * share, x * share, float_input * share)
         suspects += _suspects(name, q, weight, data)
     return suspects
 
@@ -76,18 +78,18 @@ class _Data:
 
     quantized: Tensor
     compressed: Tensor
-    exact: Tensor
+    float_input: Tensor
 
     def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
         """Squared, per output: values (out, in) against the weight."""
-        product = (self.compressed if alone else self.exact) @ weight.T
+        product = (self.compressed if alone else self.float_input) @ weight.T
         return (product - self.quantized @ values.T).square().sum(0)
 
     def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
         """Squared, per output: what plain rounding gives, and what there was to make up for."""
         usual = self.errors(weight, plain, alone=False).sqrt()
         if alone:
-            usual = usual + ((self.exact - self.compressed) @ weight.T).norm(dim=0)
+            usual = usual + ((self.float_input - self.compressed) @ weight.T).norm(dim=0)
         return usual.square()
 
 
