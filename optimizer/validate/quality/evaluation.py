@@ -41,17 +41,17 @@ def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[s
     return by_name
 
 
-def check(wanted: Validate, rows: Rows, contract: Contract) -> None:
+def check(settings: Validate, rows: Rows, contract: Contract) -> None:
     """Raise the DataError that judging would, as far as the data and the model's labels say."""
-    sets(wanted, rows, contract.labels)
+    sets(settings, rows, contract.labels)
     together, labels = contract.task_record.pairs_together, contract.labels or ()
-    if wanted.metric == "spearman" and together and len(labels) > 1:
+    if settings.metric == "spearman" and together and len(labels) > 1:
         raise DataError(
             f"metric spearman ranks one number per row, and the model has {len(labels)} labels",
             where="validate.metric",
             accepted="accuracy, f1, cosine",
         )
-    if wanted.metric == "probe_accuracy":
+    if settings.metric == "probe_accuracy":
         check_classes([r.label for r in rows["validate.train"]])
 
 
