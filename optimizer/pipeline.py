@@ -77,7 +77,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         if reference.done:  # not yet, in a first `optimize plan`
             check_inputs(recipe.validation(recipe.targets[0]), reference.path)
         state = step(compress, recipe.compression, base)
-        each = [t.made for t in recipe.targets]
+        each = [t.without_on_fail for t in recipe.targets]
         # A target without a graph is lowered from the checkpoint itself.
         graphs = [step(export, t.export, base, state) if t.export else base for t in each]
         models = [step(lower, t, base, state, g) for t, g in zip(each, graphs, strict=True)]
@@ -89,6 +89,6 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         parts = zip(recipe.targets, models, engines, reports, strict=True)
         outcome.built = tuple(Built(*part) for part in parts)
         if verdict(outcome.built) == "pass":
-            made = [s for b in outcome.built for s in b.steps]
-            outcome.bundle = step(package, recipe.packaging, reference, state, *made)
+            folders = [s for b in outcome.built for s in b.steps]
+            outcome.bundle = step(package, recipe.packaging, reference, state, *folders)
     return outcome

@@ -61,16 +61,16 @@ def runnable(manifest: Mapping[str, Any]) -> bool:
 def _state(engine: Mapping[str, Any]) -> str:
     """What was done with one engine where the bundle was made, and what can be done with it."""
     runtime = table.of(engine["runtime"])
-    made = "not there yet" if engine["engine"] is None else "built and checked where it was made"
+    state = "not there yet" if engine["engine"] is None else "built and checked where it was made"
     if not runtime.engine_files:
-        made = "portable ONNX, opened and checked where it was made"
+        state = "portable ONNX, opened and checked where it was made"
     if runtime.served_by:
         return f"a folder for {runtime.served_by}, read and checked where it was made"
     if engine["deferred"]:
         what = "not built" if runtime.engine_files else "not opened"
-        made = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"
+        state = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"
     yet = "" if runtime.runs else "; this version's harness does not run it yet"
-    return made + yet
+    return state + yet
 
 
 def compare(a: Path, b: Path) -> dict[str, Any]:

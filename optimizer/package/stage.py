@@ -59,14 +59,14 @@ TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
 """Two builds of one module."""
 
 
-def run(section: Packaging, source: Path, state: Path, *made: Path, out: Path) -> None:  # noqa: ARG001
-    """made: for each target in the recipe's order its lower, build and validate folders.
+def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path) -> None:  # noqa: ARG001
+    """folders: for each target in the recipe's order its lower, build and validate folders.
 
     state: not read; it is an input so that the bundle's key depends on it.
     """
     bundle = out / "bundle"
     bundle.mkdir()
-    per_target = [made[i : i + 3] for i in range(0, len(made), 3)]
+    per_target = [folders[i : i + 3] for i in range(0, len(folders), 3)]
     sections, names = section.recipe.targets, target_names(section.recipe.targets)
     rules = [t.on_fail for t in sections]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
@@ -127,11 +127,11 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
     """The lines of requirements.txt: what the harness imports for the targets of the bundle, at
     the versions used here."""
     known = tasks.task(task)
-    wanted = ["numpy", *known.inputs.requires]
-    wanted += sorted({p for s in sections for p in s.harness_packages})
-    wanted += known.requires
-    superseded = {SUPERSEDED.get(name) for name in wanted}
-    return "".join(f"{n}=={_version(n)}\n" for n in wanted if n not in superseded)
+    packages = ["numpy", *known.inputs.requires]
+    packages += sorted({p for s in sections for p in s.harness_packages})
+    packages += known.requires
+    superseded = {SUPERSEDED.get(name) for name in packages}
+    return "".join(f"{n}=={_version(n)}\n" for n in packages if n not in superseded)
 
 
 def _version(distribution: str) -> str:
@@ -140,9 +140,9 @@ def _version(distribution: str) -> str:
 
     Raises MachineError when neither is here: nothing was tested to pin.
     """
-    found = package_version(distribution)
-    if found is not None:
-        return found
+    version = package_version(distribution)
+    if version is not None:
+        return version
     other = package_version(TWINS.get(distribution, distribution))
     if other is None:
         raise MachineError(
@@ -236,19 +236,19 @@ def model_files(section: TargetSection, model: Path) -> list[Path]:
 
 
 def _add_model(
-    bundle: Path, name: str, found: Sequence[Path], earlier: list[dict[str, Any]]
+    bundle: Path, name: str, paths: Sequence[Path], earlier: list[dict[str, Any]]
 ) -> list[str]:
     """Names of the model's files in the bundle, in their order; copied unless already there."""
-    digests = [digest_file(p) for p in found]
+    digests = [digest_file(p) for p in paths]
     for other in earlier:
         same: list[str] = other["model_files"]
         if [digest_file(bundle / n) for n in same] == digests:
             return same
     folder = bundle / "model" / name
     folder.mkdir(parents=True)
-    for path in found:
+    for path in paths:
         shutil.copyfile(path, folder / path.name)
-    return [f"model/{name}/{p.name}" for p in found]
+    return [f"model/{name}/{p.name}" for p in paths]
 
 
 def _add_tokenizer(bundle: Path, source: Path) -> None:
@@ -260,10 +260,10 @@ def _add_tokenizer(bundle: Path, source: Path) -> None:
 
 
 def _add_licences(bundle: Path, source: Path) -> list[str]:
-    found = {p.name: p for glob in LICENCES for p in (source / "checkpoint").glob(glob)}
-    for name, path in found.items():
+    licences = {p.name: p for glob in LICENCES for p in (source / "checkpoint").glob(glob)}
+    for name, path in licences.items():
         shutil.copyfile(path, bundle / name)
-    return sorted(found)
+    return sorted(licences)
 
 
 def _add_harness(bundle: Path, task: str) -> None:
@@ -316,11 +316,11 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
 def files(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:
     """The harness's sources, which are bytes of the bundle, and the code that adds to a target's
     model, which is imported only where it is called."""
-    made: dict[str, str] = {}
+    code: dict[str, str] = {}
     for target in section.recipe.targets:
-        made |= targets.of(target.runtime).code("package")
+        code |= targets.of(target.runtime).code("package")
     return (
-        made
+        code
         | {
             f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
             for p in sorted(folder.rglob("*.py"))

@@ -223,9 +223,11 @@ def _weights(m: Materials) -> Iterator[str]:
             named = [g for g in groups if module in g.targets]
             group = (named or [g for g in groups if "Linear" in g.targets])[0]
             reader = BaseCompressor.get_value_from_registry(group.format or config.format)
-            found = reader.decompress(parts, group)["weight"]
+            decompressed = reader.decompress(parts, group)["weight"]
             expected = _scale_as_stored(q, dtype).dequantize()
-            if found.shape != expected.shape or not torch.equal(found.float(), expected):
+            if decompressed.shape != expected.shape or not torch.equal(
+                decompressed.float(), expected
+            ):
                 yield f"{module}: its weight reads back with other values than the state has"
 
 
