@@ -33,7 +33,7 @@ def _section(value: Any, known: ValidatorFunctionWrapHandler, info: ValidationIn
         names = targets.names()
         missing = f"runtime {name!r} is not known{closest(name, names)}"
         raise ValueError(
-            f"{missing if name else 'runtime is missing'}; accepted: {', '.join(names)}"
+            f"{missing if name else 'runtime is missing'} (accepted: {', '.join(names)})"
         ) from None
     if info.mode == "json":  # where a list may stand for a tuple
         return section.model_validate_json(json.dumps(value))

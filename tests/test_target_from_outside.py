@@ -1,0 +1,143 @@
+"""A target of another distribution: an entry point, and no line of ours changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimizer import pipeline, targets
+from optimizer import state as states
+from optimizer.errors import RecipeError
+from optimizer.recipe import file as recipe_file
+from optimizer.source_digest import source_digest
+from optimizer.store import Store
+from tests.conftest import write_tiny_recipe
+
+MODULE = '''
+"""Weights as numpy arrays, de-quantized; torch multiplies with what is read back."""
+import json
+from typing import Literal
+
+import numpy as np
+import torch
+
+from optimizer import state as states
+from optimizer.load.model import torch_model
+from optimizer.recipe.targets import TargetSection
+from optimizer.targets import Accepts, Target
+from optimizer.validate.ledger import trace
+
+
+class Section(TargetSection):
+    runtime: Literal["arrays"]
+    half: bool = False
+
+    @property
+    def export(self):
+        return None  # no graph is needed
+
+
+def lower(section, source, state, graph, out):
+    compressed = states.read(state)
+    kind = np.float16 if section.half else np.float32
+    arrays = {n: q.dequantize().numpy().astype(kind) for n, q in compressed.weights.items()}
+    np.savez(out / "weights.npz", **arrays)
+    (out / "lowering.json").write_text(json.dumps({"modules": sorted(arrays)}))
+
+
+class Runner:
+    def __init__(self, run, device):
+        arrays = dict(np.load(run.model / "weights.npz"))
+        weights = {name: torch.from_numpy(a).float() for name, a in arrays.items()}
+        self.model = torch_model(run.checkpoint, run.task, overrides=weights)
+        self.outputs = run.outputs
+
+    def infer(self, arrays):
+        return trace.run(self.model, arrays, self.outputs)
+
+    def close(self):
+        pass
+
+
+TARGET = Target("arrays", Section, Accepts(), "toy_arrays:lower", files=("weights.npz",),
+                open="toy_arrays:Runner", untimed="numpy is not timed")
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three files, as pip would put them there. Returns the module's."""
+    info = tmp_path / "site" / "toy_arrays-0.dist-info"
+    info.mkdir(parents=True)
+    files = {
+        tmp_path / "site" / "toy_arrays.py": MODULE,
+        info / "METADATA": "Metadata-Version: 2.1\nName: toy_arrays\nVersion: 0\n",
+        info / "entry_points.txt": "[optimizer.targets]\narrays = toy_arrays:TARGET\n",
+    }
+    for file, text in files.items():
+        file.write_text(text)
+    assert len(files) <= 3
+    assert sum(len(text.splitlines()) for text in files.values()) <= 60
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "toy_arrays", raising=False)  # another test's
+    source_digest.cache_clear()
+    return tmp_path / "site" / "toy_arrays.py"
+
+
+def recipe(folder: Path, model: Path, target: str) -> Path:
+    """The tiny recipe with this target alone, its weights in eight bits and nothing else."""
+    file = write_tiny_recipe(folder, model)
+    head, tail = file.read_text().split("targets:\n", 1)
+    lines = [line for line in head.splitlines(keepends=True) if "activations:" not in line]
+    file.write_text(f"{''.join(lines)}targets:\n  - {target}\n{tail[tail.index('validate:') :]}")
+    return file
+
+
+def test_it_is_lowered_judged_as_far_as_it_can_be_and_packaged(
+    installed: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    file = recipe(tmp_path / "recipe", tiny_bert, "{runtime: arrays}")
+    outcome = pipeline.run(recipe_file.read(file), Store(tmp_path / "store"))
+    (built,) = outcome.built
+    weights = states.read(
+        next(p for p in (tmp_path / "store" / "compress").iterdir() if p.is_dir())
+    ).weights
+    with np.load(built.model.path / "weights.npz") as arrays:
+        assert set(arrays) == set(weights)
+        assert all(np.array_equal(arrays[n], q.dequantize()) for n, q in weights.items())
+    report = json.loads((built.report.path / "report.json").read_text())
+    assert report["quality"]["candidate"]["value"] > 0.9
+    assert report["not_measured"]["speed"] == "numpy is not timed"
+    (ledger,) = (g for g in report["gates"] if g["name"] == "ledger")
+    assert "not run here: lower" in ledger["message"]
+    assert "nothing here judges what is lowered for arrays" in report["ledger"][-1]["why"]
+    assert outcome.bundle is not None
+    manifest = json.loads((outcome.bundle.path / "bundle" / "manifest.json").read_text())
+    assert manifest["engines"][0]["model"] == "model/arrays-cpu/weights.npz"
+    assert manifest["runnable"] is False
+
+
+def test_its_section_is_checked_like_ours(installed: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    file = recipe(tmp_path, tiny_bert, "{runtime: arrays, hlaf: true}")
+    with pytest.raises(RecipeError, match=r"targets\.0\.hlaf: unknown key.*half"):
+        recipe_file.read(file)
+    file.write_text(file.read_text().replace("arrays, hlaf", "arays, hlaf"))
+    with pytest.raises(RecipeError, match=r'targets\.0: .*did you mean "arrays"'):
+        recipe_file.read(file)
+
+
+def test_its_code_is_part_of_the_key(installed: Path) -> None:
+    before = targets.of("arrays").code("lower")
+    assert list(before) == ["code of toy_arrays"]
+    installed.write_text(MODULE.replace("numpy is not timed", "it is not timed"))
+    source_digest.cache_clear()
+    assert targets.of("arrays").code("lower") != before
+
+
+def test_without_its_distribution_it_is_not_known(tiny_bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"arrays.*accepted: onnxruntime, tensorrt-rtx"):
+        recipe_file.read(recipe(tmp_path, tiny_bert, "{runtime: arrays}"))
