@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .errors import HarnessError, InputError
 from .machine import this_machine
 
@@ -87,12 +89,8 @@ def measure(
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Linear interpolation between order statistics (R type 7, numpy's default)."""
-    ordered = sorted(samples)
-    at = (len(ordered) - 1) * percent / 100
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    """Linear interpolation between order statistics (R type 7)."""
+    return float(np.percentile(samples, percent))
 
 
 def percentile_interval(

@@ -187,7 +187,7 @@ def windows(
 
     The texts are tokenized without special tokens, joined by the token that ends a text (the
     first of the contract's eos_ids), and cut; the rest, shorter than a window, is dropped.
-    tokenizer: as contract.load_tokenizer opens it. Raises DataError when there is less than one
+    tokenizer: as inputs.text.load_tokenizer opens it. Raises DataError when there is less than one
     window, or a window is longer than the model's context.
     """
     about = contract.decoder

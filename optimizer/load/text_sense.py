@@ -51,11 +51,9 @@ def measure(
 ) -> TextSense:
     """What the tokens of `samples` are.
 
-    tokenizer: as contract.load_tokenizer opens it; its truncation is switched off. length: tokens
-    that a text is cut to besides the contract's max_length. Texts of text-generation are joined, so
-    none of them is cut.
+    tokenizer: as inputs.text.load_tokenizer opens it. length: tokens that a text is cut to besides
+    the contract's max_length. Texts of text-generation are joined, so none of them is cut.
     """
-    tokenizer.no_truncation()
     texts = list(dict.fromkeys((s.text, s.text_pair) for s in samples))
     unknown_id = _unknown_id(tokenizer)
     room = _room(contract, tokenizer, length)

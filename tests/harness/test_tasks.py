@@ -1,5 +1,6 @@
 """Encoding and decoding, judged by transformers and torch."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ def test_a_length_is_kept_exactly_whatever_came_before(tmp_path: Path) -> None:
     for length in (4, 20, None, 4):
         batch = tasks.encode(contract, tokenizer, ["good " * 50, "bad"], None, length)
         assert batch["input_ids"].shape == (2, length or contract.tokenizer.max_length)
+
+
+def test_threads_that_cut_at_other_lengths_share_a_tokenizer(tmp_path: Path) -> None:
+    contract, tokenizer = small_model.opened(tmp_path)
+    lengths = [2 + i % 20 for i in range(200)]
+
+    def width(length: int) -> int:
+        return int(tasks.encode(contract, tokenizer, ["good " * 50], None, length).real.sum())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(width, lengths)) == lengths
+    assert len(tokenizer.encode("good " * 50).ids) == 52
 
 
 def test_each_way_a_request_can_be_wrong_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,35 @@ if TYPE_CHECKING:
 MASK = "attention_mask"
 
 
-def load_tokenizer(folder: Path, contract: Contract) -> Any:
-    """The tokenizer of the contract as a `tokenizers.Tokenizer`.
+class TextTokenizer:
+    """A `tokenizers.Tokenizer` that cuts and pads nothing, and copies of it that cut.
+
+    Whatever else it is asked for is the tokenizer's own. How much the library cuts is a setting of
+    the tokenizer: no call changes one here, so threads can share it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._whole = tokenizer
+        self._cut: dict[int, Any] = {}
+        self._lock = Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._whole, name)
+
+    def cut_at(self, length: int) -> Any:
+        """The copy whose texts have `length` tokens at most, special tokens included."""
+        with self._lock:
+            if length not in self._cut:
+                copy = type(self._whole).from_str(self._whole.to_str())
+                copy.enable_truncation(length)
+                self._cut[length] = copy
+            return self._cut[length]
+
+
+def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
+    """The tokenizer of the contract.
 
     What the file says about padding and truncation is dropped: many published files pad every
     text to 128 tokens. The contract decides, and `encode` and `collate` do it. Raises BundleError
@@ -44,12 +72,12 @@ def load_tokenizer(folder: Path, contract: Contract) -> Any:
             where=str(path),
             fix="The tokenizer does not belong to this model; package it again.",
         )
-    return tokenizer
+    return TextTokenizer(tokenizer)
 
 
 def encode(
     contract: Contract,
-    tokenizer: Any,
+    tokenizer: TextTokenizer,
     texts: Sequence[str],
     pairs: Sequence[str | None] | None = None,
     length: int | None = None,
@@ -68,11 +96,8 @@ def encode(
             where="length",
             accepted=f"2 to {longest}, the model's max_length",
         )
-    limit = longest if length is None else length
-    current = tokenizer.truncation
-    if current is None or current["max_length"] != limit:
-        tokenizer.enable_truncation(limit)
-    encodings = tokenizer.encode_batch(_rows(texts, pairs))
+    cutting = tokenizer.cut_at(longest if length is None else length)
+    encodings = cutting.encode_batch(_rows(texts, pairs))
     return [_encoded(t, e) for t, e in zip(texts, encodings, strict=True)]
 
 
@@ -91,10 +116,9 @@ def _encoded(text: str, encoding: Any) -> Encoded:
 
 
 def whole_lengths(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str | None] | None = None
+    tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
 ) -> list[int]:
     """How many tokens each text has when nothing is cut, special tokens included."""
-    tokenizer.no_truncation()  # encode sets it again
     return [len(e.ids) for e in tokenizer.encode_batch(_rows(texts, pairs))]
 
 
