@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compress import checkpoints
+from tests.compress import checkpoints, decoders
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +37,8 @@ def static(loaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         bias_correction=True,
         **checkpoints.W8A8,
     )
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    return decoders.loaded(tiny_llama, tmp_path_factory.mktemp("llama") / "load")

@@ -16,15 +16,10 @@ from optimizer.qtensor import Scheme
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Quantize
 from tests.compress.checkpoints import contents, modules
-from tests.compress.test_decoders import GROUPS, compress, error, loaded
+from tests.compress.decoders import GROUPS, compress, error, loaded
 from tests.decoders import write_tiny_decoder
 
 RULE = {"modules": ["*.0.mlp.down_proj"], "weights": {"bits": 8, "granularity": "channel"}}
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
-    return loaded(tiny_llama, tmp_path_factory.mktemp("llama") / "load")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +100,7 @@ def test_a_choice_made_before_a_kill_is_not_made_again(llama: Path, tmp_path: Pa
 def going_on(source: Path, out: Path, **quantize: Any) -> state.CompressedState:
     """As `compress`, in a folder that a run has left."""
     from optimizer.compress import stage
-    from tests.compress.test_decoders import section
+    from tests.compress.decoders import section
 
     stage.run(section(source, **quantize), source, out=out)
     return state.read(out)

@@ -1,0 +1,51 @@
+"""Methods that do not go together are refused, and one of them chooses the integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.recipe.quantize import Quantize
+
+W8A8 = {"activations": {}}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"methods": ("gptq", "awq")}, "in this order: rotation, smoothquant, awq, rtn, gptq"),
+        ({"methods": ("gptq", "gptq")}, "each once"),
+        ({"methods": ("rtn", "gptq")}, "rtn chooses the codes by itself; leave it out beside gptq"),
+        ({"methods": ("rtn", "autoround")}, "leave it out beside autoround"),
+        ({"methods": ("rotation", "awq", "autoround")}, "leave one of rotation and awq out"),
+        ({"methods": ("autoround", "scale_tuning")}, "both tune the norms' gains"),
+        ({"method": "smoothquant"}, "needs an activations block"),
+        ({"method": "autoround", **W8A8}, "learns for float inputs"),
+        ({"method": "rtn", "methods": ("gptq",)}, "both given"),
+        ({"methods": ("gptq", "pass_through")}, "nothing else"),
+        ({"method": "gptq", "allocate": {}}, "with gptq uniform weights are better"),
+        ({"allocate": {}, **W8A8}, "errors of weights only"),
+        ({"method": "rtn", "gptq": {"damping": 0.1}}, "methods does not name gptq"),
+    ],
+)
+def test_methods_that_do_not_go_together_are_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quantize.model_validate(section)
+
+
+@pytest.mark.parametrize(
+    ("section", "rounding"),
+    [
+        ({}, "rtn:round_weight"),
+        ({"method": "awq"}, "awq:round_weight"),
+        ({"methods": ("awq", "gptq")}, "gptq:round_weight"),
+        ({"method": "awq", "awq": {"clip": False}}, "rtn:round_weight"),
+        ({"methods": ("awq", "scale_tuning")}, "awq:round_weight"),
+    ],
+)
+def test_awq_searches_ranges_where_nothing_else_chooses_integers(
+    section: dict[str, Any], rounding: str
+) -> None:
+    record = Quantize.model_validate(section).block_rounding
+    assert record.apply == f"optimizer.compress.apply.{rounding}"
