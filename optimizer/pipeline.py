@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 from optimizer import targets
 from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import Step, Stopped, Store
+from optimizer.verdicts import Verdict
 
-Verdict = Literal["pass", "fail", "inconclusive"]
 STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
 
 

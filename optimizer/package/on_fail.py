@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optimizer.package.report.comparison import Document, gates_in_order
-from optimizer.package.report.verdict import Verdict, worst
+from optimizer.verdicts import Verdict, worst
 
 
 def shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.quality.significance import Decision
+from optimizer.verdicts import Verdict, worst
 
-ORDER = ("fail", "inconclusive", "pass")
 UNMEASURED = "not measured"  # declared, and not to be judged on this machine: never a pass
 
 
@@ -67,9 +67,6 @@ def reached(decision: Decision) -> str:
     return f"; {most} at most, {least} is asked"
 
 
-def overall(gates: Sequence[Gate]) -> str:
-    """The worst verdict of the gates that could be judged. Raises ValueError when none could."""
-    verdicts = {g.verdict for g in gates} - {UNMEASURED}
-    if not verdicts or not verdicts <= set(ORDER):
-        raise ValueError(f"verdicts {sorted(verdicts)}: at least one of {ORDER}, and no other")
-    return next(v for v in ORDER if v in verdicts)
+def overall(gates: Sequence[Gate]) -> Verdict:
+    """The worst verdict of the gates that could be judged. Raises OptimizeError when none could."""
+    return worst(g.verdict for g in gates if g.verdict != UNMEASURED)

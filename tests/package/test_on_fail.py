@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from optimizer.commands import look
 from optimizer.package import on_fail, stage
 from optimizer.package.report.page import render
-from optimizer.package.report.verdict import worst
 from optimizer.recipe.schema import TensorRTTarget
+from optimizer.verdicts import worst
 from tests.package import small_bundle
 
 CASES = st.lists(

@@ -11,12 +11,11 @@ import pytest
 
 from optimizer import harness
 from optimizer.commands import look
-from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
+from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.archive import unpack
 from optimizer.harness.manifest import content_digest
 from optimizer.package import manifest as manifests
 from optimizer.package import stage
-from optimizer.package.report.verdict import worst
 from optimizer.publish.folder import publish
 from optimizer.store import digest_file
 from tests.package import small_bundle
@@ -200,27 +199,6 @@ def test_an_engine_the_harness_cannot_run_is_not_promised(
         text = look.inspect_text({**document, "damaged": []})
         assert "this version's harness does not run it yet" in text
         assert "predict and bench will refuse" in text
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "together"),
-    [
-        (["pass", "pass"], "pass"),
-        (["pass", "inconclusive"], "inconclusive"),
-        (["inconclusive", "fail", "pass"], "fail"),
-        (["pass", "PASS"], "fail"),
-        ([None, "inconclusive"], "fail"),
-    ],
-)
-def test_the_worst_verdict_counts_and_an_unknown_one_fails(
-    verdicts: list[object], together: str
-) -> None:
-    assert worst(verdicts) == together
-
-
-def test_nothing_judged_has_no_verdict() -> None:
-    with pytest.raises(OptimizeError):
-        worst([])
 
 
 def test_the_tar_holds_the_bundle_and_nothing_of_this_machine(made: Path, tmp_path: Path) -> None:

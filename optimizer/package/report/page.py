@@ -26,7 +26,8 @@ from optimizer.package.report.markup import Child, Html, details, table, tag
 from optimizer.package.report.rows import further
 from optimizer.package.report.style import CSS
 from optimizer.package.report.summary import summary
-from optimizer.package.report.verdict import sentence, worst
+from optimizer.package.report.verdict import sentence
+from optimizer.verdicts import worst
 
 __all__ = ["render", "summary"]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
-from optimizer.errors import OptimizeError
 from optimizer.package.report import generation
 from optimizer.package.report.comparison import (
     Document,
@@ -16,21 +14,6 @@ from optimizer.package.report.comparison import (
     why_missing,
 )
 from optimizer.package.report.figures import change, finite, interval, nats, plain, times, whole
-
-Verdict = Literal["pass", "fail", "inconclusive"]
-
-
-def worst(verdicts: Iterable[object]) -> Verdict:
-    """The verdict of several taken together: one that is unknown counts as a failure.
-
-    Raises OptimizeError for none at all: nothing judged is not a pass.
-    """
-    distinct = set(verdicts)
-    if not distinct:
-        raise OptimizeError("there is no verdict to take the worst of")
-    if distinct <= {"pass"}:
-        return "pass"
-    return "inconclusive" if distinct <= {"pass", "inconclusive"} else "fail"
 
 
 def counts(report: Document) -> str:

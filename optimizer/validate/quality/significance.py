@@ -26,12 +26,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Verdict = Literal["pass", "fail", "inconclusive"]
+from optimizer.verdicts import Verdict
+
 Floats = npt.NDArray[np.float64]
 WeightedDrop = Callable[[Floats], Floats]
 
