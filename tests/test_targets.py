@@ -118,3 +118,20 @@ def test_coded_activations_on_onnxruntime_cuda_are_refused_with_what_to_do(tmp_p
     assert target(tmp_path, "{runtime: onnxruntime}").device == "cpu"
     with pytest.raises(RecipeError, match=r"quantize\.activations: .*Use target tensorrt"):
         target(tmp_path, "{runtime: onnxruntime, device: cuda}")
+
+
+@pytest.mark.parametrize("old", ["formats: [compressed-tensors]", "float: bf16"])
+def test_the_old_words_for_a_compressed_tensors_folder_name_the_target(
+    old: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(target="{runtime: onnxruntime}") + f"package: {{{old}}}\n")
+    with pytest.raises(RecipeError, match=r"package\.\w+: .*runtime: compressed-tensors"):
+        recipe_file.read(path)
+
+
+def test_a_compressed_tensors_target_needs_no_graph_and_no_gpu(tmp_path: Path) -> None:
+    made = target(tmp_path, "{runtime: compressed-tensors, float: fp16}")
+    assert (made.name, made.export, made.float_type) == ("compressed-tensors", None, "fp16")
+    assert not made.depends_on_gpu
+    assert made.profiles == ()
