@@ -111,6 +111,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     from optimizer import state as states
     from optimizer.compress.simulate import simulated
     from optimizer.harness.contract import read
+    from optimizer.harness.inputs.batch import Batch
     from optimizer.load.checkpoint import open_checkpoint
     from optimizer.load.model import torch_model
     from optimizer.validate.ledger import monte_carlo, random_rounding, spread, trace
@@ -125,12 +126,13 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
         model = torch_model(open_checkpoint(loaded), contract.task, overrides=state.replaced)
     outputs = [o.name for o in contract.outputs]
     batch = ids(len(ROWS), min(grid["sequence"])) if kind == "encoder" else stepped(len(ROWS), 0)
-    arrays = of(batch, [i.name for i in contract.inputs])
+    named = of(batch, [i.name for i in contract.inputs])
+    mask = np.asarray(named["attention_mask"])
+    arrays = Batch(named, (), (), mask.astype(bool))
     arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
     rounding = random_rounding.RandomRounding(arithmetic, seed=0)
     runs = monte_carlo.runs(model, [arrays], outputs, modules, rounding, spread.RUNS)
     plain = trace.run(model, arrays, outputs)
-    mask = np.asarray(arrays["attention_mask"])
     if kind == "decoder":  # what is compared is the last token of each step
         runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]
         plain, mask = {n: a[:, -1:] for n, a in plain.items()}, mask[:, -1:]
