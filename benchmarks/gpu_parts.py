@@ -165,7 +165,7 @@ def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
     return {
         **{k: known[k] for k in kept},
         "layers": len(known["layers"]),
-        "wider": None if kernels is None else inspect.wider(asked, kernels),
+        "wider": None if kernels is None else inspect.precision_fallbacks(asked, kernels),
         "untold": None if kernels is None else inspect.untold(asked, kernels),
     }
 

@@ -29,11 +29,11 @@ def build(section: OnnxRuntimeTarget, model: Path, _out: Path) -> dict[str, Any]
         ) as runner:
             runner.save_optimized(optimized)
             placed, stayed = runner.placed, runner.on_cpu
-        inspected = on_cpu_is_wider(inspect(model, optimized), stayed)
+        inspected = with_cpu_nodes(inspect(model, optimized), stayed)
     return {"inspected": inspected, **({"placed": placed} if section.device != "cpu" else {})}
 
 
-def on_cpu_is_wider(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
+def with_cpu_nodes(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
     """The same, with the computing nodes that a GPU's provider left to the CPU among `wider`."""
     left = [f"{node} on the CPU" for node in stayed]
     return {**inspected, "wider": [*inspected["wider"], *left]}

@@ -7,7 +7,7 @@ is the target's (targets.py: build); a target without one is run as it was lower
     engine            "model.engine" | null (the ONNX model is what runs)
     fit               what a machine must have to load it; harness/fit.py reads it
     inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
-    fallbacks         [module, ...] run wider than asked, accepted by allow_precision_fallback
+    fallbacks         [module, ...] in higher precision, accepted by allow_precision_fallback
     placed            ONNX Runtime on a GPU only: {provider: nodes it runs}
     network           TensorRT only: I/O, profiles, layers and types of the network definition
     timing_cache      "timing.cache" | null: what the builder measured, for builds to come
@@ -41,7 +41,7 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
 
     Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
     RecipeError when the builder does not take the model, GateError naming the modules that run
-    wider than the recipe asks (unless allow_precision_fallback).
+    in higher precision than the recipe says (unless allow_precision_fallback).
     """
     target = targets.of(section.runtime)
     fit: dict[str, Any] = resolve(target.fit)(section) if target.fit else {}
@@ -58,7 +58,7 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
     fallbacks = (document["inspected"] or {}).get("wider", [])
     if fallbacks and not section.allow_precision_fallback:
         raise GateError(
-            f"{len(fallbacks)} parts run wider than asked, of "
+            f"{len(fallbacks)} parts run in higher precision than the recipe says, of "
             f"{document['inspected']['eligible']} quantized modules and what is beside them: "
             f"{', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
             where=f"target {section.runtime}",

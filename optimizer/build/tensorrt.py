@@ -86,25 +86,25 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
 
     fused counts modules that reach the builder as codes, a dequantization and a product, with
     the activation coded as asked, and that the engine, where it could be opened, does not run
-    wider. An engine too large for its codes to be codes makes all wider.
+    in higher precision; an engine too large for its codes to be codes does so with all.
     """
     in_network, kernels = network["modules"], network.get("kernels")
-    wider = {
+    fallbacks = {
         name: "not in the network as codes"
         for name, scheme in lowering.items()
         if name not in in_network
         or (scheme["activation"] != "float" and in_network[name]["activation"] is None)
     }
     if kernels is not None:
-        wider |= inspect.wider(lowering, kernels)
+        fallbacks |= inspect.precision_fallbacks(lowering, kernels)
     if network["kept_packed"] is False:
-        wider = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
+        fallbacks = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
     known, unknown = _inspected(lowering, network)
     return {
         "eligible": len(lowering),
-        "fused": len(lowering) - len(wider),
-        "wider": sorted(wider),
-        "why_wider": dict(sorted(wider.items())),
+        "fused": len(lowering) - len(fallbacks),
+        "wider": sorted(fallbacks),
+        "why_wider": dict(sorted(fallbacks.items())),
         "runs_in": kernels,
         "bytes": network["bytes"],
         "known": known,

@@ -3,7 +3,7 @@
 The runtime writes that graph (SessionOptions.optimized_model_filepath); only its operators and
 names are read here. A module counts as fused when an integer operator of INTEGER uses its codes
 directly; when its codes still pass through a DequantizeLinear at run time, or the runtime
-turned them back into a float weight, the module runs wider than asked. An embedding multiplies
+turned them back into a float weight, the module runs in higher precision. An embedding multiplies
 nothing: it counts when rows are still taken from its codes, and not from a table made of them.
 """
 

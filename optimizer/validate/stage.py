@@ -16,7 +16,7 @@ Writes report.json:
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is not built here
     modules       the compress stage's row per module
-    fallbacks     modules that run wider than asked, or stayed float, and why
+    fallbacks     modules that run in higher precision, or stayed float, and why
 A gate that does not pass is no exception: the report says it, and the exit code follows from it.
 """
 
@@ -186,7 +186,7 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
 def _fallbacks(m: Materials) -> list[dict[str, str]]:
     notes = [{"module": n.module, "what": n.what, "why": n.why} for n in m.state.notes]
     return notes + [
-        {"module": name, "what": "wider", "why": "the engine runs it wider than asked"}
+        {"module": name, "what": "higher precision", "why": "the engine runs it so"}
         for name in m.inspected.get("fallbacks") or []
     ]
 

@@ -309,7 +309,7 @@ def test_kernels_read_from_an_opened_engine_decide_what_runs_wider() -> None:
 
 def test_computing_nodes_that_stay_on_the_cpu_count_as_wider() -> None:
     found = {"eligible": 1, "fused": 1, "wider": ["a"]}
-    told = onnxruntime.on_cpu_is_wider(found, ["l.0/attn (GroupQueryAttention)"])
+    told = onnxruntime.with_cpu_nodes(found, ["l.0/attn (GroupQueryAttention)"])
     assert told["wider"] == ["a", "l.0/attn (GroupQueryAttention) on the CPU"]
 
 

@@ -241,9 +241,11 @@ def lower(m: Materials) -> Entry:
 def engine(m: Materials) -> Entry:
     """What was built against the lowered graph, and what the builder said of it."""
     document, target = m.inspected, m.section.target
-    wider = (document.get("inspected") or {}).get("wider", [])
+    fallbacks = (document.get("inspected") or {}).get("wider", [])
     problems = (
-        [] if target.allow_precision_fallback else [f"{n}: runs wider than asked" for n in wider]
+        []
+        if target.allow_precision_fallback
+        else [f"{n}: runs in higher precision than the recipe says" for n in fallbacks]
     )
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):

@@ -151,7 +151,7 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
 
 def _why_slow(inspected: Mapping[str, Any]) -> str:
     if inspected.get("wider"):
-        return speed.run_wider(inspected)
+        return speed.in_higher_precision(inspected)
     return (
         "every step reads all weights once, and reading fewer bytes gained less than widening the "
         "codes cost: the layers are narrow, or what stayed float (head, cache) is most of the work"

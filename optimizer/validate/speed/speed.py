@@ -266,7 +266,7 @@ def _upper(interval: Sequence[float | None]) -> float:
 def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
     """What the engine's inspection and the stages say about a candidate slower than float."""
     if inspected.get("wider"):
-        return run_wider(inspected)
+        return in_higher_precision(inspected)
     stages = cell["systems"][CANDIDATE]["stages"]
     total = sum(s["p50"] for s in stages.values())
     forward = stages["forward"]["p50"] / total if total else 0.0
@@ -281,11 +281,11 @@ def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
     )
 
 
-def run_wider(inspected: Mapping[str, Any]) -> str:
-    """Which modules the engine runs wider than asked."""
+def in_higher_precision(inspected: Mapping[str, Any]) -> str:
+    """Which modules the engine runs in higher precision than the recipe says."""
     wider = inspected["wider"]
     return (
-        f"{len(wider)} of {inspected.get('eligible')} quantized modules run wider than asked "
+        f"{len(wider)} of {inspected.get('eligible')} quantized modules run in higher precision "
         f"({', '.join(wider[:3])}{' ...' if len(wider) > 3 else ''})"
     )
 

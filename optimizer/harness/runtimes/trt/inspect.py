@@ -122,7 +122,7 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _widest(types: Sequence[str | None]) -> str | None:
-    """None when a kernel that does not tell may be wider than those that do."""
+    """None when a kernel that does not tell may be of higher precision than those that do."""
     widest = max((t for t in types if t), key=lambda t: BITS[t], default=None)
     return None if widest in QUANTIZED and None in types else widest
 
@@ -134,8 +134,10 @@ def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[s
     return None if shared and narrowest in QUANTIZED else narrowest
 
 
-def wider(schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> dict[str, str]:
-    """{module: what it was asked for and what it runs in} of those that run wider.
+def precision_fallbacks(
+    schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]
+) -> dict[str, str]:
+    """{module: what was requested and what it runs in} of those in higher precision.
 
     schemes: {module: {"weight": "int8 channel", "activation": "int8" | "float"}}, as lowering.json
     has it. A module whose kernel tells no type is not judged; see `untold`.

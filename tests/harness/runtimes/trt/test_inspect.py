@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.runtimes.trt.inspect import read_layers, untold, wider
+from optimizer.harness.runtimes.trt.inspect import precision_fallbacks, read_layers, untold
 
 INT8 = "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize128x128x64_stage3_warpsize2x2x1"
 HALF = "sm80_xmma_gemm_f16f16_f16f32_f32_nn_n_tilesize64x128x32_stage5_warpsize2x2x1"
@@ -73,13 +73,15 @@ def test_what_fused_with_a_module_is_named() -> None:
 
 def test_a_module_that_runs_wider_than_asked_is_found_and_no_other() -> None:
     asked = {QUERY: STATIC, KEY: STATIC, DENSE: STATIC, HEAD: FOUR}
-    assert wider(asked, read()) == {DENSE: f"int8 activations asked, half in {WIDE['Name']}"}
+    assert precision_fallbacks(asked, read()) == {
+        DENSE: f"int8 activations asked, half in {WIDE['Name']}"
+    }
 
 
 def test_codes_that_enter_the_kernel_widened_are_found() -> None:
     unpacked = layer("gemm", [f"{HEAD}/MatMul"], HALF, "Half", "Half")
     found = read({"Layers": [unpacked]})
-    assert list(wider({HEAD: FOUR}, found)) == [HEAD]
+    assert list(precision_fallbacks({HEAD: FOUR}, found)) == [HEAD]
 
 
 def test_weights_told_apart_from_the_inputs_count() -> None:
@@ -97,7 +99,7 @@ def test_types_are_found_where_eleven_puts_them(key: str) -> None:
 def test_what_an_engine_does_not_tell_is_neither_passed_nor_failed() -> None:
     dynamic = layer("g", [f"{HEAD}/MatMul"], "_gemm", "N/A due to dynamic shapes")
     found = read({"Layers": [dynamic]})
-    assert wider({HEAD: FOUR, QUERY: STATIC}, found) == {}
+    assert precision_fallbacks({HEAD: FOUR, QUERY: STATIC}, found) == {}
     assert untold({HEAD: FOUR, QUERY: STATIC}, found) == [HEAD, QUERY]
 
 
@@ -126,4 +128,4 @@ def test_of_modules_that_share_a_kernel_none_passes_by_anothers_codes() -> None:
     asked = {HEAD: FOUR, DENSE: FOUR}
     assert untold(asked, found) == [HEAD, DENSE]
     floats = read({"Layers": [layer("g", nodes, "untold", "Half", "Half")]})
-    assert sorted(wider(asked, floats)) == [HEAD, DENSE]
+    assert sorted(precision_fallbacks(asked, floats)) == [HEAD, DENSE]
