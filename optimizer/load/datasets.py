@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks import Batch, encode
+from optimizer.harness.tasks import Batch, Task, encode
 from optimizer.load.labels import ids_in_model, label_id, names_of, normal
 from optimizer.load.tables import FILE_FORMATS, is_local, local_files, open_table, where_of
 from optimizer.progress import say
-from optimizer.recipe.schema import DataSpec
+from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "label", "score", "tags")
@@ -55,6 +55,13 @@ def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -
     rows = list(_read(spec).rows)
     rows = _draw(rows, spec.samples, spec.seed, where_of(spec))
     return _draw(rows, limit, spec.seed if seed is None else seed, where_of(spec))
+
+
+def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
+    """The rows that a calibration reads: calibrate.samples of them where each is an item, and all
+    where they are joined and cut into windows."""
+    count = calibrate.samples if task.calibration_items == "rows" else None
+    return samples(calibrate.data, count, calibrate.seed)
 
 
 def check_header(spec: DataSpec) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import simulated
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
-from optimizer.load.datasets import batches, samples, windows
+from optimizer.load.datasets import batches, calibration_rows, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.state import owner_of
@@ -92,14 +92,16 @@ class Materials(RunArtifacts):
     def calibration(self) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none."""
         settings = self.section.calibrate
-        if settings is not None and self.contract.task_record.generates:
-            texts = samples(settings.data, None, settings.seed)
-            cut_up = windows(texts, self.tokenizer, self.contract, settings.sequence_length)
+        if settings is None:
+            return
+        task = self.contract.task_record
+        rows = calibration_rows(settings, task)
+        if task.calibration_items == "windows":
+            cut_up = windows(rows, self.tokenizer, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
                 arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
                 yield Batch(arrays, (), (), np.ones_like(ids[None], bool))
-        elif settings is not None:
-            rows = samples(settings.data, settings.samples, settings.seed)
+        else:
             rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
             yield from batches(
                 rows, self.contract, self.tokenizer, settings.batch_size, settings.sequence_length

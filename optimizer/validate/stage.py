@@ -34,7 +34,8 @@ import torch
 from optimizer import targets
 from optimizer.harness import contract as contracts
 from optimizer.harness.machine import this_machine
-from optimizer.load.datasets import Sample, check_disjoint, digest, samples
+from optimizer.harness.tasks import Task
+from optimizer.load.datasets import Sample, calibration_rows, check_disjoint, digest, samples
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
@@ -68,11 +69,12 @@ ELSEWHERE = (
 def run(section: Validation, *folders: Path, out: Path) -> None:
     """folders: of load, compress, export, lower and build. Raises DataError when the data sets
     overlap or lack what the metric needs."""
-    data = _data(section)
     source, state, graph, model, engine = folders
+    contract = contracts.read(source / "contract.json")
+    data = _data(section, contract.task_record)
     texts = ledger_texts(data["validate.data"])
     materials = Materials(section, source, state, graph, model, engine, texts)
-    sets = evaluation.sets(section.validate_, data, materials.contract.labels)
+    sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
         machine = _machine()
         rows = sets[FIRST]
@@ -156,14 +158,11 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     return data_specs(section.calibrate, section.validate_)
 
 
-def _data(section: Validation) -> dict[str, list[Sample]]:
+def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
     """Every set's rows; those used for one purpose occur in no other."""
     rows = {name: samples(spec) for name, spec in specs(section).items()}
     if section.calibrate:
-        settings = section.calibrate
-        windows = section.validate_.metric == "perplexity"  # cut from all texts joined
-        limit = None if windows else settings.samples
-        rows["calibrate"] = samples(settings.data, limit, settings.seed)
+        rows["calibrate"] = calibration_rows(section.calibrate, task)
     check_disjoint(rows)
     return rows
 
@@ -194,7 +193,8 @@ def _fallbacks(m: Materials) -> list[dict[str, str]]:
 def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would for its texts and their labels, before anything is
     compressed, and print what is odd of them."""
-    data, contract = _data(section), contracts.read(source / "contract.json")
+    contract = contracts.read(source / "contract.json")
+    data = _data(section, contract.task_record)
     evaluation.check(section.validate_, data, contract)
     for measured in sense.inputs(section, source, data)["texts"].values():
         sense.warn(measured["warnings"])

@@ -30,13 +30,11 @@ def batches(section: Compression, source: Path) -> list[Batch]:
         return []
     contract = contracts.read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", contract)
-    generates = contract.task_record.generates
-    rows = datasets.samples(
-        calibrate.data, None if generates else calibrate.samples, calibrate.seed
-    )
+    task = contract.task_record
+    rows = datasets.calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
-    if generates:
+    if task.calibration_items == "windows":
         length, size = calibrate.sequence_length, calibrate.batch_size
         windows = datasets.windows(rows, tokenizer, contract, length)[: calibrate.samples]
         if len(windows) < calibrate.samples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..inputs.batch import Array, Batch
 from ..inputs.kind import InputKind
@@ -30,8 +30,9 @@ class Task:
 
     arrays: inputs that a model may have besides its kind's; None: any. sections: of a contract,
     those that belong to this task. pairs_together: a row's second input goes into the model with
-    the first; otherwise the model reads both by themselves, to be compared. requires: packages
-    that answering needs besides numpy, the tokenizer and a runtime.
+    the first; otherwise the model reads both by themselves, to be compared. calibration_items:
+    "rows", each an input; or "windows" of one length, cut from all rows joined end to end.
+    requires: packages that answering needs besides numpy, the tokenizer and a runtime.
 
     Of a checkpoint: model: the transformers class that builds it, "module:name". headless:
     its pooler is dropped, as the output is its last hidden state. heads: endings of the names of
@@ -49,6 +50,7 @@ class Task:
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
     pairs_together: bool = False
+    calibration_items: Literal["rows", "windows"] = "rows"
     requires: tuple[str, ...] = ()
     model: str = "transformers:AutoModel"
     headless: bool = False

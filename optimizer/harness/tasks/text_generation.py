@@ -128,6 +128,7 @@ TASK = Task(
     line=line,
     arrays=("position_ids",),
     sections=("generation",),
+    calibration_items="windows",
     requires=("jinja2",),  # chat templates
     model="transformers:AutoModelForCausalLM",
     heads=("ForCausalLM", "LMHeadModel"),
