@@ -46,7 +46,7 @@ from optimizer.progress import say  # noqa: E402
 from optimizer.recipe.file import read as read_recipe  # noqa: E402
 from optimizer.recipe.schema import Recipe  # noqa: E402
 from optimizer.store import Step, Store  # noqa: E402
-from optimizer.validate import quality  # noqa: E402
+from optimizer.validate.quality import quality  # noqa: E402
 
 OPENVINO = ("openvino==2026.4.1", "nncf==3.4.0", "numpy")
 SEQUENCE, BATCHES = 128, (1, 8)
@@ -153,8 +153,8 @@ def prepare(recipe: Recipe, source: Path, scratch: Path, examples: int | None) -
     def batches(samples: Samples, size: int, length: int) -> Iterable[Mapping[str, Any]]:
         return datasets.batches(samples, contract, tokenizer, size, length)
 
-    longest = contract.tokenizer.max_length
-    timing = {b: encode(contract, tokenizer, timed[:b], length=SEQUENCE) for b in BATCHES}
+    longest = contract.text.max_length
+    timing = {b: encode(contract, tokenizer, timed[:b], size=SEQUENCE) for b in BATCHES}
     check_full(contract, timing)
     return Inputs(
         source / "contract.json",
