@@ -23,7 +23,13 @@ MORE = {
         "weights": {"bits": 4, "granularity": "group", "group_size": 32, "symmetric": False}
     }
 }
-KINDS: dict[str, Any] = {"w4": "bf16", "static": "fp32", "gptq": "bf16", "asymmetric": "bf16"}
+KINDS: dict[str, Any] = {
+    "w4": "bf16",
+    "static": "fp32",
+    "token": "bf16",
+    "gptq": "bf16",
+    "asymmetric": "bf16",
+}
 """{scheme: float type of its folder}, of an encoder but for gptq."""
 
 
@@ -65,6 +71,7 @@ def test_a_folder_is_proven_and_its_quality_judged(
     assert {n: h["problems"] for n, h in hops.items() if h["problems"]} == {}
     assert [hops[n]["ok"] for n in ("lower", "engine", "harness")] == [True, True, None]
     assert "vLLM" in hops["engine"]["unproven"]
+    assert (hops["engine"]["tolerance"] is None) == (name == "token")
     assert document["target"] == "compressed-tensors"
     assert document["quality"]["candidate"]["value"] > 0
     assert "vLLM" in document["not_measured"]["speed"]
