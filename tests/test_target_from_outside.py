@@ -121,6 +121,23 @@ def test_it_is_lowered_judged_as_far_as_it_can_be_and_packaged(
     assert manifest["runnable"] is False
 
 
+def test_what_nothing_here_runs_is_not_said_to_be_as_good(
+    installed: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    installed.write_text(MODULE.replace('open="toy_arrays:Runner"', 'open=""'))
+    file = recipe(tmp_path / "recipe", tiny_bert, "{runtime: arrays}")
+    outcome = pipeline.run(recipe_file.read(file), Store(tmp_path / "store", until="package"))
+    (built,) = outcome.built
+    report = json.loads((built.report.path / "report.json").read_text())
+    assert report["quality"] is None
+    assert "nothing here runs" in report["not_measured"]["quality"]
+    gates = {g["name"]: g["verdict"] for g in report["gates"]}
+    assert gates["quality.cosine"] == "not measured"
+    assert outcome.bundle is not None
+    page = (outcome.bundle.path / "bundle" / "report.html").read_text()
+    assert "nothing here runs" in page
+
+
 def test_its_section_is_checked_like_ours(installed: Path, tiny_bert: Path, tmp_path: Path) -> None:
     file = recipe(tmp_path, tiny_bert, "{runtime: arrays, hlaf: true}")
     with pytest.raises(RecipeError, match=r"targets\.0\.hlaf: unknown key.*half"):

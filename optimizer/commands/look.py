@@ -35,7 +35,7 @@ def inspect_text(document: dict[str, Any]) -> str:
     lines += [
         f"dropped  {d['target']}: {d['gate']}: {d['message']}" for d in document.get("dropped", [])
     ]
-    lines += [f"engine   {e['runtime']:<14}{_state(e)}" for e in document["engines"]]
+    lines += [f"engine   {e['runtime']:<20}{_state(e)}" for e in document["engines"]]
     if not runnable(document):
         lines.append("This version's harness runs none of these: predict and bench will refuse.")
     for name, f in document["files"].items():

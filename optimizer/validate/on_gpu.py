@@ -38,6 +38,12 @@ def untimed(m: RunArtifacts) -> str:
     return targets.of(m.section.target.runtime).untimed
 
 
+def unanswered(m: RunArtifacts) -> str:
+    """Why nothing here answers for the target, so that its quality is not judged, or ""."""
+    runtime = m.section.target.runtime
+    return "" if targets.of(runtime).open else f"nothing here runs what is lowered for {runtime}"
+
+
 def candidate(m: RunArtifacts, device: str) -> Any:
     """What answers for the target, opened as its record says (targets.py: open), on `device` where
     that is the lowered model. Has infer and close."""

@@ -96,19 +96,14 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     }
     gates = [_ledger_gate(entries)]
     elsewhere = on_gpu.not_here(materials)
-    device = "cpu" if elsewhere else section.target.runs_on
-    with _one_torch_thread():
-        judged = _quality(materials, sets, reference, device)
-    quality_gates, report["quality"], report["also"] = evaluation.gathered(
-        section.validate_, judged
-    )
-    report["sense"] |= sense.after(materials, judged[FIRST][0], report["quality"])
-    gates += quality_gates
-    if elsewhere:
-        for judged_on in (report["quality"], *report["also"].values()):
-            judged_on["note"] = ELSEWHERE
+    if unanswered := on_gpu.unanswered(materials):
+        report["not_measured"] = {"quality": unanswered}
+        name = f"quality.{section.validate_.metric}"
+        gates.append(Gate(name, gating.UNMEASURED, None, None, None, unanswered))
+    else:
+        gates += _answered(materials, sets, reference, report)
     if untimed := elsewhere or on_gpu.untimed(materials):
-        report["not_measured"] = {"speed": untimed}
+        report["not_measured"]["speed"] = untimed
         gates += speed.unmeasured(section.validate_.latency, untimed)
     else:
         report["speed"], speed_gates = _timed(materials, data.get("validate.latency.data", ()))
@@ -119,6 +114,22 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     (out / "report.json").write_text(text, encoding="utf-8")
     for gate in gates:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
+
+
+def _answered(
+    m: Materials, sets: Rows, reference: answers.Reference | None, report: dict[str, Any]
+) -> list[Gate]:
+    """The quality gates; the report's sections of quality are filled in."""
+    elsewhere = on_gpu.not_here(m)
+    device = "cpu" if elsewhere else m.section.target.runs_on
+    with _one_torch_thread():
+        judged = _quality(m, sets, reference, device)
+    gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, judged)
+    report["sense"] |= sense.after(m, judged[FIRST][0], report["quality"])
+    if elsewhere:
+        for judged_on in (report["quality"], *report["also"].values()):
+            judged_on["note"] = ELSEWHERE
+    return gates
 
 
 def _timed(m: RunArtifacts, rows: Sequence[Sample]) -> tuple[dict[str, Any], list[Gate]]:
