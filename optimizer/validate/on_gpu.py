@@ -41,7 +41,12 @@ def untimed(m: RunArtifacts) -> str:
 def unanswered(m: RunArtifacts) -> str:
     """Why nothing here answers for the target, so that its quality is not judged, or ""."""
     runtime = m.section.target.runtime
-    return "" if targets.of(runtime).open else f"nothing here runs what is lowered for {runtime}"
+    if targets.of(runtime).open:
+        return ""
+    return (
+        f"nothing here runs what is lowered for {runtime}, so that no quality is measured; give "
+        "its record in optimizer.targets an `open`"
+    )
 
 
 def candidate(m: RunArtifacts, device: str) -> Any:

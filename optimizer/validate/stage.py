@@ -99,7 +99,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     if unanswered := on_gpu.unanswered(materials):
         report["not_measured"] = {"quality": unanswered}
         name = f"quality.{section.validate_.metric}"
-        gates.append(Gate(name, gating.UNMEASURED, None, None, None, unanswered))
+        gates.append(Gate(name, "inconclusive", None, None, None, unanswered))
     else:
         gates += _answered(materials, sets, reference, report)
     if untimed := elsewhere or on_gpu.untimed(materials):
