@@ -10,15 +10,17 @@ import ast
 import hashlib
 import re
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
 from optimizer.errors import RecipeError
 from optimizer.harness import tasks
+from optimizer.references import entry_point
 
 HARNESS = "optimizer.harness"
 IMPORT = re.compile(rf"^(\s*)from {re.escape(HARNESS)}\b\.?([\w.]*) import", re.M)
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 OURS, NUMPY = "optimizer", "numpy"
 
 
@@ -34,7 +36,10 @@ def source(task: str) -> str | None:
     """
     if task in tasks.TASKS:
         return None
-    (point,) = entry_points(group=tasks.GROUP, name=task)
+    _check_name(task)
+    point = entry_point(tasks.GROUP, task)
+    if point is None:
+        raise KeyError(task)
     text = _file(point).read_text(encoding="utf-8")
     outside = sorted(n for n in _imported(ast.parse(text)) if not _in_a_bundle(n))
     if outside:
@@ -44,6 +49,21 @@ def source(task: str) -> str | None:
             accepted=f"the standard library, {NUMPY}, and from {HARNESS}.… import …",
         )
     return IMPORT.sub(r"\1from ..\2 import", text)
+
+
+def _check_name(task: str) -> None:
+    """Its module stands beside the harness's own, and under no other name than theirs. Raises
+    RecipeError."""
+    own = Path(tasks.__file__).parent / file_name(task)
+    if NAME.fullmatch(task) and not own.exists():
+        return
+    raise RecipeError(
+        f"{task!r} cannot be the name of a task"
+        + (f": {own.name} is the harness's" if NAME.fullmatch(task) else ""),
+        where="model.task",
+        accepted="lower-case words joined by -, of which the harness has no module",
+        fix=f"Rename the entry point in {tasks.GROUP} and the record.",
+    )
 
 
 def digests(task: str) -> dict[str, str]:

@@ -12,8 +12,6 @@ from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import Step, Stopped, Store
 from optimizer.verdicts import Verdict
 
-STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
-
 
 @dataclass(frozen=True)
 class Built:

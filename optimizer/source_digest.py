@@ -49,6 +49,8 @@ def _file(module: str) -> Path | None:
 def _imports(module: str, file: Path, source: bytes) -> list[str]:
     """Names that may be modules: `from a import b` gives both a and a.b."""
     names: list[str] = []
+    if file.suffix != ".py":  # compiled: its bytes are in the digest
+        return names
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -39,6 +39,7 @@ from optimizer.recipe.schema import Section
 from optimizer.source_digest import source_digest
 
 MADE_FROM = "made_from.json"
+STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # of every tensor, from the checkpoint's headers
@@ -105,7 +106,7 @@ class Store:
     """A folder of finished steps. `log` records what happened, for the report and for --json.
 
     dry: only compute keys and say which steps would run (`optimize plan`); nothing is written.
-    until: the stage after whose steps no other is begun: `step` raises Stopped.
+    until: the stage after which no step is begun: `step` raises Stopped. stages: their order.
     again: names of stages to redo even when they are done (a measurement, say).
     """
 
@@ -113,6 +114,7 @@ class Store:
     dry: bool = False
     again: frozenset[str] = frozenset()
     until: str | None = None
+    stages: tuple[str, ...] = STAGES
     log: list[dict[str, Any]] = field(default_factory=list)
     _verified: set[Path] = field(default_factory=set)
 
@@ -125,7 +127,7 @@ class Store:
         Raises whatever the stage raises; MachineError when the disk is full or read-only; Stopped
         behind `until`.
         """
-        if stage.name != self.until and any(row["stage"] == self.until for row in self.log):
+        if self.until and self.stages.index(stage.name) > self.stages.index(self.until):
             raise Stopped
         made_from = self._made_from(stage, section, inputs)
         key = digest_json(made_from)[:32]

@@ -27,7 +27,7 @@ from optimizer.recipe.targets import (
     TargetSection,
     TensorRTTarget,
 )
-from optimizer.references import from_entry_point, resolve
+from optimizer.references import from_entry_point, record_code, resolve
 from optimizer.source_digest import source_digest
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class Target:
         """{module: digest of its source and what it imports} of the functions named by `parts`."""
         references = [str(getattr(self, part)) for part in parts]
         modules = sorted({r.partition(":")[0] for r in references if r})
-        return {f"code of {m}": source_digest(m, own=True) for m in modules}
+        digests = {f"code of {m}": source_digest(m, own=True) for m in modules}
+        return digests if self.name in TARGETS else digests | record_code(GROUP, self.name)
 
 
 ONNXRUNTIME = Target(
@@ -156,7 +157,7 @@ RTX = Target(
 COMPRESSED_TENSORS = Target(
     name="compressed-tensors",
     section=CompressedTensorsTarget,
-    accepts=Accepts(int4_granularities=("group", "channel")),
+    accepts=Accepts(int4_granularities=("group", "channel"), codes_looked_up=False),
     lower="optimizer.lower.compressed_tensors_folder:lower",
     estimate="optimizer.lower.compressed_tensors_folder:estimate",
     files=("model/config.json", "model/*"),

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.pipeline import STAGES
-from optimizer.store import MADE_FROM, digest_file
+from optimizer.store import MADE_FROM, STAGES, digest_file
 from tests.conftest import write_tiny_recipe
 
 CHAINS = 4

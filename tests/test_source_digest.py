@@ -90,3 +90,9 @@ def test_a_changed_method_redoes_the_runs_that_use_it_and_no_others(
         f.write("# changed\n")
     after = codes()
     assert {name for name in after if after[name] != before[name]} == redone
+
+
+def test_a_compiled_module_counts_by_its_bytes() -> None:
+    from optimizer.source_digest import source_digest
+
+    assert source_digest("numpy._core._multiarray_umath", own=True)

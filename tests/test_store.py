@@ -209,9 +209,11 @@ def test_a_step_knows_whether_it_is_done(tmp_path: Path) -> None:
 
 
 def test_no_step_is_begun_behind_the_stage_to_stop_after(tmp_path: Path) -> None:
-    store = Store(tmp_path, until="count")
+    store = Store(tmp_path, until="count", stages=("before", "count", "after"))
     one = store.step(COUNT, Package())
     assert store.step(COUNT, None, one).done
     with pytest.raises(Stopped):
         store.step(Stage("after", 1, write_a), None, one)
     assert not (tmp_path / "after").exists()
+    with pytest.raises(Stopped):  # also where no step of that stage was
+        Store(tmp_path, until="before", stages=("before", "count", "after")).step(COUNT, None)

@@ -28,6 +28,7 @@ from optimizer import targets
 from optimizer.errors import GateError, MachineError, OptimizeError, RecipeError
 from optimizer.harness import errors as harness
 from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes import table as runtimes
 from optimizer.progress import say
 from optimizer.recipe.schema import TargetSection
 from optimizer.references import resolve
@@ -93,7 +94,9 @@ def files(section: TargetSection) -> Mapping[str, str]:
     """The code of the target's builder, which is imported only where it is called, the versions of
     its packages, and the GPU where what is built, or that nothing is, depends on it."""
     target = targets.of(section.runtime)
-    versions = {f"version of {name}": str(package_version(name)) for name in target.distributions}
+    provider = runtimes.of(section.runtime).required.get(section.runs_on, ())
+    names = {*target.distributions, *(name for group in provider for name in group)}
+    versions = {f"version of {name}": str(package_version(name)) for name in sorted(names)}
     gpu = {"gpu": str(this_machine().gpu)} if section.depends_on_gpu else {}
     return {**target.code("fit", "build"), **versions, **gpu}
 

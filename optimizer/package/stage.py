@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import harness, outside_task, targets
-from optimizer.errors import MachineError
+from optimizer.errors import MachineError, OptimizeError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes import table
@@ -246,6 +246,12 @@ def _add_model(
             return same
     folder = bundle / "model" / name
     folder.mkdir(parents=True)
+    if len({path.name for path in paths}) < len(paths):
+        raise OptimizeError(
+            f"two files of {name} have one name: {', '.join(sorted(p.name for p in paths))}",
+            where="package: model files",
+            fix="The target's record must list files of different names (Target.files).",
+        )
     for path in paths:
         shutil.copyfile(path, folder / path.name)
     return [f"model/{name}/{p.name}" for p in paths]

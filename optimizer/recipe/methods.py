@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from optimizer.recipe import method_options as options
 from optimizer.recipe.data import Section
-from optimizer.references import from_entry_point
+from optimizer.references import from_entry_point, record_code
 from optimizer.source_digest import source_digest
 
 if TYPE_CHECKING:
@@ -103,6 +103,14 @@ class Method:
     unties_head: Callable[[Quantize], bool] = _never
     passes: Callable[[Quantize, Calibrate], float] = _no_passes
     moments: bool = False
+
+    def __post_init__(self) -> None:
+        tunes = self.kind in ("smoothing", "block-tuning", "model-tuning")
+        if (tunes or self.second_moments) and not self.calibrated:
+            raise ValueError(
+                f"method {self.name}: kind {self.kind} and second moments need activations; set "
+                "calibrated=True"
+            )
 
 
 _LIMITS = "optimizer.validate.ledger.rounding_limits:"
@@ -252,8 +260,12 @@ def place(record: Method) -> tuple[int, int]:
 def code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
     """{method: digest of the code behind it}: part of the key of a step that calls it, because no
     import leads from a stage to what is named by a string. limits: of that code too."""
+    records = list(records)
     references = {f"{r.kind} {r.name}": r.apply for r in records}
     if limits:
         references |= {f"{r.kind} {r.name} limits": r.limits for r in records if r.limits}
     modules = {what: name.partition(":")[0] for what, name in references.items()}
-    return {what: source_digest(module, own=True) for what, module in modules.items()}
+    digests = {what: source_digest(module, own=True) for what, module in modules.items()}
+    for name in {record.name for record in records} - set(METHODS):
+        digests |= record_code(GROUP, name)
+    return digests

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantLinear, simulated
-from optimizer.errors import MachineError
+from optimizer.errors import LedgerError, MachineError, OptimizeError
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import compressed_tensors as format_
 from optimizer.qtensor import QTensor
-from optimizer.state import owner_of, weight_name
+from optimizer.state import Activations, owner_of, weight_name
 from optimizer.validate.decoder import TorchDecoder
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Array, Distance
@@ -50,7 +50,8 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
 
 def lower(m: Materials) -> Entry:
     """Each value of the folder, read by the compressed-tensors package, against the state's."""
-    problems = [*_weights(m), *_floats(m), *_ranges(m)]
+    with _readable("the compressed-tensors package"):
+        problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m)]
     why = "the same integers times the same scales give the same bits"
     same = Distance(0.0, 0.0, 1.0, 0.0)
     measured = None if problems else same
@@ -59,9 +60,10 @@ def lower(m: Materials) -> Entry:
 
 def engine(m: Materials) -> Entry:
     """The outputs of the model that transformers loads from the folder."""
-    model, problems = _loaded(m)
     outputs = m.compared
-    results = [trace.run(model, batch, outputs) for batch in m.batches]
+    with _readable("transformers"):
+        model, problems = _loaded(m)
+        results = [trace.run(model, batch, outputs) for batch in m.batches]
     stored = _as_stored(m)
     expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
     start = "state in torch, floats as stored"
@@ -72,6 +74,20 @@ def engine(m: Materials) -> Entry:
     spread = m.correct.whole("state", "fp32")
     entry = within("engine", start, Answers(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
+
+
+@contextmanager
+def _readable(reader: str) -> Iterator[None]:
+    """What a reader raises of a folder is a fault of the folder. Raises LedgerError."""
+    try:
+        yield
+    except OptimizeError:
+        raise
+    except Exception as e:  # of torch, of safetensors, of either library
+        raise LedgerError(
+            f"{reader} does not run it ({type(e).__name__}: {' '.join(str(e).split())[:200]})",
+            where="target compressed-tensors",
+        ) from e
 
 
 def harness(_m: Materials) -> Entry:
@@ -196,6 +212,34 @@ class _Tensors:
         return {n.removeprefix(f"{module}."): self[n] for n in names}
 
 
+def _scales(m: Materials) -> Iterator[str]:
+    """Whether scales had to be rounded to the folder's float type."""
+    if not m.lowering["exact"]:
+        other = "fp16" if m.precision == "bf16" else "bf16"
+        yield (
+            f"scales change by up to {m.lowering['error']:.2g} of themselves when they are stored "
+            f"in {m.precision}; use float: {other} for this target"
+        )
+
+
+def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
+    """Whether a group of the folder's config says what the state says of a module."""
+
+    def words(part: Any) -> tuple[Any, ...]:
+        kind, strategy = (str(getattr(x, "value", x)) for x in (part.type, part.strategy))
+        return part.num_bits, kind, strategy, part.group_size or None, bool(part.dynamic)
+
+    scheme, inputs = q.scheme, group.input_activations
+    weights = (max(scheme.bits, 4), "int", scheme.granularity, scheme.group_size, False)
+    if words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:
+        return False
+    if inputs is None or activations is None:
+        return inputs is None and activations is None
+    per_token = activations == "token"
+    same = words(inputs) == (8, "int", activations, None, per_token)
+    return same and (inputs.symmetric or not per_token)
+
+
 def _weights(m: Materials) -> Iterator[str]:
     """What is wrong with the quantized weights as the project's own decompressor gives them."""
     _need_reader()
@@ -222,6 +266,9 @@ def _weights(m: Materials) -> Iterator[str]:
             parts["weight_scale"] = parts["weight_scale"].float()  # else the product is rounded
             named = [g for g in groups if module in g.targets]
             group = (named or [g for g in groups if "Linear" in g.targets])[0]
+            if not _quantized_as(group, q, m.state.activations_of(module)):
+                yield f"{module}: the folder's config quantizes it in another way than the state"
+                continue
             reader = BaseCompressor.get_value_from_registry(group.format or config.format)
             decompressed = reader.decompress(parts, group)["weight"]
             expected = _scale_as_stored(q, dtype).dequantize()

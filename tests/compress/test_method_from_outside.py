@@ -14,6 +14,7 @@ from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.qtensor import absmax_scale
 from optimizer.recipe import file as recipe_file
+from optimizer.recipe.methods import Method
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import hops
 from tests.validate.runs import make, recipe
@@ -86,7 +87,7 @@ def test_a_law_that_it_states_and_breaks_is_refused(
     entry = hops.compress(run.materials())
     assert entry.ok is False
     assert "steps away, not 0.5" in entry.problems[0]
-    assert entry.unproven == ""
+    assert "or no limits" in entry.unproven
 
 
 def test_its_code_is_part_of_the_key_and_that_of_others_is_not(
@@ -142,3 +143,8 @@ def test_its_options_are_part_of_the_section_that_keys_the_step(
     asked = asking(tiny_bert, tmp_path, method="keyed", keyed={"finer": 1.5})
     document = asked.compression.model_dump(mode="json")
     assert document["quantize"]["keyed"] == {"finer": 1.5}
+
+
+def test_one_that_needs_activations_must_say_so() -> None:
+    with pytest.raises(ValueError, match="calibrated=True"):
+        Method("smooth", "smoothing", "smooth:smooth")

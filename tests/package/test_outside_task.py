@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from optimizer import outside_task
 from optimizer.errors import RecipeError
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.contract import Contract
@@ -164,3 +165,9 @@ def test_a_task_that_nobody_brings_is_refused_with_those_that_are_known(toy: Pat
     document: dict[str, Any] = {**CONTRACT, "task": "array-argmin"}
     with pytest.raises(BundleError, match=r"array-argmin.*text-generation, array-argmax"):
         Contract.from_json(document)
+
+
+@pytest.mark.parametrize("name", ["task", "../evil", "__init__", "3d-boxes", "sentence_embedding"])
+def test_a_name_that_would_stand_in_the_harness_s_way_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match="cannot be the name of a task"):
+        outside_task.source(name)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.validate import compressed_tensors
 from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.stage import STAGE as VALIDATE
 from tests.validate import decoder_runs as decoders
 from tests.validate.runs import SCHEMES, Run, make, recipe
@@ -128,3 +129,43 @@ def test_a_model_that_computes_otherwise_is_out_of_its_limit(
     save_file(tensors, file, {"format": "pt"})
     entry = ledger.run_hop(compressed_tensors.engine, run.materials())
     assert entry.ok is False
+
+
+def reconfigured(run: Run, **inputs: Any) -> Entry:
+    """The lower hop of a folder whose config says something else of the inputs."""
+    file = run.folder("model") / "model" / "config.json"
+    document = json.loads(file.read_text())
+    for group in document["quantization_config"]["config_groups"].values():
+        group["input_activations"] = (inputs and {**group["input_activations"], **inputs}) or None
+    file.write_text(json.dumps(document))
+    return ledger.run_hop(compressed_tensors.lower, run.materials())
+
+
+@pytest.mark.parametrize("inputs", [{"num_bits": 4}, {"strategy": "tensor", "dynamic": False}, {}])
+def test_inputs_that_the_config_quantizes_otherwise_are_named(
+    inputs: dict[str, Any], folders: dict[str, Run], tmp_path: Path
+) -> None:
+    entry = reconfigured(folders["token"].copy(tmp_path), **inputs)
+    assert entry.ok is False
+    assert "in another way than the state" in entry.problems[0]
+
+
+def test_scales_that_the_folder_rounds_are_refused_with_the_type_that_keeps_them(
+    folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["gptq"].copy(tmp_path)
+    file = run.folder("model") / "lowering.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "exact": False, "error": 0.003}))
+    entry = ledger.run_hop(compressed_tensors.lower, run.materials())
+    assert "0.003 of themselves when they are stored in bf16; use float: fp16" in entry.problems[0]
+
+
+def test_a_folder_that_its_reader_cannot_run_is_a_failed_hop(
+    folders: dict[str, Run], tmp_path: Path
+) -> None:
+    run = folders["gptq"].copy(tmp_path)
+    (run.folder("model") / "model" / "model.safetensors").write_bytes(b"no tensors")
+    entry = ledger.run_hop(compressed_tensors.engine, run.materials())
+    assert entry.ok is False
+    assert "transformers does not run it" in entry.problems[0]

@@ -66,7 +66,8 @@ def without_law(m: Materials) -> list[str]:
     """The methods that chose integers and whose records say nothing of these."""
     counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
     return [
-        f"the integers of {count} modules: method {name} states no law of them (Method.law)"
+        f"the integers of {count} modules: method {name} states no law of them "
+        "(Method.law), or no limits (Method.limits)"
         for name, count in counts.items()
     ]
 

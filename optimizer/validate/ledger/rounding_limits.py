@@ -92,10 +92,10 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
     return Rounding(
         nearest=rounding.law == "nearest" and not tuning,
         scale=(math.prod(x.scale[0] for x in limits), math.prod(x.scale[1] for x in limits)),
-        learned=any(m.law == "learned" for m in tuning),
+        learned=any(m.law == "learned" for m in (rounding, *tuning)),
         norms=sum(x.norms for x in limits),
         listed=limits[0].listed and not tuning,
-        unjudged=tuple(m.name for m in (rounding, *tuning) if not m.law),
+        unjudged=tuple(m.name for m in (rounding, *tuning) if not (m.law and m.limits)),
     )
 
 
