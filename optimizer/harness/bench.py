@@ -133,7 +133,7 @@ def own_peak_memory() -> int:
 def peak_memory(code: str) -> int:
     """Peak resident bytes of a fresh Python that runs `code`.
 
-    Query of the child itself: the resource usage that a parent is told starts at the parent's
+    Asked of the child itself: the resource usage that a parent is told starts at the parent's
     own size. Raises HarnessError with the child's last line when it fails.
     """
     here = Path(__file__).parent
