@@ -42,6 +42,7 @@ def pin(threads: int) -> None:
     os.sched_setaffinity(0, set(cores[:threads]))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 def ours(model: str, threads: int, _options: dict[str, Any]) -> Run:

@@ -127,9 +127,12 @@ for command in (run, plan, check, schema, init, inspect, compare, predict, bench
 
 
 def _quiet_libraries() -> None:
-    """Libraries read these once, at import: no bars and telemetry among our messages."""
+    """Libraries read these once, at import: no bars among our messages, and no reports to their
+    makers. datasets counts each load of a local file at s3.amazonaws.com."""
     for name, value in (
         ("HF_HUB_DISABLE_TELEMETRY", "1"),
+        ("HF_UPDATE_DOWNLOAD_COUNTS", "0"),
+        ("ORT_DISABLE_TELEMETRY", "1"),
         ("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1"),
         ("TOKENIZERS_PARALLELISM", "false"),
         ("TRANSFORMERS_VERBOSITY", "error"),

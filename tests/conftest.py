@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
 
 WORDS = (  # noqa: SIM905 - a list of fifty literals reads worse
     "the a of and to in is it was for on with as this that good bad great poor food phone movie "

@@ -19,6 +19,7 @@ from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError
 from ...inputs.batch import Array
 from ..decoder import check_step
+from .privacy import refuse_telemetry
 
 CONFIG = "genai_config.json"
 
@@ -76,6 +77,7 @@ class GenaiDecoder:
 
 
 def _import() -> Any:
+    refuse_telemetry()
     try:
         import onnxruntime_genai
     except ImportError as e:

@@ -25,6 +25,7 @@ from ...errors import BundleError, InputError, MachineError, UnopenedError
 from ...inputs.batch import Array
 from .bound import BoundSession, Buffers
 from .decoder import OrtDecoder
+from .privacy import refuse_telemetry
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start
 
 DTYPES = {
@@ -259,12 +260,14 @@ def _session(
 
 
 def _import() -> Any:
+    refuse_telemetry()
     try:
         import onnxruntime
     except ImportError as e:
         raise MachineError(
             f"ONNX Runtime cannot be imported ({e})", fix="pip install onnxruntime"
         ) from None
+    onnxruntime.disable_telemetry_events()  # on Windows, where the variable is not read
     return onnxruntime
 
 
