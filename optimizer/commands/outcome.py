@@ -101,9 +101,9 @@ def finish(
 
 def _write_failed(folder: Path, document: dict[str, Any]) -> Path:
     """The report of a run whose gates did not pass. Returns report.html."""
+    from optimizer.atomic import disk_errors_explained
+    from optimizer.atomic import finish as rename
     from optimizer.package.report import page as html
-    from optimizer.store import disk_errors_explained
-    from optimizer.store import finish as rename
 
     with disk_errors_explained(folder, "--artifacts"):
         partial = _fresh(folder)

@@ -24,6 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from optimizer import safetensors_stream, state
+from optimizer.atomic import finish
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
 from optimizer.compress.apply import bias_correction, lm_head
@@ -49,7 +50,7 @@ from optimizer.recipe import methods
 from optimizer.recipe.schema import Compression
 from optimizer.references import resolve
 from optimizer.state import CompressedState
-from optimizer.store import Stage, finish
+from optimizer.store import Stage
 
 VERSION = 1
 LARGE, LARGEST = 1 << 23, 1 << 30  # bytes: what is smaller is kept, in wide layers and elsewhere

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from optimizer.atomic import finish
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.manifest import MANIFEST
-from optimizer.store import finish
 
 
 def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
