@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MachineError
+from .file_lock import try_lock, wait_lock
 from .machine import Machine
 
 ENGINE, TIMING, BUILT = "model.engine", "timing.cache", "built.json"
@@ -151,38 +152,8 @@ def _sync(path: Path) -> None:
 def _lock(path: Path, say: Say | None) -> Iterator[None]:
     """An exclusive lock, released by the system if we die."""
     with path.open("a+b") as f:
-        if not _try_lock(f):
+        if not try_lock(f):
             if say is not None:
                 say("another process is building this engine; waiting for it")
-            _wait_lock(f)
+            wait_lock(f)
         yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-    import time
-
-    def _try_lock(f: Any) -> bool:
-        f.seek(0)
-        try:
-            msvcrt.locking(f.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _wait_lock(f: Any) -> None:
-        while not _try_lock(f):
-            time.sleep(0.2)
-
-else:
-    import fcntl
-
-    def _try_lock(f: Any) -> bool:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _wait_lock(f: Any) -> None:
-        fcntl.flock(f, fcntl.LOCK_EX)
