@@ -3,12 +3,12 @@ fused."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.temporary import temporary_folder
 from optimizer.lower.inspect_ort import inspect
 from optimizer.recipe.schema import OnnxRuntimeTarget
 
@@ -22,8 +22,8 @@ def fit(_section: OnnxRuntimeTarget) -> dict[str, Any]:
 
 def build(section: OnnxRuntimeTarget, model: Path, _out: Path) -> dict[str, Any]:
     """See stage.py. Raises harness.errors.MachineError when it cannot be opened here."""
-    with tempfile.TemporaryDirectory() as folder:
-        optimized = Path(folder) / "optimized.onnx"
+    with temporary_folder("build") as folder:
+        optimized = folder / "optimized.onnx"
         with OrtRunner(
             model / "model.onnx", device=section.runs_on, threads=section.threads
         ) as runner:

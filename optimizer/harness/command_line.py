@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -325,8 +324,9 @@ def _folder(bundle: Path | None, stack: ExitStack) -> Path:
     if not folder.is_file():
         return folder
     from .archive import unpack
+    from .temporary import temporary_folder
 
-    return unpack(folder, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle")
+    return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
 
 
 def _say(message: str) -> None:

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from optimizer import outside_task, safetensors_stream
 from optimizer.harness import tasks
+from optimizer.harness.temporary import temporary_folder
 from optimizer.load import architecture, faithful, source, tokenizer, weights
 from optimizer.load.checkpoint import read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
@@ -57,8 +57,8 @@ def run(section: Model, out: Path) -> None:
 
     checkpoint = out / "checkpoint"
     checkpoint.mkdir()
-    with tempfile.TemporaryDirectory(prefix="optimize-load-") as scratch:
-        loaded = origin.read(section, folder, config, Path(scratch))
+    with temporary_folder("load") as scratch:
+        loaded = origin.read(section, folder, config, scratch)
         files, stored = loaded.files, loaded.weights  # files: all but the weights
         chosen = weights.match(stored, model, section)
         rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]

@@ -7,7 +7,6 @@ cache (for hub ids).
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import DataError, MachineError, closest
+from optimizer.harness.errors import ExplainedError
+from optimizer.harness.temporary import temporary_folder
 from optimizer.progress import say
 from optimizer.recipe.schema import DataSpec
 
@@ -63,7 +64,7 @@ def open_table(spec: DataSpec) -> Any:
     folder = Path(spec.base or ".") / spec.source
     place = where_of(spec)
     try:
-        with _quiet(), tempfile.TemporaryDirectory(prefix="optimize-data-") as cache:
+        with _quiet(), temporary_folder("data") as cache:
             if spec.source in FILE_FORMATS:
                 if not spec.files:
                     raise DataError("files is missing", where=place, fix="Give files: [...].")
@@ -73,12 +74,12 @@ def open_table(spec: DataSpec) -> Any:
                     spec.source,
                     data_files={spec.split: files},
                     split=spec.split,
-                    cache_dir=cache,
+                    cache_dir=str(cache),
                     keep_in_memory=True,
                 )
             if folder.is_dir():
                 return datasets.load_dataset(
-                    str(folder), split=spec.split, cache_dir=cache, keep_in_memory=True
+                    str(folder), split=spec.split, cache_dir=str(cache), keep_in_memory=True
                 )
             revision = _commit(spec.source, spec.revision)
             return datasets.load_dataset(
@@ -91,7 +92,7 @@ def open_table(spec: DataSpec) -> Any:
             accepted=f"a hub id, a folder, or one of {', '.join(FILE_FORMATS)} with files",
             fix="Check the name and the network; with HF_HUB_OFFLINE set it must be in the cache.",
         ) from e
-    except (DataError, OSError, MemoryError):
+    except (ExplainedError, OSError, MemoryError):
         raise
     except Exception as e:  # the library raises many kinds for one thing: data it cannot read
         cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]

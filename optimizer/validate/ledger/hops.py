@@ -6,11 +6,7 @@ quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +15,7 @@ from torch import Tensor
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.temporary import temporary_folder
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
 from optimizer.lower.opened import opened
@@ -189,7 +186,7 @@ def export(m: Materials) -> Entry:
     problems = graph_laws.interface(m, graph)
     problems += graph_laws.parameters(m, graph)
     traces = m.with_continuations(m.folded_traces, path)
-    with _work() as work:
+    with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.folded_traces, path)
         parts = pieces.products(graph, at, sample, linears.of_float_graph(m), work, fuse=False)
@@ -198,12 +195,6 @@ def export(m: Materials) -> Entry:
     results = pieces.whole(path, traces, m.compared, fuse=True)
     spread = m.correct.whole("folded", m.precision)
     return within("export", "float torch", Answers(results, traces, spread), problems, parts)
-
-
-@contextmanager
-def _work() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="optimize-ledger-") as folder:
-        yield Path(folder)
 
 
 def lower(m: Materials) -> Entry:
@@ -224,7 +215,7 @@ def lower(m: Materials) -> Entry:
         f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
     ]
     traces = m.with_continuations(m.simulated_traces, path)
-    with _work() as work:
+    with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
@@ -263,7 +254,7 @@ def engine(m: Materials) -> Entry:
         return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
     path = m.model / "model.onnx"
     graph = opened(path)
-    with _work() as work:
+    with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
