@@ -17,7 +17,6 @@ import gc
 import itertools
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from .child import run_python
 from .errors import HarnessError, InputError
 from .machine import this_machine
 
@@ -136,14 +136,8 @@ def peak_memory(code: str) -> int:
     Asked of the child itself: the resource usage that a parent is told starts at the parent's
     own size. Raises HarnessError with the child's last line when it fails.
     """
-    here = Path(__file__).parent
-    script = (
-        f"import sys; sys.path[:0] = {sys.path!r}\n{code}\n"
-        f"from {__name__} import own_peak_memory\nprint(own_peak_memory())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=here.parent
-    )
+    script = f"{code}\nfrom {__name__} import own_peak_memory\nprint(own_peak_memory())"
+    done = run_python(script, Path(__file__).parent.parent)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise HarnessError(f"the measured process failed: {last}", where="peak memory")
