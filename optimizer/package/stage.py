@@ -53,6 +53,7 @@ MADE_WITH = (
     "transformers",
 )
 HARNESS = Path(str(harness.__file__)).parent
+TEMPLATES = Path(__file__).parent / "report" / "templates"
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """Both own one module, and the first does what the other does."""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
@@ -319,9 +320,11 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
 
 
-def files(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:
-    """The harness's sources, which are bytes of the bundle, and the code that adds to a target's
-    model, which is imported only where it is called."""
+def files(
+    section: Packaging, folder: Path = HARNESS, templates: Path = TEMPLATES
+) -> dict[str, str]:
+    """The harness's sources, which are bytes of the bundle, the report's templates, and the code
+    that adds to a target's model, which is imported only where it is called."""
     code: dict[str, str] = {}
     for target in section.recipe.targets:
         code |= targets.of(target.runtime).code("package")
@@ -331,6 +334,7 @@ def files(section: Packaging, folder: Path = HARNESS) -> dict[str, str]:
             f"harness/{p.relative_to(folder).as_posix()}": digest_file(p)
             for p in sorted(folder.rglob("*.py"))
         }
+        | {f"report/{p.name}": digest_file(p) for p in sorted(templates.iterdir())}
         | outside_task.digests(section.recipe.model.task)
     )
 

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,32 @@ def test_a_changed_harness_is_another_key(tmp_path: Path) -> None:
         f.write("\n")
     after = stage.files(section, copy)
     assert [name for name in before if before[name] != after[name]] == ["harness/inputs/text.py"]
+
+
+def test_a_changed_template_of_the_report_is_another_key(tmp_path: Path) -> None:
+    section = small_bundle.recipe(tmp_path).packaging
+    copy = tmp_path / "templates"
+    shutil.copytree(stage.TEMPLATES, copy)
+    before = stage.files(section, templates=copy)
+    assert stage.STAGE.files is not None
+    assert stage.STAGE.files(section) == before
+    with (copy / "card.html").open("a") as f:
+        f.write("\n")
+    after = stage.files(section, templates=copy)
+    assert [name for name in before if before[name] != after[name]] == ["report/card.html"]
+
+
+def test_a_built_wheel_has_every_file_that_is_not_python() -> None:
+    root = stage.TEMPLATES.parents[3]
+    tools = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    data = {
+        path
+        for package, globs in tools["package-data"].items()
+        for glob in globs
+        for path in (root / package.replace(".", "/")).glob(glob)
+    }
+    sources = (p for p in (root / "optimizer").rglob("*") if p.is_file())
+    assert data == {p for p in sources if p.suffix not in (".py", ".pyc")}
 
 
 def test_requirements_pin_the_versions_used(made: Path) -> None:

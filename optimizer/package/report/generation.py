@@ -26,7 +26,7 @@ from optimizer.package.report.figures import (
     plain,
     times,
 )
-from optimizer.package.report.markup import Html, details, table, tag
+from optimizer.package.report.view import Card, Table, line
 
 LOSS = "Cost of held-out text"
 
@@ -113,9 +113,9 @@ def latency_rows(report: Document) -> list[Row]:
     return rows
 
 
-def agreement(section: Document) -> Html | None:
+def agreement(section: Document) -> tuple[Table, ...]:
     """KL, equal next tokens and equal texts, with their intervals, folded away."""
-    body = []
+    body: list[tuple[str, str, str]] = []
     figures: list[tuple[str, str, Writer]] = [
         ("KL from float, nats per token", "kl", plain),
         ("Same likeliest next token", "top1", percent),
@@ -123,61 +123,51 @@ def agreement(section: Document) -> Html | None:
     for name, key, write in figures:
         figure = part(section, key)
         if figure:
-            body.append([name, write(figure.get("value")), interval(figure.get("interval"), write)])
+            body.append((name, write(figure.get("value")), interval(figure.get("interval"), write)))
     common = part(section, "divergence")
     if common:
         counts = f"{plain(common.get('prompts'))} prompts of {plain(common.get('prompt_tokens'))}"
         counts = f"of {plain(common.get('new_tokens'))}; {counts}"
         body.append(
-            [
+            (
                 f"Tokens before the greedy texts part, {counts}",
                 plain(common.get("mean")),
                 interval(common.get("interval"), plain),
-            ]
+            )
         )
-        body.append(["Greedy texts alike to the end", percent(common.get("identical")), ""])
-    if not body:
-        return None
+        body.append(("Greedy texts alike to the end", percent(common.get("identical")), ""))
     title = "Agreement with float"
-    return details(title, table([title, "", "Interval"], body, label=title, numbers=(1, 2)))
+    cells = tuple(tuple(line(text) for text in row) for row in body)
+    return (Table(title, (title, "", "Interval"), cells, (1, 2), fold=title),) if body else ()
 
 
-def latency(report: Document, recipe: Any) -> list[Html]:
+def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
     """A card per batch x prompt: the time to the first token drawn, all the rest in a table."""
-    cards = []
-    for cell in parts(part(report, "speed"), "cells"):
-        where = f"batch {plain(cell.get('batch'))}, prompts of {plain(cell.get('prompt'))} tokens"
-        first = baseline(cell, str(report.get("target", "")))
-        drawn, body = {}, []
-        for name, timings in part(cell, "systems").items():
-            shown = system(name, recipe)
-            kind = "candidate" if name == "candidate" else "baseline" if name == first else "other"
-            start, step = part(timings, "ttft"), part(timings, "inter_token")
-            drawn[shown] = (kind, start)
-            body.append(
-                [
-                    shown,
-                    *(ms(start.get(p)) for p in ("p50", "p99")),
-                    *(ms(step.get(p)) for p in ("p50", "p95", "p99")),
-                    plain(timings.get("tokens_per_second")),
-                ]
-            )
-        heads = ["", "First p50", "First p99", "Next p50", "Next p95", "Next p99", "Tokens/s"]
-        title = f"Speed of writing, {where}"
-        cards.append(
-            tag(
-                "section",
-                tag("h3", title),
-                tag(
-                    "p",
-                    f"Every dot is the time to the first token in one of {plain(cell.get('runs'))} "
-                    f"interleaved rounds; {plain(cell.get('new_tokens'))} tokens were written in "
-                    "each, and the table has the time from one to the next.",
-                    cls="hint",
-                ),
-                plots.latency(drawn, f"First token, {where}"),
-                table(heads, body, label=title, numbers=range(1, 7), stacked=True),
-                cls="card",
-            )
+    target = str(report.get("target", ""))
+    return tuple(_latency(cell, target, recipe) for cell in parts(part(report, "speed"), "cells"))
+
+
+def _latency(cell: Document, target: str, recipe: Any) -> Card:
+    where = f"batch {plain(cell.get('batch'))}, prompts of {plain(cell.get('prompt'))} tokens"
+    first, title = baseline(cell, target), f"Speed of writing, {where}"
+    drawn, body = {}, []
+    for name, timings in part(cell, "systems").items():
+        shown = system(name, recipe)
+        start, step = part(timings, "ttft"), part(timings, "inter_token")
+        drawn[shown] = (plots.style(name, first), start)
+        texts = (
+            shown,
+            *(ms(start.get(p)) for p in ("p50", "p99")),
+            *(ms(step.get(p)) for p in ("p50", "p95", "p99")),
+            plain(timings.get("tokens_per_second")),
         )
-    return cards
+        body.append(tuple(line(text) for text in texts))
+    heads = ("", "First p50", "First p99", "Next p50", "Next p95", "Next p99", "Tokens/s")
+    return Card(
+        title,
+        f"Every dot is the time to the first token in one of {plain(cell.get('runs'))} "
+        f"interleaved rounds; {plain(cell.get('new_tokens'))} tokens were written in "
+        "each, and the table has the time from one to the next.",
+        plots.latency(drawn, f"First token, {where}"),
+        tables=(Table(title, heads, tuple(body), tuple(range(1, 7)), stacked=True),),
+    )

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from optimizer.package.report import plots
 from optimizer.package.report.comparison import Document, part, parts
 from optimizer.package.report.figures import finite, plain
-from optimizer.package.report.markup import Child, Html, details, join, table, tag
-from optimizer.package.report.sections import as_line, card, flagged, missing, not_drawn
+from optimizer.package.report.sections import AS_A_TABLE, as_line, unmeasured
+from optimizer.package.report.view import (
+    Card,
+    Line,
+    Paragraph,
+    Span,
+    Table,
+    figures,
+    line,
+    not_drawn,
+    small,
+)
 
 
-def ledger(report: Document) -> Html:
+def ledger(report: Document) -> Card:
     """Every hop from the checkpoint to the harness; what failed, and what was not run here."""
     hops = parts(report, "ledger")
     title = "Ledger: where the numbers could have gone wrong"
     if not hops:
-        return card(title, "", missing("Ledger", report, "ledger"))
+        return unmeasured(title, "Ledger", report, "ledger")
     ran = [h for h in hops if not _not_run(h)]
-    listed = [
-        tag("li", tag("strong", str(h.get("hop"))), ": ", as_line(problem))
-        for h in hops
-        for problem in h.get("problems") or []
-    ]
-    listed += [
-        tag("li", tag("strong", f"{h.get('hop')} not run here: "), str(h.get("why")), cls="missing")
-        for h in hops
-        if _not_run(h)
-    ]
     lost = [str(h.get("hop")) for h in ran if finite(_distance(h)) is None]
-    heads = ["Hop", "Distance", "Tolerance", "Largest", "Cosine"]
-    body = [_row(h) for h in hops]
-    return card(
+    heads = ("Hop", "Distance", "Tolerance", "Largest", "Cosine")
+    table = Table(
+        "Ledger",
+        heads,
+        tuple(_row(h) for h in hops),
+        (1, 2, 3, 4),
+        stacked=True,
+        fold=f"{AS_A_TABLE}, with reasons",
+    )
+    return Card(
         title,
         "The same inputs after every step: relative L2 of the example nearest to its limit, "
         "from what each is compared with, on a logarithmic scale. The red line is the tolerance "
         "declared beforehand.",
         plots.log_bars([_bar(h) for h in ran], "Ledger"),
-        not_drawn(lost),
-        tag("ul", *listed, cls="notes") if listed else None,
-        details(
-            "As a table, with reasons",
-            table(heads, body, label="Ledger", numbers=(1, 2, 3, 4), stacked=True),
-        ),
+        paragraphs=not_drawn(lost),
+        notes=tuple(_notes(hops)),
+        tables=(table,),
     )
+
+
+def _notes(hops: list[Document]) -> Iterator[Paragraph]:
+    """What failed and why, then what was not run."""
+    for hop in hops:
+        for problem in hop.get("problems") or []:
+            yield Paragraph(line(Span(str(hop.get("hop")), "strong"), ": ", as_line(problem)))
+    for hop in filter(_not_run, hops):
+        name = Span(f"{hop.get('hop')} not run here: ", "strong")
+        yield Paragraph(line(name, str(hop.get("why"))), "missing")
 
 
 def _not_run(hop: Document) -> bool:
@@ -63,18 +78,14 @@ def _bar(hop: Document) -> plots.Bar:
     return plots.Bar(str(hop.get("hop")), finite(value), finite(limit), ok, text)
 
 
-def _row(hop: Document) -> list[Child]:
+def _row(hop: Document) -> tuple[Line, ...]:
     unrun, why = _not_run(hop), hop.get("why")
-    about = join(
-        [
-            str(hop.get("hop")),
-            tag("strong", " out of tolerance", cls="bad") if hop.get("ok") is False else None,
-            tag("small", f"from {hop.get('from')}"),
-            tag("small", str(why)) if why and not unrun else None,
-        ]
-    )
+    about = [Span(str(hop.get("hop")))]
+    if hop.get("ok") is False:
+        about.append(Span(" out of tolerance", "bad"))
+    about += small(f"from {hop.get('from')}", str(why) if why and not unrun else "")
     if unrun:
-        return [about, tag("span", f"not run here: {why}", cls="missing")]
+        return line(*about), line(Span(f"not run here: {why}", "missing"))
     measured = part(hop, "measured")
     numbers = (
         _distance(hop),
@@ -82,4 +93,4 @@ def _row(hop: Document) -> list[Child]:
         measured.get("max_abs"),
         measured.get("cosine"),
     )
-    return [about, *(flagged(plain(v)) for v in numbers)]
+    return line(*about), *figures(*(plain(v) for v in numbers))

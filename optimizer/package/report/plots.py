@@ -1,4 +1,4 @@
-"""The report's charts, drawn as inline SVG.
+"""The report's charts: where each bar, dot and label stands. templates/chart.html draws them.
 
 Positions across are percentages and heights are pixels, so a chart fills a phone or a desktop and
 its text keeps its size. Only finite numbers are drawn; what was recorded and is not finite is said
@@ -11,13 +11,68 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from optimizer.package.report.figures import Writer, finite, ms
-from optimizer.package.report.markup import Html, tag
 
 GUTTER = 0.11  # of the width, for the numbers left of an axis
 DOTS = 120  # of one strip; more would hide each other
+
+
+@dataclass(frozen=True)
+class Rect:
+    """x, width: "12.50%" across; y, height: pixels. hover: what a pointer over it shows."""
+
+    shape: ClassVar[str] = "rect"
+    x: str
+    y: float
+    width: str
+    height: float
+    style: str
+    hover: str = ""
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A line from (x1, y1) to (x2, y2)."""
+
+    shape: ClassVar[str] = "stroke"
+    x1: str
+    x2: str
+    y1: float
+    y2: float
+    style: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    shape: ClassVar[str] = "dot"
+    x: str
+    y: float
+    radius: float
+    style: str
+
+
+@dataclass(frozen=True)
+class Label:
+    shape: ClassVar[str] = "label"
+    text: str
+    x: str
+    y: float
+    style: str = ""
+
+
+Shape = Rect | Stroke | Dot | Label
+
+
+@dataclass(frozen=True)
+class Chart:
+    """height: pixels; shapes: in drawing order."""
+
+    title: str
+    description: str
+    height: float
+    shapes: tuple[Shape, ...]
 
 
 @dataclass(frozen=True)
@@ -31,17 +86,11 @@ class Bar:
     text: str
 
 
-def chart(title: str, description: str, height: float, *children: Html | None) -> Html:
-    return tag(
-        "svg",
-        tag("title", title),
-        tag("desc", description),
-        *children,
-        role="img",
-        aria_label=f"{title}. {description}",
-        width="100%",
-        height=height,
-    )
+def style(system: str, baseline: str | None) -> str:
+    """The colour of a system: the candidate, the float system it is held against, another."""
+    if system == "candidate":
+        return "candidate"
+    return "baseline" if system == baseline else "other"
 
 
 def _at(fraction: float) -> str:
@@ -55,29 +104,27 @@ def _span(start: float, end: float) -> str:
     return f"{98.4 * max(b - a, 0.0):.2f}%"
 
 
-def _label(fraction: float, y: float, text: str, cls: str = "") -> Html:
+def _label(fraction: float, y: float, text: str, style: str = "") -> Label:
     """Text at a position, turned inwards near the edges."""
     anchor = "" if fraction < 0.3 else "end" if fraction > 0.7 else "mid"
-    return tag("text", text, x=_at(fraction), y=y, cls=f"{cls} {anchor}".strip() or None)
+    return Label(text, _at(fraction), y, f"{style} {anchor}".strip())
 
 
-def _row(y: float, left: str, right: str, cls: str = "soft", most: int = 30) -> tuple[Html, Html]:
+def _row(
+    y: float, left: str, right: str, style: str = "soft", most: int = 30
+) -> tuple[Label, Label]:
     """The two texts above a bar; `left` is cut when it would meet `right` on a phone."""
     room = max(most - max(len(right) - 18, 0), 12)
     shown = left if len(left) <= room else left[: room - 1] + "…"
-    return (
-        tag("text", shown, x="0.8%", y=y, cls="strong"),
-        tag("text", right, x="99.2%", y=y, cls=f"end {cls}"),
-    )
+    return Label(shown, "0.8%", y, "strong"), Label(right, "99.2%", y, f"end {style}")
 
 
-def _vertical(fraction: float, top: float, bottom: float, cls: str) -> Html:
-    x = _at(fraction)
-    return tag("line", x1=x, x2=x, y1=top, y2=bottom, cls=cls)
+def _vertical(fraction: float, top: float, bottom: float, style: str) -> Stroke:
+    return Stroke(_at(fraction), _at(fraction), top, bottom, style)
 
 
-def _horizontal(start: float, end: float, y: float, cls: str) -> Html:
-    return tag("line", x1=_at(start), x2=_at(end), y1=y, y2=y, cls=cls)
+def _horizontal(start: float, end: float, y: float, style: str) -> Stroke:
+    return Stroke(_at(start), _at(end), y, y, style)
 
 
 def _ticks(most: float) -> list[float]:
@@ -90,7 +137,7 @@ def _ticks(most: float) -> list[float]:
 
 def difference(
     value: float, bounds: tuple[float, float], margin: float, write: Writer, title: str
-) -> Html:
+) -> Chart:
     """The change of a metric with its interval, against the largest drop allowed.
 
     value, bounds: candidate - baseline; margin > 0. Left of -margin is the zone of failure.
@@ -103,37 +150,36 @@ def difference(
     def across(x: float) -> float:
         return (x - left) / (right - left)
 
-    return chart(
-        title,
-        f"{write(value)}, interval {write(low)} to {write(high)}; {write(-margin)} is allowed.",
-        104,
-        tag("rect", x=_at(0), y=26, width=_span(0, across(-margin)), height=34, cls="zone"),
+    shapes = (
+        Rect(_at(0), 26, _span(0, across(-margin)), 34, "zone"),
         _vertical(across(-margin), 22, 66, "limit"),
         _vertical(across(0), 22, 80, "rule"),
         _horizontal(across(low), across(high), 42, "candidate whisker"),
         _vertical(across(low), 36, 48, "candidate whisker"),
         _vertical(across(high), 36, 48, "candidate whisker"),
-        tag("circle", cx=_at(across(value)), cy=42, r=5.5, cls="candidate"),
+        Dot(_at(across(value)), 42, 5.5, "candidate"),
         _label(across(value), 14, write(value), "strong"),
         _label(across(-margin), 80, f"{write(-margin)} allowed", "soft"),
         _label(across(0), 96, "same as float", "soft"),
     )
+    text = f"{write(value)}, interval {write(low)} to {write(high)}; {write(-margin)} is allowed."
+    return Chart(title, text, 104, shapes)
 
 
-def latency(systems: Mapping[str, tuple[str, Mapping[str, Any]]], title: str) -> Html | None:
+def latency(systems: Mapping[str, tuple[str, Mapping[str, Any]]], title: str) -> Chart | None:
     """A strip of every timed run per system, with quartiles, median and p99, in milliseconds.
 
-    systems: shown name -> (css class, the report's end_to_end). None when no median is positive.
+    systems: shown name -> (style, the report's end_to_end). None when no median is positive.
     """
     known = {n: (c, e) for n, (c, e) in systems.items() if (finite(e.get("p50")) or 0) > 0}
     if not known:
         return None
     most = 1.06 * max(finite(e.get(p)) or 0.0 for _, e in known.values() for p in ("p50", "p99"))
-    parts: list[Html | None] = []
+    shapes: list[Shape] = []
     y = 0.0
-    for name, (cls, e) in known.items():
+    for name, (style, e) in known.items():
         right = f"p50 {_number(e.get('p50'))} · p99 {ms(e.get('p99'))}"
-        parts += [*_row(y + 12, name, right), *_strip(e, cls, y + 32, most)]
+        shapes += [*_row(y + 12, name, right), *_strip(e, style, y + 32, most)]
         y += 54
     ticks = [_vertical(t / most, 18, y, "axis") for t in _ticks(most)]
     labels = [_label(t / most, y + 14, f"{t:g}", "soft") for t in _ticks(most)[:-1]]
@@ -141,64 +187,62 @@ def latency(systems: Mapping[str, tuple[str, Mapping[str, Any]]], title: str) ->
     description = "; ".join(
         f"{n}: p50 {ms(e.get('p50'))}, p99 {ms(e.get('p99'))}" for n, (_, e) in known.items()
     )
-    return chart(title, description, y + 22, *ticks, *parts, *labels)
+    return Chart(title, description, y + 22, (*ticks, *shapes, *labels))
 
 
 def _number(value: Any) -> str:
     return ms(value).removesuffix(" ms")
 
 
-def _strip(e: Mapping[str, Any], cls: str, y: float, most: float) -> list[Html]:
+def _strip(e: Mapping[str, Any], style: str, y: float, most: float) -> list[Shape]:
     recorded = e.get("samples")
     numbers = map(finite, recorded if isinstance(recorded, list) else [])
     samples = sorted(s for s in numbers if s is not None and s > 0)
     step = max(len(samples) / DOTS, 1.0)
     shown = [samples[int(i * step)] for i in range(int(len(samples) / step))]
     dots = [
-        tag("circle", cx=_at(s / most), cy=y + (i * 7 % 5 - 2) * 2.6, r=2.2, cls=f"{cls} dot")
+        Dot(_at(s / most), y + (i * 7 % 5 - 2) * 2.6, 2.2, f"{style} dot")
         for i, s in enumerate(shown)
         if s <= most
     ]
     p50, p99 = finite(e.get("p50")) or 0.0, finite(e.get("p99"))
-    marks = [_vertical(p50 / most, y - 11, y + 11, f"{cls} median")]
+    marks: list[Shape] = [_vertical(p50 / most, y - 11, y + 11, f"{style} median")]
     if len(samples) >= 5:
         low, high = (samples[int(q * (len(samples) - 1))] / most for q in (0.25, 0.75))
-        marks.append(
-            tag("rect", x=_at(low), y=y - 8, width=_span(low, high), height=16, cls=f"{cls} box")
-        )
+        marks.append(Rect(_at(low), y - 8, _span(low, high), 16, f"{style} box"))
     if p99 is not None:
-        marks.append(_horizontal(p50 / most, p99 / most, y, f"{cls} whisker"))
-        marks.append(_vertical(p99 / most, y - 6, y + 6, f"{cls} whisker"))
+        marks.append(_horizontal(p50 / most, p99 / most, y, f"{style} whisker"))
+        marks.append(_vertical(p99 / most, y - 6, y + 6, f"{style} whisker"))
     return [*dots, *marks]
 
 
-def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Html | None:
+def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Chart | None:
     """One stacked bar of median milliseconds per system. systems: name -> {stage: ms}."""
     totals = {n: sum(s.values()) for n, s in systems.items()}
     most = max(totals.values(), default=0.0)
     if most <= 0:
         return None
     order = list(dict.fromkeys(stage for s in systems.values() for stage in s))
-    parts: list[Html] = []
+    shapes: list[Shape] = []
     y = 0.0
     for name, values in systems.items():
-        parts += _row(y + 12, name, ms(totals[name]))
+        shapes += _row(y + 12, name, ms(totals[name]))
         done = 0.0
         for i, stage in enumerate(order):
             part = values.get(stage, 0.0)
-            place = {"x": _at(done / most), "width": _span(done / most, (done + part) / most)}
-            hover = tag("title", f"{stage}: {ms(part)}")
-            parts.append(tag("rect", hover, y=y + 18, height=14, cls=f"stage{min(i, 4)}", **place))
+            width = _span(done / most, (done + part) / most)
+            hover = f"{stage}: {ms(part)}"
+            shapes.append(Rect(_at(done / most), y + 18, width, 14, f"stage{min(i, 4)}", hover))
             done += part
         y += 44
     description = "; ".join(
         f"{n}: " + ", ".join(f"{stage} {ms(v)}" for stage, v in s.items())
         for n, s in systems.items()
     )
-    return chart(title, description, y, *parts)
+    return Chart(title, description, y, tuple(shapes))
 
 
-def log_bars(rows: Sequence[Bar], title: str) -> Html | None:
+def log_bars(rows: Sequence[Bar], title: str) -> Chart | None:
     """Bars on a logarithmic scale, each with a mark at its limit. None when nothing is drawable."""
     values = [v for r in rows for v in (r.value, r.limit) if v is not None and v > 0]
     if not values:
@@ -209,26 +253,25 @@ def log_bars(rows: Sequence[Bar], title: str) -> Html | None:
     def across(x: float) -> float:
         return (math.log10(x) - low) / (high - low)
 
-    parts: list[Html] = []
+    shapes: list[Shape] = []
     y = 0.0
     for r in rows:
-        parts += _row(y + 12, r.name, r.text, "soft" if r.ok else "over")
-        parts.append(tag("rect", x=_at(0), y=y + 18, width=_span(0, 1), height=12, cls="track"))
+        shapes += _row(y + 12, r.name, r.text, "soft" if r.ok else "over")
+        shapes.append(Rect(_at(0), y + 18, _span(0, 1), 12, "track"))
         if r.value is not None and r.value > 0:
-            cls = "fine" if r.ok else "over"
             width = _span(0, across(r.value))
-            parts.append(tag("rect", x=_at(0), y=y + 18, width=width, height=12, cls=cls))
+            shapes.append(Rect(_at(0), y + 18, width, 12, "fine" if r.ok else "over"))
         if r.limit is not None and r.limit > 0:
-            parts.append(_vertical(across(r.limit), y + 15, y + 33, "limit"))
+            shapes.append(_vertical(across(r.limit), y + 15, y + 33, "limit"))
         y += 46
     step = max(math.ceil((high - low) / 5), 1)
     decades = range(math.ceil(low), math.floor(high) + 1, step)
     labels = [_label(across(10.0**d), y + 10, f"1e{d}".replace("-", "−"), "soft") for d in decades]
     description = "; ".join(f"{r.name}: {r.text}" for r in rows)
-    return chart(title, description, y + 18, *parts, *labels)
+    return Chart(title, description, y + 18, (*shapes, *labels))
 
 
-def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Html | None:
+def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Chart | None:
     """One column per module, in the order given; the `worst` highest are marked, the first named.
 
     A change of the first number in the names (the block) draws a separator with that number.
@@ -239,41 +282,41 @@ def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Html
     floor, height = 150.0, 122.0
     width = (1 - GUTTER) / len(values)
     marked = sorted(range(len(values)), key=lambda i: -values[i][1])[:worst]
-    parts: list[Html] = []
+    shapes: list[Shape] = []
     for tick in _ticks(most)[1:]:
         y = floor - height * tick / most
-        parts.append(tag("line", x1=_at(GUTTER), x2=_at(1), y1=y, y2=y, cls="axis"))
-        parts.append(tag("text", f"{tick:g}", x=_at(GUTTER - 0.01), y=y + 4, cls="end soft"))
+        shapes.append(_horizontal(GUTTER, 1, y, "axis"))
+        shapes.append(Label(f"{tick:g}", _at(GUTTER - 0.01), y + 4, "end soft"))
     for i, (name, v) in enumerate(values):
         tall = height * max(v, 0.0) / most
-        cls = "over" if i in marked else "fine faint"
-        place = {"x": _at(GUTTER + (i + 0.12) * width), "width": _span(0, 0.76 * width)}
-        hover = tag("title", f"{name}: {v:.4g}")
-        parts.append(tag("rect", hover, y=floor - tall, height=tall, cls=cls, **place))
-    parts.append(tag("line", x1=_at(GUTTER), x2=_at(1), y1=floor, y2=floor, cls="axis"))
+        style = "over" if i in marked else "fine faint"
+        x = _at(GUTTER + (i + 0.12) * width)
+        hover = f"{name}: {v:.4g}"
+        shapes.append(Rect(x, floor - tall, _span(0, 0.76 * width), tall, style, hover))
+    shapes.append(_horizontal(GUTTER, 1, floor, "axis"))
     top = marked[0]
-    parts.append(_label(GUTTER + (top + 0.5) * width, 14, _ending(values[top][0]), "strong"))
-    parts += _blocks([n for n, _ in values], width, floor)
+    shapes.append(_label(GUTTER + (top + 0.5) * width, 14, _ending(values[top][0]), "strong"))
+    shapes += _blocks([n for n, _ in values], width, floor)
     description = "worst: " + ", ".join(f"{values[i][0]} {values[i][1]:.4g}" for i in marked)
-    return chart(title, description, floor + 40, *parts)
+    return Chart(title, description, floor + 40, tuple(shapes))
 
 
 def _ending(name: str, most: int = 38) -> str:
     return name if len(name) <= most else "…" + name[-(most - 1) :]
 
 
-def _blocks(names: Sequence[str], width: float, floor: float) -> list[Html]:
+def _blocks(names: Sequence[str], width: float, floor: float) -> list[Shape]:
     """Separators where the block number changes, the number under the middle of its block."""
     numbers = [m.group(1) if (m := re.search(r"\.(\d+)(?:\.|$)", n)) else "" for n in names]
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1]]
     every = max(math.ceil(len(starts) / 12), 1)
-    marks: list[Html] = []
+    marks: list[Shape] = []
     for k, (start, end) in enumerate(zip(starts, [*starts[1:], len(names)], strict=True)):
         if start:
             marks.append(_vertical(GUTTER + start * width, floor, floor + 6, "axis"))
         if numbers[start] and k % every == 0:
             x = _at(GUTTER + (start + end) / 2 * width)
-            marks.append(tag("text", numbers[start], x=x, y=floor + 18, cls="mid soft"))
+            marks.append(Label(numbers[start], x, floor + 18, "mid soft"))
     if any(numbers):
-        marks.append(tag("text", "block", x=_at((1 + GUTTER) / 2), y=floor + 35, cls="mid soft"))
+        marks.append(Label("block", _at((1 + GUTTER) / 2), floor + 35, "mid soft"))
     return marks

@@ -1,14 +1,14 @@
-"""The parts of report.html that belong to one target."""
+"""The cards of report.html that belong to one target, as templates/card.html draws them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from optimizer.package.report import generation, plots
 from optimizer.package.report.comparison import (
     Cell,
     Document,
+    Row,
     baseline,
     gates_in_order,
     part,
@@ -18,7 +18,6 @@ from optimizer.package.report.comparison import (
     why_missing,
 )
 from optimizer.package.report.figures import (
-    NOT_A_NUMBER,
     NOT_MEASURED,
     broken,
     change,
@@ -31,54 +30,34 @@ from optimizer.package.report.figures import (
     plain,
     whole,
 )
-from optimizer.package.report.markup import Child, Html, details, join, table, tag
 from optimizer.package.report.rows import rows
+from optimizer.package.report.view import (
+    Card,
+    Line,
+    Paragraph,
+    Span,
+    Table,
+    badge,
+    figure,
+    figures,
+    line,
+    missing,
+    not_drawn,
+    small,
+)
 
 WORST = 3  # modules marked in the per-layer chart
+AS_A_TABLE = "As a table"
 
 
-def flagged(text: str) -> Html:
-    """A figure; what is missing or no number stands out."""
-    if text in (NOT_A_NUMBER, "infinite"):
-        return tag("strong", text, cls="bad")
-    return tag("span", text, cls="missing") if text == NOT_MEASURED else join([text])
+def unmeasured(title: str, what: str, report: Document, section: str) -> Card:
+    """The card of a section that holds no measurement, with the reason."""
+    return Card(title, paragraphs=(missing(what, why_missing(report, section)),))
 
 
-def badge(verdict: Any) -> Html:
-    word = str(verdict)
-    known = word if word in ("pass", "fail", "inconclusive") else None
-    return tag("span", word.upper(), cls=f"badge {known}" if known else "badge")
-
-
-def missing(what: str, report: Document, section: str) -> Html:
-    return tag(
-        "p", tag("strong", f"{what} not measured: "), why_missing(report, section), cls="missing"
-    )
-
-
-def card(title: str, hint: str, *children: Child) -> Html:
-    return tag(
-        "section",
-        tag("h3", title),
-        tag("p", hint, cls="hint") if hint else None,
-        *children,
-        cls="card",
-    )
-
-
-def comparison(report: Document, recipe: Any) -> Html:
+def comparison(report: Document, recipe: Any) -> Card:
     """The table float against quantized."""
     name = quantized(recipe)
-
-    def shown(cell: Cell) -> Html:
-        return join([flagged(cell.text), tag("small", cell.note) if cell.note else None])
-
-    body = [
-        [r.name, join([flagged(r.before.text), ": ", r.before.note])]
-        if r.unmeasured
-        else [r.name, shown(r.before), shown(r.after), shown(r.change)]
-        for r in rows(report)
-    ]
     examples = part(report, "quality").get("examples")
     level_of = finite(part(report, "quality").get("confidence"))
     hint = "Times are end to end: text in, answer out."
@@ -88,20 +67,28 @@ def comparison(report: Document, recipe: Any) -> Html:
     if examples is not None:
         hint += f" Quality on {whole(examples)} {kind}"
         hint += f", intervals at {100 * level_of:.4g} % confidence." if level_of else "."
-    heads = ["", "Float", name[0].upper() + name[1:], "Change"]
-    return card(
-        f"Float against {name}",
-        hint,
-        table(heads, body, label=f"Float against {name}", numbers=(1, 2, 3), stacked=True),
-    )
+    title = f"Float against {name}"
+    heads = ("", "Float", name[0].upper() + name[1:], "Change")
+    body = tuple(_compared(row) for row in rows(report))
+    return Card(title, hint, tables=(Table(title, heads, body, (1, 2, 3), stacked=True),))
 
 
-def quality(report: Document, recipe: Any, name: str = "") -> Html:
+def _compared(row: Row) -> tuple[Line, ...]:
+    if row.unmeasured:
+        return line(row.name), line(figure(row.before.text), ": ", row.before.note)
+    return line(row.name), *(_cell(c) for c in (row.before, row.after, row.change))
+
+
+def _cell(cell: Cell) -> Line:
+    return line(figure(cell.text), *small(cell.note))
+
+
+def quality(report: Document, recipe: Any, name: str = "") -> Card:
     """The accuracy difference and its interval against the margin. name: of a further set."""
     section = part(report, "quality")
     title = f"Is {quantized(recipe)} as good as float" + (f" on {name}?" if name else "?")
     if not section.get("metric"):
-        return card(title, "", missing("Quality", report, "quality"))
+        return unmeasured(title, "Quality", report, "quality")
     metric = str(section["metric"])
     what, moved, write = metric, part(section, "difference"), change(metric)
     if generation.generates(report):
@@ -112,29 +99,34 @@ def quality(report: Document, recipe: Any, name: str = "") -> Html:
     hint = f"Change of {what}. The gate passes when the whole interval lies right of the red line."
     if section.get("report_only"):
         hint = f"Change of {what}, reported only: no gate follows from it."
-    picture: Child
+    chart, paragraphs = None, []
     if value is None or margin is None or len(ends) != 2 or None in ends:
-        picture = tag(
-            "p",
+        text = line(
             "No picture: ",
-            flagged(write(moved.get("value"))),
+            figure(write(moved.get("value"))),
             ", interval ",
-            flagged(interval(bounds, write) or NOT_MEASURED),
+            figure(interval(bounds, write) or NOT_MEASURED),
             ", margin ",
-            flagged(write(section.get("margin"))),
-            cls="missing",
+            figure(write(section.get("margin"))),
         )
+        paragraphs.append(Paragraph(text, "missing"))
     else:
         low, high = (e for e in ends if e is not None)
-        picture = plots.difference(value, (low, high), margin, write, f"Change of {what}")
-    needed = section.get("needed")
-    more = tag("p", f"{whole(needed)} examples would decide it.") if needed is not None else None
-    note = tag("p", str(section["note"]), cls="hint") if section.get("note") else None
+        chart = plots.difference(value, (low, high), margin, write, f"Change of {what}")
+    if section.get("needed") is not None:
+        paragraphs.append(Paragraph(line(f"{whole(section['needed'])} examples would decide it.")))
+    if section.get("note"):
+        paragraphs.append(Paragraph(line(str(section["note"])), "hint"))
+    tables = (*_cosines(section), *generation.agreement(section))
+    return Card(title, hint, chart, paragraphs=tuple(paragraphs), tables=tables)
+
+
+def _cosines(section: Document) -> tuple[Table, ...]:
     cosine, write = part(section, "cosine"), level("cosine")
-    facts = [[k, flagged(write(cosine.get(k)))] for k in ("mean", "p01", "min") if k in cosine]
-    facts_table = table(["Cosine to float", ""], facts, label="Cosine to float", numbers=(1,))
-    cosines = details("Cosine to float", facts_table) if facts else None
-    return card(title, hint, picture, more, note, cosines, generation.agreement(section))
+    shown = [k for k in ("mean", "p01", "min") if k in cosine]
+    body = tuple((line(k), *figures(write(cosine.get(k)))) for k in shown)
+    title = "Cosine to float"
+    return (Table(title, (title, ""), body, (1,), fold=title),) if body else ()
 
 
 def _cells(report: Document) -> list[tuple[str, Document]]:
@@ -144,139 +136,104 @@ def _cells(report: Document) -> list[tuple[str, Document]]:
     ]
 
 
-def _class(name: str, first: str | None) -> str:
-    return "candidate" if name == "candidate" else "baseline" if name == first else "other"
-
-
-def latency(report: Document, recipe: Any) -> list[Html]:
+def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
     """A card of latency distributions per batch x sequence cell."""
     cells = _cells(report)
     if cells and generation.generates(report):
         return generation.latency(report, recipe)
     if not cells:
-        return [card("Latency", "", missing("Latency", report, "speed"))]
-    cards = []
-    for where, cell in cells:
-        first = baseline(cell, str(report.get("target", "")))
-        systems = {
-            system(n, recipe): (_class(n, first), part(s, "end_to_end"))
-            for n, s in part(cell, "systems").items()
-        }
-        hint = f"Every dot is one of {whole(cell.get('runs'))} interleaved runs; the thick mark "
-        hint += "is the median, the whisker ends at p99."
-        body = [
-            [name, *(flagged(ms(e.get(p))) for p in ("p50", "p90", "p95", "p99"))]
-            for name, (_, e) in systems.items()
-        ]
-        broken_ones = [n for n, (_, e) in systems.items() if (finite(e.get("p50")) or 0) <= 0]
-        cards.append(
-            card(
-                f"Latency, {where}",
-                hint,
-                plots.latency(systems, f"Latency, {where}"),
-                not_drawn(broken_ones),
-                details(
-                    "As a table",
-                    table(
-                        ["", "p50", "p90", "p95", "p99"],
-                        body,
-                        label=f"Latency, {where}",
-                        numbers=(1, 2, 3, 4),
-                        stacked=True,
-                    ),
-                ),
-            )
-        )
-    return cards
+        return (unmeasured("Latency", "Latency", report, "speed"),)
+    target = str(report.get("target", ""))
+    return tuple(_latency(where, cell, target, recipe) for where, cell in cells)
 
 
-def not_drawn(names: Iterable[str]) -> Html | None:
-    listed = ", ".join(names)
-    return tag("p", f"Not drawn, no usable figure: {listed}.", cls="bad") if listed else None
-
-
-def stages(report: Document, recipe: Any) -> list[Html]:
-    """A card of the time per stage for each cell; generating has one stage, told by `latency`."""
-    cards = []
-    for where, cell in [] if generation.generates(report) else _cells(report):
-        timings = {
-            system(n, recipe): {
-                k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()
-            }
-            for n, s in part(cell, "systems").items()
-        }
-        names = list(dict.fromkeys(k for s in timings.values() for k in s))
-        if not names:
-            why = why_missing(report, "stages")
-            cards.append(
-                card(
-                    f"Where the time goes, {where}",
-                    "",
-                    tag("p", tag("strong", "Stages not measured: "), why, cls="missing"),
-                )
-            )
-            continue
-        drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in timings.items()}
-        unknown = [
-            f"{n} {k}" for n, s in timings.items() for k in names if finite(s.get(k)) is None
-        ]
-        body = [[n, *(flagged(ms(s.get(k))) for k in names)] for n, s in timings.items()]
-        cards.append(
-            card(
-                f"Where the time goes, {where}",
-                "Median milliseconds of each stage.",
-                plots.stages(drawn, f"Stages, {where}"),
-                _legend(names),
-                not_drawn(unknown),
-                details(
-                    "As a table",
-                    table(
-                        ["", *names],
-                        body,
-                        label=f"Stages, {where}",
-                        numbers=range(1, len(names) + 1),
-                        stacked=len(names) <= 6,
-                    ),
-                ),
-            )
-        )
-    return cards
-
-
-def _legend(names: list[str]) -> Html:
-    def key(i: int) -> Html:
-        square = tag("rect", width=11, height=11, rx=2, cls=f"stage{min(i, 4)}")
-        return tag("svg", square, width=11, height=11, aria_hidden="true")
-
-    return tag("ul", *(tag("li", key(i), n) for i, n in enumerate(names)), cls="legend")
-
-
-def gates(report: Document) -> Html:
-    """Every gate: verdict, what was measured, the limit, and the message."""
-    body = []
-    for g in gates_in_order(report):
-        name = join([tag("code", str(g.get("name"))), tag("small", str(g.get("message", "")))])
-        bounds = interval(g.get("interval"), plain)
-        counted = g.get("measured") is None and g.get("limit") is None  # the message says it all
-        figure = join(["–"]) if counted else flagged(plain(g.get("measured")))
-        value = join([figure, tag("small", bounds) if bounds else None])
-        limit = "–" if g.get("limit") is None else flagged(plain(g.get("limit")))
-        body.append([name, badge(g.get("verdict")), value, limit])
-    if not body:
-        return card("Gates", "", missing("Gates", report, "gates"))
-    return card(
-        "Gates",
-        "What was promised before anything was measured, failures first.",
-        table(["Gate", "", "Measured", "Limit"], body, label="Gates", numbers=(2, 3), stacked=True),
+def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
+    first, title = baseline(cell, target), f"Latency, {where}"
+    systems = {
+        system(n, recipe): (plots.style(n, first), part(s, "end_to_end"))
+        for n, s in part(cell, "systems").items()
+    }
+    hint = f"Every dot is one of {whole(cell.get('runs'))} interleaved runs; the thick mark "
+    hint += "is the median, the whisker ends at p99."
+    percentiles = ("p50", "p90", "p95", "p99")
+    body = tuple(
+        (line(name), *figures(*(ms(e.get(p)) for p in percentiles)))
+        for name, (_, e) in systems.items()
+    )
+    lost = [n for n, (_, e) in systems.items() if (finite(e.get("p50")) or 0) <= 0]
+    table = Table(title, ("", *percentiles), body, (1, 2, 3, 4), stacked=True, fold=AS_A_TABLE)
+    return Card(
+        title,
+        hint,
+        plots.latency(systems, title),
+        paragraphs=not_drawn(lost),
+        tables=(table,),
     )
 
 
-def modules(report: Document) -> Html:
+def stages(report: Document, recipe: Any) -> tuple[Card, ...]:
+    """A card of the time per stage for each cell; generating has one stage, which `latency`
+    shows."""
+    cells = [] if generation.generates(report) else _cells(report)
+    return tuple(_stages(where, cell, report, recipe) for where, cell in cells)
+
+
+def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
+    title = f"Where the time goes, {where}"
+    timings = {
+        system(n, recipe): {
+            k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()
+        }
+        for n, s in part(cell, "systems").items()
+    }
+    names = tuple(dict.fromkeys(k for s in timings.values() for k in s))
+    if not names:
+        return unmeasured(title, "Stages", report, "stages")
+    drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in timings.items()}
+    lost = [f"{n} {k}" for n, s in timings.items() for k in names if finite(s.get(k)) is None]
+    label = f"Stages, {where}"
+    table = Table(
+        label,
+        ("", *names),
+        tuple((line(n), *figures(*(ms(s.get(k)) for k in names))) for n, s in timings.items()),
+        tuple(range(1, len(names) + 1)),
+        stacked=len(names) <= 6,
+        fold=AS_A_TABLE,
+    )
+    return Card(
+        title,
+        "Median milliseconds of each stage.",
+        plots.stages(drawn, label),
+        names,
+        not_drawn(lost),
+        tables=(table,),
+    )
+
+
+def gates(report: Document) -> Card:
+    """Every gate: verdict, what was measured, the limit, and the message."""
+    body = []
+    for g in gates_in_order(report):
+        name = line(Span(str(g.get("name")), "code"), *small(str(g.get("message", ""))))
+        counted = g.get("measured") is None and g.get("limit") is None  # the message says it all
+        measured = "–" if counted else plain(g.get("measured"))
+        limit = "–" if g.get("limit") is None else plain(g.get("limit"))
+        value = line(figure(measured), *small(interval(g.get("interval"), plain)))
+        body.append((name, line(badge(g.get("verdict"))), value, line(figure(limit))))
+    title = "Gates"
+    if not body:
+        return unmeasured(title, title, report, "gates")
+    hint = "What was promised before anything was measured, failures first."
+    heads = ("Gate", "", "Measured", "Limit")
+    return Card(title, hint, tables=(Table(title, heads, tuple(body), (2, 3), stacked=True),))
+
+
+def modules(report: Document) -> Card:
     """The error quantization makes at each module's output, in model order."""
     entries = parts(report, "modules")
     title = "Error per layer"
     if not entries:
-        return card(title, "", missing("Modules", report, "modules"))
+        return unmeasured(title, "Modules", report, "modules")
     names = [str(m.get("module")) for m in entries]
     errors = [finite(m.get("output_error")) for m in entries]
     known = [(n, e) for n, e in zip(names, errors, strict=True) if e is not None]
@@ -285,22 +242,26 @@ def modules(report: Document) -> Html:
     hint = f"Relative error of each module's output, in model order; the worst {WORST} in red."
     if floats:
         hint += f" {floats} without a figure are in the table."
-    keys = ("output_error", "weight_error", "saturation")
-    body = []
-    for name, m in zip(names, entries, strict=True):
-        notes = [m.get("scheme"), _range(m.get("range")), m.get("note")]
-        about = join([tag("code", name), *(tag("small", str(n)) for n in notes if n)])
-        body.append([about, *(flagged(error(m.get(k))) for k in keys)])
-    heads = ["Module", "Output error", "Weight error", "Saturation"]
-    return card(
+    heads = ("Module", "Output error", "Weight error", "Saturation")
+    table = Table(
         title,
-        hint,
-        plots.columns(known, title, WORST),
-        not_drawn(lost),
-        details(
-            f"All {len(entries)} modules",
-            table(heads, body, label=title, numbers=(1, 2, 3), stacked=True),
-        ),
+        heads,
+        tuple(_module(m) for m in entries),
+        (1, 2, 3),
+        stacked=True,
+        fold=f"All {len(entries)} modules",
+    )
+    chart = plots.columns(known, title, WORST)
+    return Card(title, hint, chart, paragraphs=not_drawn(lost), tables=(table,))
+
+
+def _module(module: Document) -> tuple[Line, ...]:
+    notes = [module.get("scheme"), _range(module.get("range")), module.get("note")]
+    name = Span(str(module.get("module")), "code")
+    keys = ("output_error", "weight_error", "saturation")
+    return (
+        line(name, *small(*(str(n) for n in notes if n))),
+        *figures(*(error(module.get(k)) for k in keys)),
     )
 
 
@@ -312,28 +273,24 @@ def _range(limits: Any) -> str:
     return str(limits or "")
 
 
-def fallbacks(report: Document) -> Html:
+def fallbacks(report: Document) -> Card:
     """Whatever ran otherwise than asked; says so when nothing did."""
-    notes = report.get("fallbacks")
+    title, notes = "Fallbacks and notes", report.get("fallbacks")
     if notes is None:
-        return card("Fallbacks and notes", "", missing("Fallbacks", report, "fallbacks"))
+        return unmeasured(title, "Fallbacks", report, "fallbacks")
     if not notes:
-        return card("Fallbacks and notes", "", tag("p", "None: everything ran as asked."))
+        return Card(title, paragraphs=(Paragraph(line("None: everything ran as asked.")),))
     listed = notes if isinstance(notes, list) else [notes]
-    return card(
-        "Fallbacks and notes",
-        "",
-        tag("ul", *(tag("li", _fallback(f)) for f in listed), cls="notes"),
-    )
+    return Card(title, notes=tuple(Paragraph(_fallback(f)) for f in listed))
 
 
-def _fallback(note: Any) -> Html:
+def _fallback(note: Any) -> Line:
     """A module that ran otherwise than asked, as {"module", "what", "why"} or as a sentence."""
     if not isinstance(note, dict) or "module" not in note:
-        return join([as_line(note)])
+        return line(as_line(note))
     rest = {k: v for k, v in note.items() if k not in ("module", "what", "why")}
     text = f" ({note.get('what')}): {note.get('why')}" + (f"; {as_line(rest)}" if rest else "")
-    return join([tag("code", str(note["module"])), text])
+    return line(Span(str(note["module"]), "code"), text)
 
 
 def as_line(value: Any) -> str:

@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 
 from optimizer.package.report import comparison
 from optimizer.package.report.page import render, summary
+from optimizer.package.report.templating import environment
 from tests.package.report.documents import document
 
 VOID = {"meta", "br", "col"}
@@ -130,6 +132,24 @@ def test_no_string_of_the_document_becomes_markup() -> None:
     assert not any(a.startswith("on") for _, attributes in reader.elements for a in attributes)
     assert reader.misnested == []
     assert INJECTION in reader.text
+
+
+@pytest.mark.parametrize("path", ["name", "source.source", "reports.0.quality.note"])
+def test_a_script_in_a_name_is_shown_as_text(path: str) -> None:
+    made = document()
+    *parents, last = path.split(".")
+    holder: Any = made
+    for key in parents:
+        holder = holder[int(key)] if isinstance(holder, list) else holder[key]
+    holder[last] = "<script>alert(1)</script>"
+    page = render(made)
+    assert "<script" not in page
+    assert "<script>alert(1)</script>" in Reader(page).text
+
+
+def test_a_name_that_a_template_misspells_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ page.nam }}").render(page={"name": "x"})
 
 
 def test_characters_that_hide_text_are_made_visible() -> None:
