@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from optimizer.atomic import disk_errors_explained, finish, lock
+from optimizer.atomic import disk_errors_explained, lock, remove, replace, restore
 from optimizer.errors import MachineError
 from optimizer.progress import say
 from optimizer.recipe.schema import Section
@@ -85,13 +84,12 @@ class Step:
 
     @property
     def identity(self) -> str:
-        if not (self.measured and self.done):
-            return self.key
-        return digest_json(json.loads((self.path / MADE_FROM).read_text())["files"])
+        files = recorded_files(self.path) if self.measured else None
+        return self.key if files is None else digest_json(files)
 
     @property
     def done(self) -> bool:
-        return (self.path / MADE_FROM).is_file()
+        return recorded_files(self.path) is not None
 
 
 class Stopped(Exception):  # nothing went wrong
@@ -145,7 +143,8 @@ class Store:
         with disk_errors_explained(self.root, "--store"):
             _make_home(step.path.parent)
             with lock(step.path.with_suffix(".lock")):
-                reused = step.done and stage.name not in self.again and self._intact(step)
+                restore(step.path)
+                reused = stage.name not in self.again and self._usable(step)
                 if not reused:
                     self._make(stage, section, inputs, step, made_from)
         self._record(stage, step, "reused" if reused else "ran", time.monotonic() - started)
@@ -164,23 +163,36 @@ class Store:
         made_from: dict[str, Any],
     ) -> None:
         partial = step.path.with_suffix(".partial")
-        if partial.exists() and not stage.resumable:
-            shutil.rmtree(partial)
-        if step.path.exists():  # damaged after it was finished, or asked for again
+        if not (stage.resumable and partial.is_dir()):
+            remove(partial)
+        # What is measured again stays until it is replaced: another run may be reading it. A
+        # resumable stage must not find it in its partial folder afterwards.
+        if not step.done or stage.name not in self.again or stage.resumable:
             _discard(step.path)
         partial.mkdir(exist_ok=True)
         say(f"{stage.name}: running {step.key[:12]}")
         stage.run(section, *(i.path for i in inputs), out=partial)
+        if [i.identity for i in inputs] != made_from["inputs"]:
+            raise MachineError(
+                "another run measured an input of this step again while it was read",
+                where=str(step.path),
+                fix="Run the same command again; finished steps are kept.",
+            )
         document = {**made_from, "key": step.key, "files": listing(partial)}
         (partial / MADE_FROM).write_text(json.dumps(document, indent=1, sort_keys=True))
-        finish(partial, step.path)
+        replace(partial, step.path)
+        remove(partial)  # what was replaced
 
-    def _intact(self, step: Step) -> bool:
+    def _usable(self, step: Step) -> bool:
         """Law 4. Each folder is read once per store object."""
         if step.path in self._verified:
             return True
-        recorded = json.loads((step.path / MADE_FROM).read_text())["files"]
-        good: bool = recorded == listing(step.path)
+        if not os.path.lexists(step.path):
+            return False
+        try:
+            good = recorded_files(step.path) == listing(step.path)
+        except OSError:  # a file that cannot be read
+            good = False
         if good:
             self._verified.add(step.path)
         else:
@@ -240,6 +252,17 @@ def listing(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def recorded_files(folder: Path) -> dict[str, Any] | None:
+    """{relative name: {size, sha256}} that a finished folder's made_from.json lists; None where
+    there is none, or none that can be read."""
+    try:
+        document = json.loads((folder / MADE_FROM).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    files = document.get("files") if isinstance(document, dict) else None
+    return files if isinstance(files, dict) else None
+
+
 def _make_home(folder: Path) -> None:
     """Raises MachineError where no folder can be made at all (/proc, a missing mount)."""
     try:
@@ -253,7 +276,7 @@ def _make_home(folder: Path) -> None:
 def _discard(folder: Path) -> None:
     """Remove a finished folder; renamed first, so that half of it is never under its name."""
     doomed = folder.with_suffix(".discarded")
-    if doomed.exists():
-        shutil.rmtree(doomed)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    remove(doomed)
+    if os.path.lexists(folder):
+        os.rename(folder, doomed)
+        remove(doomed)

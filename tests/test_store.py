@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from optimizer.atomic import lock
 from optimizer.errors import MachineError
 from optimizer.recipe.schema import Package
 from optimizer.store import MADE_FROM, Stage, Step, Stopped, Store, digest_json
@@ -217,3 +221,150 @@ def test_no_step_is_begun_behind_the_stage_to_stop_after(tmp_path: Path) -> None
     assert not (tmp_path / "after").exists()
     with pytest.raises(Stopped):  # also where no step of that stage was
         Store(tmp_path, until="before", stages=("before", "count", "after")).step(COUNT, None)
+
+
+DAMAGE = {
+    "empty": b"",
+    "truncated": b'{"files": {"a.txt": {"si',
+    "a list": b"[]",
+    "no files": b"{}",
+    "files is a list": b'{"files": []}',
+    "not text": b"\xff\x00",
+    "deep": b"[" * 100_000,
+    "a folder": None,
+}
+
+
+def damage(step: Step, content: bytes | None) -> None:
+    """content: of made_from.json; None for a folder in its place."""
+    (step.path / MADE_FROM).unlink()
+    if content is None:
+        (step.path / MADE_FROM).mkdir()
+    else:
+        (step.path / MADE_FROM).write_bytes(content)
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_list_of_files_has_the_step_made_again_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    step = Store(tmp_path).step(COUNT, Package())
+    damage(step, content)
+    assert not step.done
+    assert Store(tmp_path).step(COUNT, Package()).done
+    assert f"{step.path} was damaged" in capsys.readouterr().err
+    Store(tmp_path).step(COUNT, Package())
+    assert "count: reused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE.keys())
+def test_planning_takes_a_damaged_step_for_one_to_run(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    measured = Stage("measure", 1, write_a, measured=True)
+    step = Store(tmp_path).step(measured, Package())
+    damage(step, content)
+    planned = Store(tmp_path, dry=True).step(measured, Package())
+    assert (planned.done, planned.identity) == (False, step.key)
+
+
+def replace_by_a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("x")
+
+
+def replace_by_a_link(path: Path) -> None:
+    (path / "a.txt").write_text("x")
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def replace_a_file_by_a_folder(path: Path) -> None:
+    (path / "a.txt").unlink()
+    (path / "a.txt").mkdir()
+
+
+def remove_a_file(path: Path) -> None:
+    (path / "a.txt").unlink()
+
+
+@pytest.mark.parametrize(
+    "harm", [replace_by_a_file, replace_by_a_link, replace_a_file_by_a_folder, remove_a_file]
+)
+def test_whatever_else_lies_where_a_finished_step_was_is_made_again(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(Store(tmp_path).step(COUNT, Package()).path)
+    step = Store(tmp_path).step(COUNT, Package())
+    assert (step.path / "a.txt").read_text() == "10"
+    assert not step.path.is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["a folder", "another file", "a link"])
+def test_what_stands_where_a_lock_goes_is_named_and_kept(tmp_path: Path, kind: str) -> None:
+    store = Store(tmp_path)
+    place = store.step(COUNT, Package()).path.with_suffix(".lock")
+    place.unlink()
+    if kind == "a folder":
+        place.mkdir()
+    elif kind == "a link":
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.write_text("my notes")
+    with pytest.raises(MachineError, match=f"{place.name}: {kind} stands where a lock") as caught:
+        Store(tmp_path).step(COUNT, Package())
+    assert caught.value.exit_code == 5
+    assert kind != "another file" or place.read_text() == "my notes"
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_without_locks_of_the_kernel_one_that_a_killed_run_left_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "no")
+
+    def killed() -> None:
+        with lock(tmp_path / "x.lock"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert (tmp_path / "x.lock").read_text().startswith(f"{process.pid}\n")
+    with lock(tmp_path / "x.lock"):
+        assert (tmp_path / "x.lock").read_text().startswith(f"{os.getpid()}\n")
+
+
+def test_what_is_measured_again_stays_until_it_is_replaced(tmp_path: Path) -> None:
+    first = Stage("measure", 1, write_a, measured=True)
+
+    def fail(section: Package, out: Path) -> None:
+        raise ValueError
+
+    step = Store(tmp_path).step(first, Package())
+    failing = Stage("measure", 1, fail, measured=True)
+    assert Store(tmp_path, dry=True).step(failing, Package()).key == step.key
+    with pytest.raises(ValueError):
+        Store(tmp_path, again=frozenset({"measure"})).step(failing, Package())
+    assert (step.path / "a.txt").read_text() == "10"
+    assert Store(tmp_path, again=frozenset({"measure"})).step(first, Package()).done
+    assert sorted(p.suffix for p in step.path.parent.iterdir()) == ["", ".lock"]
+
+
+def test_a_step_whose_input_was_measured_again_meanwhile_is_not_kept(tmp_path: Path) -> None:
+    values = iter("ab")
+
+    def measure(section: Package, out: Path) -> None:
+        (out / "time").write_text(next(values))
+
+    stage = Stage("measure", 1, measure, measured=True)
+    first = Store(tmp_path).step(stage, Package())
+
+    def read(section: None, source: Path, out: Path) -> None:
+        Store(tmp_path, again=frozenset({"measure"})).step(stage, Package())
+
+    with pytest.raises(MachineError, match="measured an input of this step again"):
+        Store(tmp_path).step(Stage("read", 1, read), None, first)
+    assert not list(tmp_path.glob(f"read/*/{MADE_FROM}"))

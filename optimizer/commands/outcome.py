@@ -81,48 +81,23 @@ def finish(
         return Result(0, None, None, None, steps, {}, "")
 
     from optimizer.package.report import page as html
-    from optimizer.publish.folder import publish
+    from optimizer.publish.folder import publish, publish_failed
 
     document = _document(recipe, steps, outcome)
     verdict = pipeline.verdict(outcome.built)
-    home = artifacts / recipe.name
+    place = artifacts, recipe.name, recipe.package.version
     bundle = report = None
     if outcome.bundle is not None:
-        bundle = publish(
-            outcome.bundle.path / "bundle", artifacts, recipe.name, recipe.package.version
-        )
+        bundle = publish(outcome.bundle.path / "bundle", *place)
         report = bundle / "report.html"
     elif verdict != "pass":
-        report = _write_failed(home / f"{recipe.package.version}.failed", document)
+        reports = json.dumps(document["reports"], indent=1)
+        report = publish_failed(
+            {"report.html": html.render(document), "report.json": reports}, *place
+        )
     return Result(
         EXIT_CODES[verdict], verdict, bundle, report, steps, document, html.summary(document)
     )
-
-
-def _write_failed(folder: Path, document: dict[str, Any]) -> Path:
-    """The report of a run whose gates did not pass. Returns report.html."""
-    from optimizer.atomic import disk_errors_explained
-    from optimizer.atomic import finish as rename
-    from optimizer.package.report import page as html
-
-    with disk_errors_explained(folder, "--artifacts"):
-        partial = _fresh(folder)
-        (partial / "report.html").write_text(html.render(document), encoding="utf-8")
-        (partial / "report.json").write_text(json.dumps(document["reports"], indent=1))
-        rename(partial, folder)
-    return folder / "report.html"
-
-
-def _fresh(folder: Path) -> Path:
-    """An empty folder beside `folder`, and `folder` out of the way."""
-    import shutil
-
-    partial = folder.with_name(folder.name + ".partial")
-    for old in (partial, folder):
-        if old.exists():
-            shutil.rmtree(old)
-    partial.mkdir(parents=True)
-    return partial
 
 
 def _document(

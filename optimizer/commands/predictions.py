@@ -56,7 +56,13 @@ def _why(made_from: dict[str, Any], folder: Path) -> str:
     """What differs from the nearest finished step of the same stage."""
     best: list[str] | None = None
     for file in folder.glob(f"*/{MADE_FROM}"):
-        differences = _differences(made_from, json.loads(file.read_text()))
+        try:
+            finished = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            finished = None
+        if not isinstance(finished, dict):  # damaged; that step is made again
+            continue
+        differences = _differences(made_from, finished)
         if best is None or len(differences) < len(best):
             best = differences
     if best is None:

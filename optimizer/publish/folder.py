@@ -1,63 +1,124 @@
-"""Put a finished bundle where the user looks for it: artifacts/<name>/<version>/."""
+"""Put what a run ended with where the user looks for it: artifacts/<name>/<version>/.
+
+Two runs at once are as good as one after the other: each version of a name has a lock. What goes
+there is written in a private folder beside, made durable, and then renamed, so that a reader sees
+the old or the new one, each complete, and a run that is killed leaves nothing half-written. The
+next run removes what it left beside.
+"""
 
 from __future__ import annotations
 
 import errno
+import filecmp
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from optimizer.atomic import finish
+from optimizer import atomic
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.manifest import MANIFEST
+from optimizer.harness.temporary import private_folder
+from optimizer.progress import say
+
+REPORT = "report.html"
+REPORT_FILES = frozenset({REPORT, "report.json"})
 
 
 def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
     """Copy the bundle's folder, and the tar beside it, to artifacts/<name>/; return the folder.
 
-    A reader sees the old version or the new one, each complete, never a mixture: the copy is
-    made beside, made durable, and renamed. Killed between the two renames, neither has the
-    name; the next run puts it there. What an earlier run left of this version goes: its tar
-    when this one has none, and its <version>.failed.
-    Raises RecipeError, having touched nothing, when something else than a bundle has the name;
-    MachineError when the disk is full or may not be written, and the old version then stays.
+    A bundle that is there already, with the same bytes, stays as it is; another one of this version
+    is replaced. What an earlier run left of the version goes: its tar when this one has none, and
+    the report of a failed run. Raises RecipeError, having touched nothing, when something else than
+    a bundle has the name; MachineError when the disk is full or may not be written, and the old
+    version then stays.
     """
-    home = artifacts / name
-    final, partial, old = home / version, home / f".{version}.partial", home / f".{version}.old"
+    final = artifacts / name / version
     tar = bundle.parent / f"{name}-{version}.tar"
-    tar_partial = home / f".{tar.name}.partial"
+    with _place(artifacts, name, version) as work:
+        new, new_tar = work / "bundle", work / "tar"
+        present, tar_present = _same_files(bundle, final), _same_tar(tar, final.parent / tar.name)
+        if not present:
+            _copy(bundle, new)
+        if not tar_present and tar.is_file():
+            shutil.copyfile(tar, new_tar)
+            atomic.sync(new_tar)
+        if present:
+            say(f"publish: {final} is this bundle already")
+        elif final.exists():
+            say(f"publish: {final} is replaced")
+        if not present:
+            atomic.replace(new, final)
+        if new_tar.is_file():
+            os.replace(new_tar, final.parent / tar.name)
+        elif not tar_present:
+            (final.parent / tar.name).unlink(missing_ok=True)
+        failed = _failed(final)
+        if _is_report(failed):
+            os.rename(failed, work / "failed")
+        atomic.sync(final.parent)
+    return final
+
+
+def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version: str) -> Path:
+    """Write the report of a run whose gates did not pass to artifacts/<name>/<version>.failed/;
+    return its report.html. Raises as `publish` does.
+
+    files: {"report.html": text, "report.json": text}.
+    """
+    final = _failed(artifacts / name / version)
+    with _place(artifacts, name, version) as work:
+        if os.path.lexists(final) and not _is_report(final):
+            raise RecipeError(
+                "what is here is no report of a failed run, and it is not replaced",
+                where=str(final),
+                fix="Move it away, or give another package.version or --artifacts.",
+            )
+        new = work / "report"
+        new.mkdir()
+        for file, text in files.items():
+            (new / file).write_text(text, encoding="utf-8")
+        atomic.replace(new, final)
+    return final / REPORT
+
+
+@contextmanager
+def _place(artifacts: Path, name: str, version: str) -> Iterator[Path]:
+    """A private folder beside the version, which nobody else changes meanwhile."""
+    home = artifacts / name
+    final = home / version
     with _disk_errors_explained(artifacts):
         _check_replaceable(final)
         home.mkdir(parents=True, exist_ok=True)
-        if old.exists() and not final.exists():  # killed between the two renames
-            os.rename(old, final)
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        tar_partial.unlink(missing_ok=True)
-        try:
-            _copy(bundle, partial)
-            if tar.is_file():
-                shutil.copyfile(tar, tar_partial)
-            if final.exists():
-                os.rename(final, old)
-            finish(partial, final)
-        except OSError:
-            shutil.rmtree(partial, ignore_errors=True)
-            tar_partial.unlink(missing_ok=True)
-            if old.exists() and not final.exists():
-                os.rename(old, final)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-        if tar_partial.is_file():
-            os.replace(tar_partial, home / tar.name)
-        else:
-            (home / tar.name).unlink(missing_ok=True)
-        failed = home / f"{version}.failed"
-        if not (failed / MANIFEST).exists():  # with one it is a version of that name
-            shutil.rmtree(failed, ignore_errors=True)
-    return final
+        with atomic.lock(artifacts / f".{name}-{version}.lock"):
+            if (atomic.set_aside(final) / MANIFEST).is_file():
+                atomic.restore(final)
+            _check_replaceable(final)
+            with private_folder(home, ".optimize-publish") as work:
+                _remove_leftovers(final, f"{name}-{version}.tar")
+                yield work
+
+
+def _failed(final: Path) -> Path:
+    return final.with_name(f"{final.name}.failed")
+
+
+def _is_report(folder: Path) -> bool:
+    """Whether this is what `publish_failed` wrote, and nothing of the user's."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    return {p.name for p in folder.iterdir()} <= REPORT_FILES
+
+
+def _remove_leftovers(final: Path, tar: str) -> None:
+    """Of a run that was killed between two renames, or of one before private folders."""
+    home = final.parent
+    for old in (f".{final.name}.partial", f".{tar}.partial", f"{final.name}.failed.partial"):
+        atomic.remove(home / old)
+    for place in (final, _failed(final)):
+        atomic.remove(atomic.set_aside(place))
 
 
 def _check_replaceable(final: Path) -> None:
@@ -67,6 +128,29 @@ def _check_replaceable(final: Path) -> None:
             where=str(final),
             fix="Move it away, or give another package.version or --artifacts.",
         )
+
+
+def _same_files(folder: Path, other: Path) -> bool:
+    """Whether two folders hold the same names with the same bytes, and no links."""
+    names = _names(folder)
+    if names != _names(other) or any((other / n).is_symlink() for n in [*names, "."]):
+        return False
+    return all(
+        (folder / n).is_dir() == (other / n).is_dir()
+        and ((folder / n).is_dir() or filecmp.cmp(folder / n, other / n, shallow=False))
+        for n in names
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def _same_tar(tar: Path, other: Path) -> bool:
+    """Whether the two are equal: also when there is none of both."""
+    if not (tar.is_file() and other.is_file()) or other.is_symlink():
+        return not tar.is_file() and not os.path.lexists(other)
+    return filecmp.cmp(tar, other, shallow=False)
 
 
 def _copy(folder: Path, to: Path) -> None:

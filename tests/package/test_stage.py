@@ -264,12 +264,20 @@ def test_publishing_does_not_replace_what_is_no_bundle(made: Path, tmp_path: Pat
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [own]
 
 
+def publish_earlier(made: Path, artifacts: Path) -> Path:
+    """A bundle of the same name and version, with another report, which is in the tar too."""
+    final = publish(made / "bundle", artifacts, "tiny", "1")
+    for file in (final / "report.html", final.parent / "tiny-1.tar"):
+        file.write_bytes(file.read_bytes() + b"of an earlier run")
+    return final
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("place", ["report.html", "tiny-1.tar"])
 def test_a_disk_that_cannot_be_written_keeps_the_old_version_and_no_half_of_the_new(
     place: str, number: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = publish(made / "bundle", tmp_path, "tiny", "1") / "manifest.json"
+    old = publish_earlier(made, tmp_path) / "manifest.json"
     before = (old.stat().st_ino, sorted(tmp_path.rglob("*")))
     real = shutil.copyfile
 
@@ -318,7 +326,7 @@ def test_publishing_that_was_killed_is_completed_by_the_next(made: Path, tmp_pat
 def test_a_new_version_that_fails_after_a_kill_leaves_the_old_one(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    final = publish(made / "bundle", tmp_path, "tiny", "1")
+    final = publish_earlier(made, tmp_path)
     final.rename(final.with_name(".1.old"))  # killed between the two renames
 
     def full(source: Path, target: Path) -> None:
