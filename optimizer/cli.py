@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,7 +38,23 @@ if TYPE_CHECKING:
 class Commands(click.Group):
     """`optimize recipe.yaml` means `optimize run recipe.yaml`; our errors become exit codes."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except BrokenPipeError:  # nobody reads what is wrong with the command line
+            leave(sys.stderr)
+            raise SystemExit(click.UsageError.exit_code) from None
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError:  # nobody reads the help
+            leave(sys.stdout)
+            raise SystemExit(0) from None
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for argument in args:
+            _check_utf8(argument)
         if args and args[0] not in self.commands and args[0].endswith((".yaml", ".yml")):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -66,10 +82,9 @@ class Commands(click.Group):
             raise SystemExit(e.exit_code) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except BrokenPipeError:  # nobody reads the progress any more: end as the shell's tools do
+        except BrokenPipeError:  # nobody reads the help of a command
             leave(sys.stdout)
-            leave(sys.stderr)
-            raise SystemExit(128 + signal.SIGPIPE) from None
+            raise SystemExit(0) from None
         except KeyboardInterrupt:
             say("interrupted; finished steps are kept, run the same command to go on")
             raise SystemExit(130) from None
@@ -92,8 +107,22 @@ class Commands(click.Group):
             raise SystemExit(1) from None
 
 
+def _check_utf8(argument: str) -> None:
+    """The libraries take names of files and texts in UTF-8 only."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        raise click.UsageError(
+            f"{argument!a} is not UTF-8"
+            + ("." if encoding == "utf-8" else f", or is not read as such: as {encoding}.")
+            + " Give names and texts in UTF-8, or set PYTHONUTF8=1."
+        ) from None
+
+
 def _report_error(error: OptimizeError | HarnessError, as_json: bool) -> None:
-    say(f"error: {error}")
+    with suppress(SystemExit):  # where nobody reads it: the exit code says it too
+        say(f"error: {error}")
     if as_json:
         show(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
 
@@ -120,6 +149,8 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
     """
     ctx.obj = {"debug": debug, "json": json_output}
     _quiet_libraries()
+    if sys.stdout.encoding.lower() != "utf-8" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has our signs
 
 
 for command in (run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain):

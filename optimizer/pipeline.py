@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from optimizer import targets
+from optimizer.harness.temporary import check_place
 from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import Step, Stopped, Store
 from optimizer.verdicts import Verdict
@@ -58,6 +59,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     passed of the targets in it. Ends early, with what there is by then, where store.until says so.
     Raises RecipeError before anything is read when a target cannot express what the recipe says.
     """
+    check_place()
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export

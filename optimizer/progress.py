@@ -17,11 +17,18 @@ from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
 T = TypeVar("T")
+UNREAD = 128 + 13  # the exit code of a process that SIGPIPE ended
 
 
 def say(message: str) -> None:
-    """One line on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """One line on stderr. Where nobody reads the progress any more (`2>&1 | head`) the process ends
+    as the shell's tools do."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        leave(sys.stdout)
+        leave(sys.stderr)
+        raise SystemExit(UNREAD) from None
 
 
 def show(text: str) -> None:

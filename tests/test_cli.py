@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -155,3 +157,89 @@ def test_check_reads_the_header_of_the_data(recipe: Path) -> None:
     result = optimize("check", str(recipe))
     assert result.exit_code == 2
     assert "no column 'txet' (for text); did you mean \"text\"?" in result.stderr
+
+
+def run_cli(*arguments: str, code: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, after `code`."""
+    script = f"{code}\nimport sys\nfrom optimizer.cli import main\nmain(sys.argv[1:])"
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, text=True, capture_output=True, **options)
+
+
+def ends_unread(*arguments: str, stream: str) -> int:
+    """The exit code where nobody reads stdout, or neither that nor stderr."""
+    command = [sys.executable, "-m", "optimizer", *arguments]
+    read, write = os.pipe()
+    os.close(read)
+    errors = write if stream == "both" else subprocess.PIPE
+    done = subprocess.run(command, stdout=write, stderr=errors, text=True)
+    os.close(write)
+    assert stream == "both" or "rror" not in done.stderr
+    return done.returncode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stream", "code"),
+    [
+        (["--help"], "stdout", 0),
+        (["run", "--help"], "stdout", 0),
+        (["--version"], "stdout", 0),
+        (["check", "missing.yaml"], "both", 2),
+        (["nonsense"], "both", 2),
+    ],
+)
+def test_the_exit_code_is_the_same_where_nobody_reads(
+    arguments: list[str], stream: str, code: int
+) -> None:
+    assert ends_unread(*arguments, stream=stream) == code
+
+
+def test_progress_that_nobody_reads_ends_the_process_as_a_shells_tool() -> None:
+    code = "from optimizer.progress import say\nsay('x')"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stderr=write, stdout=write)
+    os.close(write)
+    assert done.returncode == 128 + 13
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_place_for_temporary_files_that_is_missing_is_the_machines_fault(
+    recipe: Path, command: str
+) -> None:
+    code = (
+        "import tempfile\n"
+        "def missing():\n    raise FileNotFoundError(2, 'No usable temporary directory found')\n"
+        "tempfile._get_default_tempdir = missing"
+    )
+    done = run_cli(command, str(recipe), code=code)
+    assert (done.returncode, "Set TMPDIR" in done.stderr) == (5, True)
+
+
+NOBODY = (
+    "import pathlib\n"
+    "def nobody(*_):\n    raise RuntimeError('Could not determine home directory.')\n"
+    "pathlib.Path.home = pathlib.Path.expanduser = nobody"
+)
+
+
+def test_a_user_without_a_home_can_ask_for_help_with_answers() -> None:
+    done = run_cli("predict", "--bundle", "missing", "x", code=NOBODY)
+    assert (done.returncode, "home" in done.stderr) == (2, False)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    done = run_cli("inspect", os.fsdecode(b"/tmp/\xff"))
+    assert (done.returncode, r"'/tmp/\udcff' is not UTF-8" in done.stderr) == (2, True)
+
+
+def test_a_terminal_without_our_signs_shows_their_numbers() -> None:
+    code = """
+import click
+from optimizer import cli, progress
+@click.command()
+def signs(): progress.show("1 \u00d7 16")
+cli.main.add_command(signs)
+"""
+    done = run_cli("signs", code=code, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout) == (0, "1 \\xd7 16\n")

@@ -177,7 +177,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     job = generation.largest(document) if task.generates else f"predict([{' '.join(TEXTS)!r}])"
-    cache = f"Path({str(args.cache.resolve())!r})"
+    cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
         f"from {__package__}.generate import Options\n"
@@ -285,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--cache",
             type=Path,
-            default=Path.home() / ".cache" / "optimize-engines",
+            default=_cache(),
             help="folder of the engines built here; default: %(default)s",
         )
         if run is not check:
@@ -309,6 +309,14 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
             generation.add_bench(command)
     return parser
+
+
+def _cache() -> Path | None:
+    """None for a user without a home folder, who must name one before an engine is built."""
+    try:
+        return Path.home() / ".cache" / "optimize-engines"
+    except RuntimeError:
+        return None
 
 
 def _positive(text: str) -> int:

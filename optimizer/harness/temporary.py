@@ -31,6 +31,13 @@ from .file_lock import try_lock
 OWNER = re.compile(r"(\.?optimize-[a-z]+-[0-9a-f]{16})\.owner")
 
 
+def check_place() -> None:
+    """Raises MachineError where the system has no place for temporary files. Libraries want one,
+    too, as soon as they are imported."""
+    with _refusals_explained():
+        tempfile.gettempdir()
+
+
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """An empty folder where the system keeps temporary files (TMPDIR), removed at the end.
@@ -38,16 +45,22 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
     Raises MachineError where none can be made.
     """
     with ExitStack() as stack:
-        try:
+        with _refusals_explained():
             parent = Path(tempfile.gettempdir())
             folder = stack.enter_context(private_folder(parent, f"optimize-{purpose}"))
-        except OSError as e:
-            raise MachineError(
-                f"no folder for temporary files can be made ({e.strerror or e})",
-                where=str(e.filename or tempfile.tempdir or "TMPDIR"),
-                fix="Set TMPDIR to a folder you may write to, on a disk with free space.",
-            ) from e
         yield folder
+
+
+@contextmanager
+def _refusals_explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise MachineError(
+            f"no folder for temporary files can be made ({e.strerror or e})",
+            where=str(e.filename or tempfile.tempdir or "TMPDIR"),
+            fix="Set TMPDIR to a folder you may write to, on a disk with free space.",
+        ) from e
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import DataError, MachineError, closest
-from optimizer.harness.errors import ExplainedError
 from optimizer.harness.temporary import temporary_folder
 from optimizer.progress import say
 from optimizer.recipe.schema import DataSpec
@@ -58,13 +57,18 @@ def local_files(spec: DataSpec) -> list[Path]:
 
 def open_table(spec: DataSpec) -> Any:
     """The `datasets` table of the spec's split."""
+    with temporary_folder("data") as cache:  # the library, too, needs such a place to be imported
+        return _open_table(spec, cache)
+
+
+def _open_table(spec: DataSpec, cache: Path) -> Any:
     import datasets
     from datasets.exceptions import DatasetNotFoundError
 
     folder = Path(spec.base or ".") / spec.source
     place = where_of(spec)
     try:
-        with _quiet(), temporary_folder("data") as cache:
+        with _quiet():
             if spec.source in FILE_FORMATS:
                 if not spec.files:
                     raise DataError("files is missing", where=place, fix="Give files: [...].")
@@ -92,7 +96,7 @@ def open_table(spec: DataSpec) -> Any:
             accepted=f"a hub id, a folder, or one of {', '.join(FILE_FORMATS)} with files",
             fix="Check the name and the network; with HF_HUB_OFFLINE set it must be in the cache.",
         ) from e
-    except (ExplainedError, OSError, MemoryError):
+    except (DataError, OSError, MemoryError):
         raise
     except Exception as e:  # the library raises many kinds for one thing: data it cannot read
         cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
