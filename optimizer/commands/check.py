@@ -1,4 +1,4 @@
-"""The command `optimize check`."""
+"""The command `optimize check`, of a recipe and of a bundle."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from pathlib import Path
 
 import click
 
+from optimizer.commands.harness import harness
 from optimizer.commands.options import with_recipe
 from optimizer.progress import show
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether the path is a folder or a tar: no recipe is either."""
+    return path.suffix == ".tar" or path.is_dir()
 
 
 @click.command()
@@ -15,13 +21,18 @@ from optimizer.progress import show
 @click.pass_obj
 def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: Path) -> None:
     """Check RECIPE against the schema, its targets, and the columns of its local data, reading no
-    weights.
+    weights; or a bundle (a folder, or its tar) against its manifest, running nothing that is in it.
 
     \b
-    Example:
+    Examples:
       optimize check recipes/minilm-int8.yaml
+      optimize check artifacts/minilm-int8/1
     """
     del store
+    if is_bundle(recipe):
+        if overrides:
+            raise click.UsageError("--set belongs to a recipe, and this is a bundle.")
+        harness("check", recipe, (), obj["json"])
     from optimizer.load.datasets import check_header
     from optimizer.recipe import file as recipe_file
     from optimizer.recipe.schema import data_specs

@@ -94,12 +94,13 @@ def _target(runtime: str, provider: str, machine: Machine) -> dict[str, Any]:
 def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
     """[{target, how, why, install}] of a bundle's engines, digests verified.
 
-    Raises harness.errors.BundleError when there is no bundle.
+    Raises harness.errors.BundleError when there is no bundle, or a file that every engine needs is
+    damaged.
     """
-    from optimizer.harness.manifest import damaged_files, read_manifest
+    from optimizer.harness.manifest import read_manifest, refuse_damage
 
     manifest = read_manifest(folder)
-    rows = verdicts(manifest, machine or this_machine(), damaged=damaged_files(folder, manifest))
+    rows = verdicts(manifest, machine or this_machine(), damaged=refuse_damage(folder, manifest))
     return [{"target": r.target, "how": r.how, "why": r.why, "install": r.install} for r in rows]
 
 

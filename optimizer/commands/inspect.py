@@ -24,3 +24,4 @@ def inspect(obj: dict[str, bool], bundle: Path) -> None:
 
     document = look.inspect(bundle)
     show(json.dumps(document, indent=1) if obj["json"] else look.inspect_text(document))
+    raise SystemExit(look.exit_code(document))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,24 @@ from optimizer.harness.runtimes import table
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """The manifest, plus the names of files that have not their recorded digest.
+    """The manifest, plus the names of files that have not their recorded digest ("damaged") and of
+    those that it does not list ("unlisted").
 
-    Raises BundleError when the folder is no bundle, or its manifest names files outside it.
+    Raises BundleError when the folder is no bundle, or its manifest is none.
     """
-    from optimizer.harness.manifest import damaged_files, read_manifest
+    from optimizer.harness.manifest import damaged_files, read_manifest, unlisted_files
 
     manifest = read_manifest(bundle)
-    return {**manifest, "damaged": sorted(damaged_files(bundle, manifest, measured=True))}
+    return {
+        **manifest,
+        "damaged": sorted(damaged_files(bundle, manifest, reports=True)),
+        "unlisted": unlisted_files(bundle, manifest),
+    }
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """Of `inspect`: 2 for a bundle that is not what its manifest says."""
+    return 2 if document["damaged"] or document["unlisted"] else 0
 
 
 def inspect_text(document: dict[str, Any]) -> str:
@@ -40,10 +49,11 @@ def inspect_text(document: dict[str, Any]) -> str:
         lines.append("This version's harness runs none of these: predict and bench will refuse.")
     for name, f in document["files"].items():
         lines.append(f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}")
-    damaged = document["damaged"]
-    lines.append(
-        "every file has its recorded digest" if not damaged else f"DAMAGED: {', '.join(damaged)}"
-    )
+    damaged, unlisted = document["damaged"], document["unlisted"]
+    lines += [f"DAMAGED: {', '.join(damaged)}"] if damaged else []
+    lines += [f"NOT IN THE MANIFEST: {', '.join(unlisted)}"] if unlisted else []
+    if not damaged and not unlisted:
+        lines.append("every file has its recorded digest, and there is no other")
     return "\n".join(lines)
 
 
@@ -78,9 +88,11 @@ def compare(a: Path, b: Path) -> dict[str, Any]:
 
     Raises BundleError when a folder is no bundle, or its report is damaged.
     """
-    from optimizer.harness.manifest import read_manifest
+    from optimizer.harness.manifest import read_manifest, refuse_damage
 
     manifests = [read_manifest(p) for p in (a, b)]
+    for path, manifest in zip((a, b), manifests, strict=True):
+        refuse_damage(path, manifest)
     figures = [_figures(p, m) for p, m in zip((a, b), manifests, strict=True)]
     flat = [_flat(m["recipe"]) for m in manifests]
     changed = {
@@ -92,30 +104,26 @@ def compare(a: Path, b: Path) -> dict[str, Any]:
 
 
 def _figures(bundle: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    from optimizer.harness.errors import BundleError
-    from optimizer.harness.manifest import intact
+    from optimizer.harness.manifest import read_reports
 
-    entry = manifest["files"].get("report.json")
-    if entry is None or not intact(bundle, "report.json", entry):
-        raise BundleError(
-            "damaged or missing: report.json", where=str(bundle), fix="Get the bundle again."
-        )
-    reports = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
     figures: dict[str, Any] = {"bundle": str(bundle), "digest": manifest["digest"]}
-    for report in reports if isinstance(reports, list) else [reports]:
+    for report in read_reports(bundle, manifest):
         at = report["target"]
         quality = report.get("quality") or {}
         if quality:
             figures[f"{at}: {quality['metric']}"] = quality["candidate"]["value"]
-            figures[f"{at}: mean cosine to float"] = quality["cosine"]["mean"]
+        if cosine := quality.get("cosine"):
+            figures[f"{at}: mean cosine to float"] = cosine.get("mean")
         speed = report.get("speed") or {}
         for cell in speed.get("cells", []):
+            if "prompt" in cell:
+                continue
             times = cell["systems"]["candidate"]["end_to_end"]
             name = f"{at}: batch {cell['batch']} x {cell['sequence']}"
             figures[f"{name} p50 ms"] = times["p50"]
-            figures[f"{name} p99 ms"] = times["p99"]
-        if speed:
-            figures[f"{at}: size bytes"] = speed["size"]["candidate_bytes"]
+            figures[f"{name} p99 ms"] = times.get("p99")
+        if size := speed.get("size"):
+            figures[f"{at}: size bytes"] = size.get("candidate_bytes")
     return figures
 
 

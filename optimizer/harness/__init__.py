@@ -6,16 +6,30 @@ imports are relative and stay inside this folder; the only packages are numpy, t
 for chat templates and, inside runtimes/, the runtime itself.
 
 In a bundle this file runs first, needs the standard library only, and compares the others with the
-manifest before one of them is imported. (It cannot vouch for itself: damage to this file that
-Python cannot read is Python's own message.)
+manifest before one of them is imported. It takes the bundle's folder off the path before anything
+else is imported, so that a json.py beside it is not what `import json` means, and leaves no
+bytecode, which would be code that no digest covers. It cannot vouch for itself, nor for bytecode
+that Python runs in its place: `python -I -S verify.py`, or `optimize check` of an installed
+toolchain, look from outside.
 """
 
-from __future__ import annotations
-
+# No `from __future__`: that is an import, and would come before the path is clean.
+import os
 import sys
 
 AGAIN = "Get the bundle again."
 STARTING = sys.argv[:1] == ["-m"]  # `python -m harness`: so it is while __main__ is looked for
+
+
+def leave_no_bytecode(cached: str | None) -> None:
+    """Python writes none from here on, and what it wrote of this file (`cached`) goes."""
+    sys.dont_write_bytecode = True
+    if cached:
+        try:
+            os.unlink(cached)
+            os.rmdir(os.path.dirname(cached))  # the folder, unless something else is in it
+        except OSError:
+            pass
 
 
 def damage(package: str) -> str:
@@ -40,8 +54,6 @@ def damage(package: str) -> str:
     names = {p.relative_to(folder.parent).as_posix(): p for p in files_here}
     wrong = [f"{n} is missing" for n in sorted({*listed} - {*names})]
     for name, file in names.items():
-        if "__pycache__" in file.parts:
-            continue
         try:
             plain = file.is_file() and not file.is_symlink()
             intact = plain and hashlib.sha256(file.read_bytes()).hexdigest() == listed.get(name)
@@ -72,9 +84,10 @@ def _refuse(folder: str, problem: str) -> None:
 
 
 if __name__ == "harness":  # inside a bundle; here it is optimizer.harness, beside no manifest
-    _bundle = __path__[0].removesuffix("harness").rstrip("/\\")
-    if STARTING:  # a stray json.py in the bundle's folder is not what `import json` means
-        sys.path[:] = [p for p in sys.path if p != _bundle]
+    _bundle = os.path.realpath(os.path.dirname(__path__[0]))
+    if STARTING:  # the package itself is found by its __path__
+        sys.path[:] = [p for p in sys.path if os.path.realpath(p or os.curdir) != _bundle]
+    leave_no_bytecode(__spec__.cached if __spec__ else None)
     _damage = damage(__path__[0])
     if _damage:
         _refuse(_bundle, _damage)

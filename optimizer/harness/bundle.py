@@ -24,7 +24,7 @@ from .errors import BuildError, BundleError, InputError, MachineError, UnopenedE
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
 from .machine import Machine, this_machine
-from .manifest import MANIFEST, damaged_files, read_manifest, unlisted_files
+from .manifest import MANIFEST, read_manifest, refuse_damage
 from .runtimes import table
 from .runtimes.decoder import DecoderRunner
 from .runtimes.ort.genai import GenaiRunner
@@ -61,8 +61,7 @@ class Bundle(Closing):
     ) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        damaged = damaged_files(self.folder, self.manifest)
-        _refuse_shared_damage(self.folder, self.manifest, damaged)
+        damaged = refuse_damage(self.folder, self.manifest)
         self.contract = contracts.Contract.from_json(self.manifest["contract"], MANIFEST)
         self.task = self.contract.task_record
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
@@ -128,13 +127,6 @@ class Bundle(Closing):
         if not self.task.generates:
             raise InputError(
                 f"the model does {self.task.name}", where="genai", accepted=", ".join(generating())
-            )
-        extra = unlisted_files(self.folder, self.manifest, str(folder.relative_to(self.folder)))
-        if extra:  # it reads what lies beside the model
-            raise BundleError(
-                f"not in the manifest: {', '.join(extra)}",
-                where=str(self.folder),
-                fix="Move them away, or get the bundle again.",
             )
         return GenaiRunner(folder)
 
@@ -256,20 +248,3 @@ class Bundle(Closing):
         for runner in (self._open, self._genai):
             if runner is not None:
                 runner.close()
-
-
-def _refuse_shared_damage(folder: Path, manifest: dict[str, Any], damaged: frozenset[str]) -> None:
-    """Damage to a file that no engine owns leaves nothing to fall back to. What a builder timed is
-    timed again."""
-    owned = {
-        n
-        for e in manifest["engines"]
-        for n in (*e["model_files"], e["engine"], e.get("timing_cache"))
-    }
-    shared = sorted(damaged - owned)
-    if shared:
-        raise BundleError(
-            f"damaged or missing: {', '.join(shared)}",
-            where=str(folder),
-            fix="Get the bundle again.",
-        )

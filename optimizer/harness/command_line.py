@@ -219,7 +219,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     from .runtimes.ort.onnx_external import check_inside
 
     manifest = read_manifest(folder)
-    damaged = damaged_files(folder, manifest, measured=True)
+    damaged = damaged_files(folder, manifest, reports=True)
     extra = unlisted_files(folder, manifest)
     for engine in manifest["engines"]:
         if engine["model"] not in damaged:

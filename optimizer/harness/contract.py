@@ -39,7 +39,9 @@ from typing import Any
 
 from . import tasks
 from .errors import BundleError, InputError, require
+from .fields import CONTRACT
 from .tasks.task import Task
+from .verify import parse
 
 VERSION = 2
 READ = (1, 2)  # versions that can be read
@@ -222,6 +224,7 @@ class Contract:
     @classmethod
     def from_json(cls, document: Any, where: str = "contract.json") -> Contract:
         """Raises BundleError naming `where` and the key that is missing, unknown or wrong."""
+        CONTRACT(document, f"{where}: ")
         try:
             fields = dict(document)
             for key in ("inputs", "outputs"):
@@ -233,7 +236,7 @@ class Contract:
             if fields.get("tokenizer") is not None:
                 fields["tokenizer"] = TokenizerSpec(**fields["tokenizer"])
             if fields.get("labels") is not None:
-                fields["labels"] = tuple(map(str, fields["labels"]))
+                fields["labels"] = tuple(fields["labels"])
             if fields.get("generation") is not None:
                 cache = fields["generation"]
                 fields["generation"] = Generation(**{**cache, "eos_ids": tuple(cache["eos_ids"])})
@@ -242,14 +245,12 @@ class Contract:
             raise BundleError(
                 e.problem, where=f"{where}: {e.where}", accepted=e.accepted, fix=e.fix
             ) from None
-        except (KeyError, TypeError, ValueError) as e:
-            raise BundleError(f"not a contract ({e!r})", where=where) from None
 
 
 def read(path: Path) -> Contract:
     """The contract in a file. Raises BundleError when it is missing or not a valid contract."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        document = parse(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
         raise BundleError(f"cannot be read ({e})", where=str(path)) from None
     return Contract.from_json(document, str(path))

@@ -25,36 +25,37 @@
                        ({axis: [min, opt, max]}, or a list of them), the builder's options and,
                        once built, runtime_version, compute_capabilities ["89"], gpu
     files              {name: {sha256, size, measured}} of every file but this one. measured:
-                       reports hold times and engines do not build reproducibly
-Names are relative, with forward slashes, below the bundle's folder. A digest shows damage and
+                       reports hold times and engines do not build reproducibly: MEASURED, and
+                       nothing else may say so
+Names are relative, with forward slashes, below the bundle's folder. Types and bounds: fields.py.
+What must be listed is fixed here, whatever a manifest says: `required`. A digest shows damage and
 carelessness; it is no signature: whoever rewrites the manifest can compute it again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from . import fields
 from .errors import BundleError
+from .runtimes import table
+from .runtimes.trt.header import belongs
+from .schema import refuse
+from .verify import LARGEST, MANIFEST, canonical, digest, parse, problem, unlisted
 
-MANIFEST = "manifest.json"
+__all__ = ["MANIFEST", "canonical", "digest"]
+
 VERSION = 2
 AGAIN = "Get the bundle again, or package the model again: optimize RECIPE."
-
-
-def canonical(value: Any) -> bytes:
-    """Canonical JSON, see the module's docstring. Raises ValueError for NaN and infinity."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii")
-
-
-def digest(manifest: Mapping[str, Any]) -> str:
-    """The manifest's digest, whatever its `digest` says."""
-    rest = {key: value for key, value in manifest.items() if key != "digest"}
-    return hashlib.sha256(canonical(rest)).hexdigest()
+REPORT = "report.json"
+REPORTS = ("report.html", REPORT)
+MEASURED = ("engines/", *REPORTS)
+"""Beginnings of the names of files that differ from run to run."""
+IMPORTED = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".pth")
+STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 
 
 def content_digest(contract: Any, files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -65,18 +66,19 @@ def content_digest(contract: Any, files: Mapping[str, Mapping[str, Any]]) -> str
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a bundle: its version, its digest and its file names checked.
+    """The manifest of a bundle: its version, its digest, its fields and its file names checked.
 
-    Raises BundleError: no manifest, another version, a digest that is not its content's, or a
-    name that leaves the folder.
+    Raises BundleError: no manifest, another version, a digest that is not its content's, a field
+    that is missing or out of bounds, a name that leaves the folder, or a file that must be listed
+    and is not.
     """
     path = folder / MANIFEST
     manifest = _parsed(path)
     version = manifest.get("manifest_version")
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         old = version == 1
         raise BundleError(
-            f"manifest_version {version!r} was found"
+            f"manifest_version {version!r:.60} was found"
             + (", whose digest does not cover the contract" if old else ""),
             where=str(path),
             accepted=str(VERSION),
@@ -84,22 +86,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             if old
             else "Use the harness inside the bundle.",
         )
-    if manifest.get("digest") != digest(manifest):
+    actual = digest(manifest)
+    if manifest.get("digest") != actual:
         raise BundleError(
-            f"damaged: its digest is {digest(manifest)[:16]}..., and it says "
+            f"damaged: its digest is {actual[:16]}..., and it says "
             f"{str(manifest.get('digest'))[:16]}...",
             where=str(path),
             fix=f"Something in it was changed after it was packaged. {AGAIN}",
         )
-    _check_names(manifest, path)
+    where = f"{path}: "
+    fields.MANIFEST(manifest, where)
+    _check_engines(manifest, where)
+    _check_files(manifest, where)
+    if manifest["content_digest"] != content_digest(manifest["contract"], manifest["files"]):
+        raise BundleError("content_digest is of another bundle", where=str(path), fix=AGAIN)
     return manifest
 
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(
-            path.read_bytes().decode("utf-8"), object_pairs_hook=_pairs, parse_constant=_constant
-        )
+        if path.is_symlink() or not path.is_file():
+            raise ValueError("a link, or no plain file" if path.exists() else f"no {path.name}")
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"{path.name} has more than {LARGEST:,} bytes")
+        manifest = parse(path.read_bytes())
     except (OSError, ValueError, RecursionError) as e:
         raise BundleError(
             f"no bundle here ({e})",
@@ -111,85 +121,129 @@ def _parsed(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object. A key that comes twice means one thing to one reader and another to the next."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key comes twice")
-    return fields
+def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
+    """What an engine's runtime needs of its entry; that each target is named once."""
+    names = [engine["target"] for engine in manifest["engines"]]
+    for i, engine in enumerate(manifest["engines"]):
+        at = f"{where}engines[{i}]"
+        if names.index(engine["target"]) != i:
+            refuse(engine["target"], f"{at}.target", "a name that no other engine has")
+        if engine["model"] not in engine["model_files"]:
+            refuse(engine["model"], f"{at}.model", "one of model_files")
+        if table.of(engine["runtime"]).engine_files:
+            fields.WITH_SHAPES(engine, at)
+            if not engine["deferred"]:
+                fields.BUILT_ENGINE(engine, at)
 
 
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
+def required(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """{file that must be listed: the field that uses it}: what starts, computes or tokenizes."""
+    names = dict.fromkeys(STARTED, "every bundle")
+    for i, engine in enumerate(manifest["engines"]):
+        used = {
+            "model": [engine["model"]],
+            "model_files": engine["model_files"],
+            "engine": [engine["engine"]],
+            "timing_cache": [engine.get("timing_cache")],
+        }
+        names |= {n: f"engines[{i}].{key}" for key, some in used.items() for n in some if n}
+    tokenizer = manifest["contract"].get("tokenizer")
+    if tokenizer is not None:
+        names[f"tokenizer/{tokenizer['file']}"] = "contract.tokenizer.file"
+    return names
 
 
-def _check_names(manifest: Mapping[str, Any], path: Path) -> None:
-    """Raises BundleError for a manifest without its parts, or a file that is elsewhere."""
-    try:
-        files = manifest["files"]
-        names = list(files)
-        for entry in files.values():
-            _ = entry["sha256"], entry["size"], entry["measured"]
-        for engine in manifest["engines"]:
-            names += [*engine["model_files"], engine["model"]]
-            names += [n for n in (engine["engine"], engine.get("timing_cache")) if n]
-        tokenizer = manifest["contract"]["tokenizer"]
-        names += [f"tokenizer/{tokenizer['file']}"] if tokenizer is not None else []
-        content = content_digest(manifest["contract"], files)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise BundleError(f"incomplete ({e!r} is missing)", where=str(path), fix=AGAIN) from None
-    for name in names:
-        pure = PurePosixPath(str(name))
-        if pure.is_absolute() or ".." in pure.parts or "\\" in str(name):
-            raise BundleError(f"file {name!r} leaves the bundle", where=str(path))
+def _check_files(manifest: Mapping[str, Any], where: str) -> None:
+    files = manifest["files"]
+    for name, field in required(manifest).items():
         if name not in files:
-            raise BundleError(f"file {name!r} is used and is not among the files", where=str(path))
-    if manifest.get("content_digest") != content:
-        raise BundleError("content_digest is of another bundle", where=str(path), fix=AGAIN)
+            raise BundleError(
+                f"file {name!r} is used and is not among the files",
+                where=f"{where}{field}",
+                fix=AGAIN,
+            )
+    for name, entry in files.items():
+        if name == MANIFEST:
+            refuse(name, f"{where}files", "every file but the manifest itself")
+        if entry["measured"] != name.startswith(MEASURED):
+            refuse(
+                entry["measured"],
+                f"{where}files[{name!r}].measured",
+                f"true of {', '.join(MEASURED)}, and false of every other file",
+            )
 
 
 def damaged_files(
-    folder: Path, manifest: Mapping[str, Any], *, measured: bool = False
+    folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
 ) -> frozenset[str]:
-    """Names of files that are missing, are links, or have not the manifest's size and digest.
+    """Names of files that are missing, are links, have not the manifest's size and digest, or are
+    engines of another version or other GPUs than their entries say.
 
-    measured: look at reports too, which nothing computes with.
+    reports: look at them too, which nothing computes with.
     """
-    wrong = set()
-    for name, entry in manifest["files"].items():
-        if entry.get("measured") and not measured and not name.startswith("engines/"):
-            continue
-        if not intact(folder, name, entry):
-            wrong.add(name)
-    return frozenset(wrong)
+    names = [n for n in manifest["files"] if reports or n not in REPORTS]
+    damaged = {n for n in names if not intact(folder, n, manifest["files"][n])}
+    for engine in manifest["engines"]:
+        name, names_gpus = engine["engine"], table.of(engine["runtime"]).compute_capabilities
+        if name and names_gpus and not engine["deferred"] and name not in damaged:
+            damaged |= set() if belongs(folder / name, engine["fit"]) else {name}
+    return frozenset(damaged)
 
 
 def intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
     """Whether one file is there, is no link, and has the size and digest of its entry."""
-    path = folder / name
-    if _is_link(folder, name) or not path.is_file() or path.stat().st_size != entry["size"]:
-        return False
+    return not problem(folder, name, entry)
+
+
+def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Files, links and bytecode in the folder that the manifest does not know."""
     try:
-        with path.open("rb") as f:
-            actual = hashlib.file_digest(f, "sha256").hexdigest()
-    except OSError:  # it cannot be read
-        return False
-    return bool(actual == entry["sha256"])
+        return sorted(unlisted(folder, manifest["files"]))
+    except OSError as e:
+        raise BundleError(f"cannot be listed ({e.strerror})", where=str(e.filename)) from None
 
 
-def unlisted_files(folder: Path, manifest: Mapping[str, Any], below: str = "") -> list[str]:
-    """Files in the folder that the manifest does not know; Python's caches do not count.
+def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
+    """The damaged files, where each belongs to an engine, so that another may do: then fit.py
+    decides. What a builder timed is timed again.
 
-    below: look in this folder of the bundle only.
+    Raises BundleError for damage to another file, and for a file that the manifest does not list
+    and that something would read: one beside listed files, or in the bundle's own folder one that
+    Python imports. Notes and answers kept there are only reported, by `check`.
     """
-    present = (p.relative_to(folder) for p in (folder / below).rglob("*") if not p.is_dir())
-    return sorted(
-        p.as_posix()
-        for p in present
-        if p.as_posix() not in {*manifest["files"], MANIFEST} and "__pycache__" not in p.parts
-    )
+    damaged = damaged_files(folder, manifest)
+    owned = {
+        n
+        for e in manifest["engines"]
+        for n in (*e["model_files"], e["engine"], e.get("timing_cache"))
+    }
+    shared = sorted(damaged - owned)
+    if shared:
+        raise BundleError(f"damaged or missing: {', '.join(shared)}", where=str(folder), fix=AGAIN)
+    folders = {n.partition("/")[0] for n in manifest["files"] if "/" in n}
+    strays = [
+        n
+        for n in unlisted_files(folder, manifest)
+        if n.partition("/")[0] in folders or ("/" not in n and n.endswith(IMPORTED))
+    ]
+    if strays:
+        raise BundleError(
+            f"not in the manifest: {', '.join(strays)}",
+            where=str(folder),
+            fix="Move them away, or get the bundle again.",
+        )
+    return damaged
 
 
-def _is_link(folder: Path, name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return any((folder.joinpath(*parts[: i + 1])).is_symlink() for i in range(len(parts)))
+def read_reports(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of each target. Raises BundleError when report.json is damaged, missing, or
+    has a field that cannot be read."""
+    path, entry = folder / REPORT, manifest["files"].get(REPORT)
+    if entry is None or not intact(folder, REPORT, entry):
+        raise BundleError(f"damaged or missing: {REPORT}", where=str(folder), fix=AGAIN)
+    try:
+        document = parse(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
+        raise BundleError(f"cannot be read ({e})", where=str(path), fix=AGAIN) from None
+    fields.REPORTS(document, f"{path}: ")
+    return list(document)

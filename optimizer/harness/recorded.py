@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
-from .manifest import intact
-
-REPORT = "report.json"
+from .errors import BundleError, InputError
+from .manifest import read_reports
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ def bench_grid(
 
     Raises InputError when a part is neither given nor in the manifest.
     """
-    latency = (manifest.get("recipe", {}).get("validate") or {}).get("latency") or {}
+    latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     chosen = {"batch": batch, "sequence": sequence, "iterations": iterations}
     merged: dict[str, Any] = {
         name: latency.get(name) if v is None else v for name, v in chosen.items()
@@ -49,7 +46,7 @@ def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
 
     Raises InputError when neither says.
     """
-    latency = (manifest.get("recipe", {}).get("validate") or {}).get("latency") or {}
+    latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     number = chosen or latency.get("new_tokens")
     if not number:
         raise InputError("not given, and the manifest records none", where="--new-tokens")
@@ -62,10 +59,10 @@ def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[
     {"machine", "threads", "cells": [{"batch", "sequence", "p50", "ratio"}]}, or {"missing": why}.
     text-generation: cells are {"batch", "prompt", "ratio"}.
     """
-    entry = manifest["files"].get(REPORT)
-    if entry is None or not intact(folder, REPORT, entry):
-        return {"missing": f"{REPORT} is missing or damaged"}
-    reports = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    try:
+        reports = read_reports(folder, manifest)
+    except BundleError as e:
+        return {"missing": e.problem}
     report: dict[str, Any] = next((r for r in reports if r["target"] == target), {})
     speed = report.get("speed") or {}
     if not speed.get("cells"):

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.manifest import MANIFEST, VERSION, content_digest, digest
+from optimizer.harness.manifest import MANIFEST, MEASURED, VERSION, content_digest, digest
 from optimizer.store import digest_file
-
-MEASURED = ("engines/", "report.html", "report.json")
 
 
 def files(bundle: Path) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      what the harness loads
     harness/  requirements.txt      the code that runs it, and what that needs, pinned
+    verify.py                       compares all of it with the manifest, before any of it runs
     report.html  report.json        what was measured, also of targets that on_fail dropped
     LICENSE*  NOTICE*               of the model, where its checkpoint has them
 The same inputs give the same bytes.
@@ -54,6 +55,7 @@ MADE_WITH = (
 )
 HARNESS = Path(str(harness.__file__)).parent
 TEMPLATES = Path(__file__).parent / "report" / "templates"
+VERIFY = "verify.py"
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """Both own one module, and the first does what the other does."""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
@@ -274,12 +276,13 @@ def _add_licences(bundle: Path, source: Path) -> list[str]:
 
 
 def _add_harness(bundle: Path, task: str) -> None:
-    """Copy the harness's sources as the package `harness`, and the module of a task that another
-    package brings."""
+    """Copy the harness's sources as the package `harness`, verify.py also beside it, and the module
+    of a task that another package brings."""
     for path in sorted(HARNESS.rglob("*.py")):
         target = bundle / "harness" / path.relative_to(HARNESS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    shutil.copyfile(HARNESS / VERIFY, bundle / VERIFY)
     brought = outside_task.source(task)
     if brought is not None:
         (bundle / "harness" / "tasks" / outside_task.file_name(task)).write_text(brought)

@@ -12,7 +12,6 @@ from optimizer import pipeline
 from optimizer.commands import look
 from optimizer.commands.outcome import Result, finish
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import digest
 from optimizer.pipeline import Built
 from optimizer.recipe.schema import Recipe
 from optimizer.store import MADE_FROM, Step, Store
@@ -101,10 +100,8 @@ def test_a_failed_ledger_ends_with_a_command_that_runs_as_it_stands(
 
 
 def test_inspect_opens_no_file_outside_the_bundle(tmp_path: Path) -> None:
-    secret = {"../secret": {"size": 1, "sha256": "", "measured": False}}
-    contract = {"tokenizer": {"file": "tokenizer.json"}}
-    document = {"manifest_version": 2, "engines": [], "files": secret, "contract": contract}
-    sealed = {**document, "digest": digest(document)}
-    (tmp_path / "manifest.json").write_text(json.dumps(sealed))
-    with pytest.raises(BundleError, match="secret"):
-        look.inspect(tmp_path)
+    made = small_bundle.make(tmp_path / "made") / "bundle"
+    secret = {"size": 1, "sha256": "0" * 64, "measured": False}
+    small_bundle.edited(made, lambda m: m["files"].update({"../secret": secret}))
+    with pytest.raises(BundleError, match=r"'\.\./secret' leaves the bundle"):
+        look.inspect(made)

@@ -214,17 +214,20 @@ def test_a_file_the_manifest_does_not_know_is_reported(
     assert (code, document["unlisted"]) == (2, ["model/extra.data"])
 
 
-NOTHING = {"sha256": "", "size": 0, "measured": False}
+NOTHING = {"sha256": "0" * 64, "size": 0, "measured": False}
 BAD_MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "manifest_version 3": lambda m: m.update(manifest_version=3),
     "manifest_version 1 .* Package the model again": lambda m: m.update(manifest_version=1),
     "tokenizer/other. is used": lambda m: m["contract"]["tokenizer"].update(file="other"),
     "leaves the bundle": lambda m: m["files"].update({"../x": NOTHING}),
-    "'measured'": lambda m: m["files"]["LICENSE"].pop("measured"),
+    r"files\['LICENSE'\].measured: the field is missing": lambda m: m["files"]["LICENSE"].pop(
+        "measured"
+    ),
     "'/etc/passwd' leaves": lambda m: m["engines"][1].update(model="/etc/passwd"),
     "'../timing' leaves": lambda m: m["engines"][0].update(timing_cache="../timing"),
     "'timing' is used and is not among": lambda m: m["engines"][0].update(timing_cache="timing"),
-    "not among the files": lambda m: m["engines"][1].update(model="model/other.onnx"),
+    "one of model_files": lambda m: m["engines"][1].update(model="model/other.onnx"),
+    "not among the files": lambda m: m["engines"][1]["model_files"].append("model/other.onnx"),
     "is missing": lambda m: m.pop("engines"),
 }
 
@@ -309,7 +312,7 @@ def test_bench_times_the_recipes_grid_beside_the_ratio_recorded_when_built(
     (bundle / "report.json").write_text(text.replace("0.42", "0.01"))
     few = ("--batch", "1", "--iterations", "5")
     _, document, _ = run("bench", "--bundle", str(bundle), *few, capsys=capsys)
-    assert document["recorded"] == {"missing": "report.json is missing or damaged"}
+    assert document["recorded"] == {"missing": "damaged or missing: report.json"}
 
 
 def test_a_pair_is_read_with_its_text(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

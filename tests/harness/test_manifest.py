@@ -3,13 +3,16 @@
 import copy
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from optimizer.cli import main as cli
 from optimizer.harness.__main__ import main
 from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import canonical, content_digest, digest, read_manifest
@@ -116,6 +119,82 @@ def test_a_changed_manifest_is_refused_by_every_command(
         out, err = capsys.readouterr()
         assert out == ""
         assert "manifest.json: damaged" in err
+
+
+COMMANDS = (
+    ["check", "B"],
+    ["predict", "B", "good"],
+    ["bench", "B"],
+    ["doctor", "B"],
+    ["inspect", "B"],
+    ["compare", "B", "B"],
+)
+
+
+@pytest.mark.parametrize("name", ["pooling", "digest", "no digest"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
+def test_the_installed_commands_refuse_it_alike(
+    command: list[str], name: str, bundle: Path
+) -> None:
+    put(bundle, CHANGES[name])
+    done = CliRunner().invoke(cli, [str(bundle) if a == "B" else a for a in command])
+    assert done.exit_code == 2
+    assert "manifest.json: damaged" in done.stderr
+
+
+def drop_harness(manifest: dict[str, Any]) -> None:
+    for name in [n for n in manifest["files"] if n.startswith("harness/")]:
+        del manifest["files"][name]
+
+
+WRITTEN_ANEW: dict[str, Callable[[dict[str, Any]], object]] = {
+    r"files\['tokenizer/tokenizer.json'\].measured": CHANGES["measured"],
+    "'harness/__init__.py' is used and is not among": drop_harness,
+    "'requirements.txt' is used and": lambda m: m["files"].pop("requirements.txt"),
+    "'tokenizer/tokenizer.json' is used": lambda m: m["files"].pop("tokenizer/tokenizer.json"),
+    "is used and is not among": lambda m: m["files"].pop(m["engines"][0]["model"]),
+    "engines: .* a list of 1 to": lambda m: m.update(engines=[]),
+    r"engines\[1\].target": lambda m: m["engines"].append(m["engines"][0]),
+}
+
+
+@pytest.mark.parametrize("message", WRITTEN_ANEW)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
+def test_a_manifest_does_not_decide_what_is_checked(
+    command: list[str], message: str, bundle: Path
+) -> None:
+    """Its digest is right: it was written anew by whoever changed the file."""
+    small_bundle.edited(bundle, WRITTEN_ANEW[message])
+    done = CliRunner().invoke(cli, [str(bundle) if a == "B" else a for a in command])
+    assert done.exit_code == 2
+    assert re.search(message, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("stray", ["harness/tasks/extra.py", "model/x.data", "numpy.py"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
+def test_a_file_that_something_would_read_is_refused_when_it_is_not_listed(
+    command: list[str], stray: str, bundle: Path
+) -> None:
+    (bundle / stray).write_text("")
+    done = CliRunner().invoke(cli, [str(bundle) if a == "B" else a for a in command])
+    assert done.exit_code == 2
+    assert stray in done.output
+
+
+def test_notes_beside_a_bundle_do_not_stop_it_and_are_reported(bundle: Path) -> None:
+    (bundle / "answers.txt").write_text("")
+    assert CliRunner().invoke(cli, ["predict", str(bundle), "good film"]).exit_code == 0
+    for command in ("check", "inspect"):
+        done = CliRunner().invoke(cli, [command, str(bundle)])
+        assert (done.exit_code, "answers.txt" in done.output) == (2, True)
+
+
+def test_a_damaged_file_is_shown_by_inspect_with_exit_2(bundle: Path) -> None:
+    (bundle / "report.html").write_text("")
+    done = CliRunner().invoke(cli, ["inspect", str(bundle)])
+    assert done.exit_code == 2
+    assert "DAMAGED: report.html" in done.output
+    assert CliRunner().invoke(cli, ["--json", "inspect", str(bundle)]).exit_code == 2
 
 
 def test_two_labels_exchanged_are_found(bundle: Path) -> None:

@@ -223,7 +223,7 @@ def test_an_engine_the_harness_cannot_run_is_not_promised(
         {"deferred": True, "why": "no builder here"},
     ):
         document = {**manifest, "engines": [{**engine, **change}], "runnable": False}
-        text = look.inspect_text({**document, "damaged": []})
+        text = look.inspect_text({**document, "damaged": [], "unlisted": []})
         assert "this version's harness does not run it yet" in text
         assert "predict and bench will refuse" in text
 

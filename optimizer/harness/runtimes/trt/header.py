@@ -11,8 +11,10 @@ Found by building for each target in turn with 1.7.1; other bytes are not interp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import BundleError
 
@@ -52,3 +54,14 @@ def read_header(path: Path) -> Header:
             fix="It was cut short or changed; copy or build it again.",
         )
     return header
+
+
+def belongs(path: Path, fit: Mapping[str, Any]) -> bool:
+    """Whether an engine file is of the version and the GPUs that its entry in the manifest says,
+    and as long as it says itself: a right digest may be that of another engine."""
+    try:
+        header = read_header(path)
+    except (OSError, BundleError):
+        return False
+    entry = fit["runtime_version"], tuple(fit["compute_capabilities"])
+    return entry == (header.version, header.compute_capabilities)

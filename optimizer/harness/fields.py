@@ -1,0 +1,225 @@
+"""The fields of manifest.json, of the contract in it and of report.json, with types and bounds.
+
+What they mean: manifest.py and contract.py. Keys that no table names are allowed in the manifest,
+for later versions may add some, and refused in the contract, where each changes the answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .schema import (
+    anything,
+    choice,
+    file_name,
+    flag,
+    list_of,
+    map_of,
+    null_or,
+    number,
+    one_of,
+    record,
+    refuse,
+    text,
+    whole,
+)
+
+NAME = text(200)
+PROSE = text(100_000)
+SHA256 = text(64, "[0-9a-f]{64}", "64 hexadecimal digits")
+SIZE = whole(0, 1 << 50)  # bytes
+COUNT = whole(1, 1 << 31)
+THREADS = whole(0, 1024)
+VERSION = text(60, r"[0-9A-Za-z.+!_-]*", "a version")
+
+TENSOR = record(
+    {
+        "name": NAME,
+        "dtype": NAME,
+        "axes": list_of(one_of(NAME, COUNT), 0, 16),
+    },
+    closed=True,
+)
+TOKENIZER = record(
+    {
+        "file": NAME,
+        "max_length": COUNT,
+        "pad_id": whole(0, 1 << 31),
+        "pad_token": NAME,
+    },
+    {"pad_type_id": whole(0, 1 << 31)},
+    closed=True,
+)
+GENERATION = record(
+    {
+        "layers": whole(1, 10_000),
+        "kv_heads": whole(1, 1 << 20),
+        "head_dim": whole(1, 1 << 20),
+        "vocabulary": COUNT,
+        "context": COUNT,
+        "eos_ids": list_of(whole(0, 1 << 31), 1, 1000),
+    },
+    {
+        "bos_id": null_or(whole(0, 1 << 31)),
+        "chat_template": null_or(text(1 << 20)),
+        "defaults": map_of(one_of(flag, number(0, 1e9))),
+    },
+    closed=True,
+)
+CONTRACT = record(
+    {
+        "task": NAME,
+        "inputs": list_of(TENSOR, 1, 1000),
+        "outputs": list_of(TENSOR, 1, 1000),
+    },
+    {
+        "version": whole(1, 1000),
+        "input_kind": NAME,
+        "tokenizer": null_or(TOKENIZER),
+        "pooling": null_or(NAME),
+        "normalize": null_or(flag),
+        "labels": null_or(list_of(text(1000), 1)),
+        "generation": null_or(GENERATION),
+    },
+    closed=True,
+)
+
+SPAN = list_of(whole(0, 1 << 31), 3, 3)
+
+
+def _profile(value: Any, where: str) -> None:
+    """{axis: [min, opt, max]}, and perhaps buckets, each of which replaces some axes."""
+    map_of(anything)(value, where)
+    for axis, span in value.items():
+        if axis == "buckets":
+            null_or(list_of(map_of(null_or(SPAN)), 0, 1000))(span, f"{where}.buckets")
+        else:
+            SPAN(span, f"{where}.{axis}")
+    if "past" in value and "sequence" not in value:
+        refuse(sorted(value), where, "sequence beside past")
+
+
+FIT = record(
+    {},
+    {
+        "runtime_minimum": VERSION,
+        "runtime_version": VERSION,
+        "driver_minimum": VERSION,
+        "os": NAME,
+        "architecture": NAME,
+        "shapes": one_of(list_of(_profile, 1, 1000), _profile),
+        "compute_capabilities": list_of(NAME, 0, 1000),
+        "gpu": NAME,
+        "workspace_gb": null_or(number(0, 1e6)),
+        "sparse_weights": flag,
+        "hardware_compatible": choice("none", "ampere_plus", "same_compute_capability"),
+        "version_compatible": flag,
+        "refittable": flag,
+        "strip_weights": flag,
+    },
+)
+ENGINE = record(
+    {
+        "target": NAME,
+        "runtime": NAME,
+        "device": NAME,
+        "threads": THREADS,
+        "model": file_name,
+        "model_files": list_of(file_name, 1),
+        "engine": null_or(file_name),
+        "deferred": flag,
+        "why": PROSE,
+        "fit": FIT,
+    },
+    {"provider": null_or(NAME), "timing_cache": null_or(file_name)},
+)
+BUILT_ENGINE = record(
+    {
+        "engine": file_name,
+        "fit": record(
+            {
+                "runtime_version": VERSION,
+                "compute_capabilities": list_of(NAME),
+                "os": NAME,
+                "architecture": NAME,
+            }
+        ),
+    }
+)
+"""What an engine file of a runtime of its own says besides."""
+WITH_SHAPES = record({"fit": record({"shapes": anything})})
+"""What is needed to load such an engine, and to build it."""
+
+LATENCY = record(
+    {},
+    {
+        "batch": null_or(list_of(COUNT, 0, 1000)),
+        "sequence": null_or(list_of(COUNT, 0, 1000)),
+        "iterations": null_or(COUNT),
+        "new_tokens": null_or(COUNT),
+    },
+)
+RECIPE = record({}, {"validate": null_or(record({}, {"latency": null_or(LATENCY)}))})
+FILE = record({"sha256": SHA256, "size": SIZE, "measured": flag})
+MANIFEST = record(
+    {
+        "digest": SHA256,
+        "content_digest": SHA256,
+        "name": NAME,
+        "version": NAME,
+        "verdict": NAME,
+        "source": record({"source": text(10_000)}, {"revision": null_or(NAME)}),
+        "contract": CONTRACT,
+        "engines": list_of(ENGINE, 1, 1000),
+        "files": map_of(FILE, 1, file_name),
+        "recipe": RECIPE,
+    },
+    {
+        "verdicts": map_of(NAME),
+        "dropped": list_of(record({"target": NAME, "gate": NAME, "message": PROSE})),
+        "licence": null_or(text(10_000)),
+        "licence_files": list_of(file_name),
+        "calibration": map_of(SHA256),
+        "packages": map_of(NAME),
+        "runnable": null_or(flag),
+    },
+)
+
+FIGURE = null_or(number(-1e300, 1e300))
+RATIO = record({"median": FIGURE, "interval": list_of(FIGURE, 2, 2)}, {"to": NAME})
+TIMES = record({"end_to_end": record({"p50": FIGURE}, {"p99": FIGURE})})
+CELL = one_of(
+    record(
+        {"batch": COUNT, "prompt": COUNT},
+        {"ratio": null_or(record({"ttft": RATIO, "inter_token": RATIO}, {"to": NAME}))},
+    ),
+    record(
+        {"batch": COUNT, "sequence": COUNT, "systems": record({"candidate": TIMES})},
+        {"ratio": null_or(RATIO)},
+    ),
+)
+"""Of a model that continues texts, and of one that answers a batch in one run."""
+SPEED = record(
+    {
+        "cells": list_of(CELL),
+        "machine": record({}, {"cpu": null_or(NAME), "cores": null_or(whole(0, 1 << 20))}),
+        "threads": null_or(THREADS),
+    },
+    {"size": record({}, {"candidate_bytes": null_or(SIZE)})},
+)
+QUALITY = record(
+    {"metric": NAME, "candidate": record({"value": FIGURE})},
+    {"cosine": null_or(record({}, {"mean": FIGURE}))},
+)
+REPORTS = list_of(
+    record(
+        {"target": NAME},
+        {
+            "quality": null_or(QUALITY),
+            "speed": null_or(SPEED),
+            "not_measured": null_or(map_of(anything)),
+        },
+    ),
+    0,
+    1000,
+)

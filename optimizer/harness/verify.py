@@ -1,0 +1,205 @@
+"""Compare a bundle with its manifest before anything in it runs. Standard library only.
+
+    python -I -S verify.py [BUNDLE]        the folder of this file by default
+
+Checked: the manifest's digest; size and sha256 of every file it lists; that there is no other file,
+no link, no device and no bytecode, which Python would run in place of the sources. Nothing is
+imported from the bundle, and nothing in it is run or written. Exit: 0 the bundle is what its
+manifest says; 2 it is not, a line for each difference.
+
+A digest shows damage and carelessness. Who could change the bundle could change this file too:
+where that matters, take it from another source, and compare the digest that it prints with one
+that came another way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+MANIFEST = "manifest.json"
+LARGEST = 64 << 20  # bytes of a manifest; one of 10,000 files has 2 MiB
+DEEPEST = 64  # objects and lists in each other; a manifest has about 12
+LONGEST = 1024  # characters of a file's name, and
+LONGEST_PART = 255  # bytes of what stands between two slashes
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
+BRACKET = re.compile(r"[\[{\]}]")
+
+
+def parse(data: bytes, deepest: int = DEEPEST) -> Any:
+    """The JSON document in `data`.
+
+    Raises ValueError for what is no JSON or not UTF-8, NaN and infinity, a key that comes twice,
+    half of a surrogate pair, and more than `deepest` objects and lists in each other.
+    """
+    text = data.decode("utf-8")
+    depth = 0
+    for bracket in BRACKET.finditer(STRING.sub("", text)):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > deepest:
+            raise ValueError(f"more than {deepest} objects and lists in each other")
+    value = json.loads(
+        text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite
+    )
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as e:
+            raise ValueError(f"a lone surrogate, U+{ord(e.object[e.start]):04X}") from None
+    return value
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON: ASCII, keys sorted, no spaces. Raises ValueError for NaN and infinity."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """Of everything in the manifest but its `digest`."""
+    rest = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(canonical(rest)).hexdigest()
+
+
+def name_problem(name: object) -> str:
+    """Why this is no name of a file below the bundle's folder; "" when it is one."""
+    if not isinstance(name, str) or not name:
+        return "is not a file name"
+    if len(name) > LONGEST or any(len(p.encode()) > LONGEST_PART for p in name.split("/")):
+        return f"is longer than {LONGEST} characters, or {LONGEST_PART} bytes between two slashes"
+    if any(ord(c) < 32 for c in name):
+        return "holds a control character"
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in pure.parts[0]:
+        return "leaves the bundle"
+    return "" if str(pure) == name and pure.parts else "is not written in its shortest form"
+
+
+def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """(name, lstat) of everything below the folder that is no folder itself; links are not
+    followed. Raises OSError for a folder that cannot be listed."""
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as listing:
+            for entry in listing:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                else:
+                    name = Path(entry.path).relative_to(folder).as_posix()
+                    yield name, entry.stat(follow_symlinks=False)
+
+
+def unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
+    """{name: what it is} of everything below the folder that the manifest does not list."""
+    return {
+        name: _kind(name, status)
+        for name, status in sorted(entries(folder))
+        if name not in files and name != MANIFEST
+    }
+
+
+def problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
+    """How one listed file differs from its entry, {sha256, size}; "" when it does not."""
+    parts = PurePosixPath(name).parts
+    try:
+        if any((folder.joinpath(*parts[: i + 1])).is_symlink() for i in range(len(parts))):
+            return "is a link, or lies behind one"
+        path = folder / name
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            return f"is {_kind(name, status)}"
+        if status.st_size != entry["size"]:
+            return f"has {status.st_size} bytes, the manifest says {entry['size']}"
+        with path.open("rb") as f:
+            actual = hashlib.file_digest(f, "sha256").hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return "is missing"
+    except OSError as e:
+        return f"cannot be read ({e.strerror})"
+    return "" if actual == entry["sha256"] else "is damaged: its digest is not the manifest's"
+
+
+def problems(folder: Path) -> tuple[str, list[str]]:
+    """The manifest's digest, "" where it has none that is right; and every difference between the
+    folder and its manifest, a sentence each."""
+    path = folder / MANIFEST
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            return "", [f"{MANIFEST} is missing, no plain file, or above {LARGEST} bytes"]
+        manifest = parse(path.read_bytes())
+        actual = digest(manifest)
+        files = manifest["files"]
+        plain = {
+            name: {"sha256": str(entry["sha256"]), "size": int(entry["size"])}
+            for name, entry in files.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        return "", [f"{MANIFEST} cannot be read ({type(e).__name__}: {e})"]
+    if manifest.get("digest") != actual:
+        return "", [f"{MANIFEST} is damaged: its digest is {actual[:16]}..., and it says otherwise"]
+    differences = [f"{n!r} {why}" for n in plain if (why := name_problem(n))]
+    if not differences:
+        differences = [f"{n} {why}" for n, e in plain.items() if (why := problem(folder, n, e))]
+    try:
+        differences += [f"{n} is {kind}" for n, kind in unlisted(folder, plain).items()]
+    except OSError as e:
+        differences.append(f"{e.filename} cannot be listed ({e.strerror})")
+    return actual, differences
+
+
+def main(arguments: list[str]) -> int:
+    """See the module's docstring."""
+    if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    folder = Path(arguments[0]) if arguments else Path(__file__).parent
+    actual, differences = problems(folder)
+    for difference in differences:
+        print(f"{folder}: {difference}".encode(errors="backslashreplace").decode())
+    if differences:
+        return 2
+    print(f"{folder}: every file is the manifest's, and there is no other. Digest {actual}")
+    return 0
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. A key that comes twice means one thing to one reader and another to the next."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key comes twice")
+    return fields
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise ValueError(f"{text} is infinite as a number of 64 bits")
+    return value
+
+
+def _kind(name: str, status: os.stat_result) -> str:
+    """What is there, for a message."""
+    if stat.S_ISLNK(status.st_mode):
+        return "a link"
+    if stat.S_ISDIR(status.st_mode):
+        return "a folder"
+    if not stat.S_ISREG(status.st_mode):
+        return "no plain file"
+    if name.endswith((".pyc", ".pyo")) or "__pycache__" in PurePosixPath(name).parts:
+        return "bytecode that the manifest does not list; remove it"
+    return "not in the manifest"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""verify.py, beside a bundle: whatever is changed, added or removed is found, and nothing of the
+bundle runs first."""
+
+import importlib.util
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optimizer.harness.verify import name_problem, parse, problems
+from tests.package import small_bundle
+
+MARK = "import pathlib; pathlib.Path({!r}).touch()\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read-only."""
+    return small_bundle.make(tmp_path_factory.mktemp("verify")) / "bundle"
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+def python(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=bundle, env=environment, capture_output=True, text=True)
+
+
+def test_a_bundle_as_it_was_made_is_right_and_its_digest_is_printed(bundle: Path) -> None:
+    done = python(bundle, "-I", "-S", "verify.py")
+    digest, differences = problems(bundle)
+    assert (done.returncode, done.stderr, differences) == (0, "", [])
+    assert digest in done.stdout
+
+
+def test_running_the_harness_leaves_no_bytecode_behind(bundle: Path) -> None:
+    assert python(bundle, "-m", "harness", "check").returncode == 0
+    code = "import harness.bundle, sys; print(sys.dont_write_bytecode)"
+    assert python(bundle, "-c", code).stdout == "True\n"
+    assert problems(bundle)[1] == []
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "harness/fit.py is damaged": lambda b: (b / "harness/fit.py").write_bytes(
+        (b / "harness/fit.py").read_bytes()[:-1] + b" "
+    ),
+    "harness/fit.py has 0 bytes": lambda b: (b / "harness/fit.py").write_text(""),
+    "harness/fit.py is missing": lambda b: (b / "harness/fit.py").unlink(),
+    "verify.py is missing": lambda b: (b / "verify.py").unlink(),
+    "requirements.txt is a folder": lambda b: [
+        (b / "requirements.txt").unlink(),
+        (b / "requirements.txt").mkdir(),
+    ],
+    "report.html is a link": lambda b: [
+        (b / "report.html").rename(b.parent / "elsewhere"),
+        (b / "report.html").symlink_to(b.parent / "elsewhere"),
+    ],
+    "tokenizer/tokenizer.json is a link, or lies behind one": lambda b: [
+        (b / "tokenizer").rename(b.parent / "other"),
+        (b / "tokenizer").symlink_to(b.parent / "other"),
+    ],
+    "notes.txt is not in the manifest": lambda b: (b / "notes.txt").touch(),
+    "a link is a link": lambda b: (b / "a link").symlink_to("harness"),
+    "pipe is no plain file": lambda b: os.mkfifo(b / "pipe"),
+    "harness/__pycache__/fit.cpython-311.pyc is bytecode": lambda b: [
+        (b / "harness/__pycache__").mkdir(),
+        (b / "harness/__pycache__/fit.cpython-311.pyc").touch(),
+    ],
+    "manifest.json is damaged": lambda b: (b / "manifest.json").write_text(
+        (b / "manifest.json").read_text().replace('"mean"', '"cls"')
+    ),
+    "manifest.json is missing": lambda b: (b / "manifest.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_change_is_found(message: str, bundle: Path) -> None:
+    CHANGES[message](bundle)
+    _, differences = problems(bundle)
+    assert any(d.startswith(message) for d in differences), differences
+
+
+def test_a_difference_is_exit_2_and_a_line(bundle: Path, made: Path) -> None:
+    (bundle / "verify.py").write_text("raise SystemExit(0)")
+    done = python(made, "-I", "-S", "verify.py", str(bundle))
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.count("verify.py has 19 bytes") == done.stdout.count("\n") == 1
+
+
+def unchecked(bundle: Path, name: str, mark: Path) -> None:
+    """Bytecode of other code in place of a source of the harness, which Python does not compare
+    with it."""
+    source = bundle.parent / "evil.py"
+    source.write_text((bundle / "harness" / name).read_text() + MARK.format(str(mark)))
+    py_compile.compile(
+        str(source),
+        importlib.util.cache_from_source(str(bundle / "harness" / name)),
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        doraise=True,
+    )
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "fit.py", "command_line.py"])
+def test_bytecode_is_refused_before_it_runs(name: str, bundle: Path, tmp_path: Path) -> None:
+    unchecked(bundle, name, tmp_path / "it ran")
+    assert python(bundle, "-I", "-S", "verify.py").returncode == 2
+    tool = [sys.executable, "-m", "optimizer.cli", "check", str(bundle)]
+    done = subprocess.run(tool, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"unlisted  harness/__pycache__/{name.removesuffix('.py')}" in done.stdout
+    assert not (tmp_path / "it ran").exists()
+    if name == "__init__.py":  # Python itself runs it before any of ours: the documented limit
+        return
+    done = python(bundle, "-m", "harness", "check")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not in the manifest" in done.stderr
+    assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize("name", ["json.py", "numpy.py", "__future__.py", "harness.py", "re.py"])
+def test_a_module_beside_the_harness_never_runs(name: str, bundle: Path, tmp_path: Path) -> None:
+    (bundle / name).write_text(MARK.format(str(tmp_path / "it ran")))
+    assert python(bundle, "-I", "-S", "verify.py").returncode == 2
+    done = python(bundle, "-m", "harness", "predict", "good film")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"not in the manifest: {name}" in done.stderr
+    assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/x", "../x", "a/../x", "a\\b", "C:/x", "a//b", "./a", "a/", "a\0", "a\nb", "x" * 300, 7],
+)
+def test_a_name_that_is_none_is_refused(name: object) -> None:
+    assert name_problem(name)
+
+
+@pytest.mark.parametrize("name", ["a", "model/x y/ü.onnx", "a/b/c", "..x", "a/C:x"])
+def test_a_name_below_the_folder_is_one(name: str) -> None:
+    assert name_problem(name) == ""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"NaN",
+        b"1e999",
+        b'{"a": 1, "a": 2}',
+        b'"\\ud800"',
+        b"[" * 100_000,
+        b"[" * 65 + b"]" * 65,
+        b"9" * 5000,
+    ],
+)
+def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse(data)
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    assert parse(b'["' + b"[" * 1000 + b'", "\\"[["]') == ["[" * 1000, '"[[']
