@@ -26,8 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from . import bounds
 from . import generation_commands as generation
-from .errors import HarnessError, InputError
+from .errors import BundleError, HarnessError, InputError, MachineError
 
 if TYPE_CHECKING:
     from .answering import Answered, Query
@@ -54,14 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except HarnessError as e:
-        if args.json:
-            print(json.dumps({"exit_code": e.exit_code, **e.as_dict()}))
-        else:
-            _say(str(e))
-        return e.exit_code
+        return _failed(e, args)
     except BrokenPipeError:  # whoever read has enough; nor is the interpreter to write at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as e:
+        return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args)
+
+
+def _failed(error: HarnessError, args: argparse.Namespace) -> int:
+    """Say what went wrong; returns the exit code."""
+    if args.json:
+        print(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
+    else:
+        _say(str(error))
+    return error.exit_code
 
 
 def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
@@ -289,7 +297,8 @@ def _parser() -> argparse.ArgumentParser:
             help="folder of the engines built here; default: %(default)s",
         )
         if run is not check:
-            command.add_argument("--threads", type=int, help="default: the recipe's")
+            threads = bounds.whole(0, bounds.THREADS)
+            command.add_argument("--threads", type=threads, help="default: the recipe's")
         if run is predict:
             command.add_argument("texts", nargs="*", metavar="TEXT")
             command.add_argument("--text", action="append", default=[], help="repeatable")
@@ -300,12 +309,14 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="TEXT",
                 help="second text of a pair; repeatable, one per text",
             )
-            command.add_argument("--batch-size", type=_positive, default=8)
+            command.add_argument("--batch-size", type=bounds.whole(1, bounds.BATCH), default=8)
             generation.add_predict(command)
         if run is bench:
-            command.add_argument("--batch", type=_positive, nargs="+", help=RECORDED)
-            command.add_argument("--sequence", type=_positive, nargs="+", help=RECORDED)
-            command.add_argument("--iterations", type=_positive, help=RECORDED)
+            for option, most in (("--batch", bounds.BATCH), ("--sequence", bounds.SEQUENCE)):
+                size = bounds.whole(1, most)
+                command.add_argument(option, type=size, nargs="+", help=RECORDED)
+            rounds = bounds.whole(1, bounds.ITERATIONS)
+            command.add_argument("--iterations", type=rounds, help=RECORDED)
             command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
             generation.add_bench(command)
     return parser
@@ -319,17 +330,14 @@ def _cache() -> Path | None:
         return None
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 def _folder(bundle: Path | None, stack: ExitStack) -> Path:
     """The bundle's folder; a tar is unpacked into a temporary one."""
     folder = bundle if bundle is not None else Path(__file__).parent.parent
-    if not folder.is_file():
+    try:
+        plain = folder.is_file()
+    except (OSError, ValueError) as e:
+        raise BundleError(f"cannot be read ({e})", where=f"{str(folder)[:200]}") from None
+    if not plain:
         return folder
     from .archive import unpack
     from .temporary import temporary_folder

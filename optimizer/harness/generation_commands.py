@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .errors import InputError
+from .verify import parse
 
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
     from .answering import Answered, Query
@@ -142,6 +143,10 @@ def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Op
 
 
 def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
+    from .inputs.text import check_text
+
+    if args.system is not None:
+        check_text(args.system, "--system")
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [*system, {"role": "user", "content": text}]
 
@@ -202,13 +207,15 @@ def _of_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered
 def _request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
     """What a line of JSON asks for. Raises InputError."""
     try:
-        fields = dict(json.loads(query.input))
-    except (ValueError, TypeError, RecursionError) as e:
+        fields = parse(query.input.encode())
+    except ValueError as e:
         raise InputError(f"not a JSON object ({e})", where=query.where) from None
+    if not isinstance(fields, dict):
+        raise InputError(f"not a JSON object ({type(fields).__name__})", where=query.where)
     keys = [k for k in PROMPT_KEYS if k in fields]
     if len(keys) != 1:
         raise InputError(
-            f"{', '.join(fields) or 'nothing'} was given",
+            f"{', '.join(fields)[:200] or 'nothing'} was given",
             where=query.where,
             accepted=f"one of {', '.join(PROMPT_KEYS)}, and options",
         )

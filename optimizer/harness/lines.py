@@ -7,14 +7,15 @@ the last line starts none, and a byte order mark before the first is dropped.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from .bounds import LINE
 from .errors import InputError
 
+LONGEST = f"lines of up to {LINE:,} bytes"
 READ = 1 << 20  # bytes asked for at once; a pipe gives what it has
 MARK = b"\xef\xbb\xbf"
 
@@ -40,14 +41,19 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
     line is answered line by line. Raises InputError naming the line that is not UTF-8, after the
     lines before it were given out.
     """
-    number, begun = 1, [b""]
+    number, begun, waiting = 1, [b""], 0
     while True:
         data = source.read1(READ)
         begun.append(data)
+        waiting += len(data)
         if data and b"\n" not in data:
+            if waiting > LINE:
+                raise InputError(
+                    f"{waiting:,} bytes and no end", where=f"line {number}", accepted=LONGEST
+                )
             continue
         *whole, rest = b"".join(begun).split(b"\n")
-        begun = [rest]
+        begun, waiting = [rest], len(rest)
         if not data and rest:
             whole.append(rest)
         for start in range(0, len(whole), most):
@@ -60,10 +66,12 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
 def texts_of(path: Path) -> list[str]:
     """The lines of a file. Raises InputError when it cannot be read or is not UTF-8."""
     try:
-        source = io.BytesIO(path.read_bytes())
-        return [line.text for window in windows(source, READ) for line in window]
-    except OSError as e:
-        raise InputError(f"cannot be read ({e.strerror})", where=str(path)) from None
+        if path.exists() and not path.is_file():  # a pipe may have no end
+            raise InputError("no plain file", where=str(path), accepted="a file of texts")
+        with path.open("rb") as source:
+            return [line.text for window in windows(source, READ) for line in window]
+    except (OSError, ValueError) as e:
+        raise InputError(f"cannot be read ({e})", where=str(path)) from None
     except InputError as e:
         e.where = f"{path}: {e.where}"
         raise

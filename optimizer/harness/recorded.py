@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .bounds import ITERATIONS, NEW_TOKENS, check_grid
 from .errors import BundleError, InputError
 from .manifest import read_reports
 
@@ -38,7 +39,13 @@ def bench_grid(
     for name, value in merged.items():
         if not value:
             raise InputError("not given, and the manifest records none", where=f"--{name}")
-    return Grid(**merged)
+    grid = Grid(**merged)
+    check_grid(max(grid.batch), max(grid.sequence))
+    if grid.iterations > ITERATIONS:
+        raise InputError(
+            f"{grid.iterations:,} was given", where="--iterations", accepted=f"1 to {ITERATIONS:,}"
+        )
+    return grid
 
 
 def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
@@ -50,6 +57,10 @@ def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
     number = chosen or latency.get("new_tokens")
     if not number:
         raise InputError("not given, and the manifest records none", where="--new-tokens")
+    if not 1 <= number <= NEW_TOKENS:
+        raise InputError(
+            f"{number:,} was given", where="--new-tokens", accepted=f"1 to {NEW_TOKENS:,}"
+        )
     return int(number)
 
 

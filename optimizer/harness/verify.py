@@ -49,10 +49,7 @@ def parse(data: bytes, deepest: int = DEEPEST) -> Any:
         text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite
     )
     if "\\u" in text:
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as e:
-            raise ValueError(f"a lone surrogate, U+{ord(e.object[e.start]):04X}") from None
+        _check_surrogates(value)
     return value
 
 
@@ -167,6 +164,24 @@ def main(arguments: list[str]) -> int:
         return 2
     print(f"{folder}: every file is the manifest's, and there is no other. Digest {actual}")
     return 0
+
+
+def _check_surrogates(value: Any) -> None:
+    """Raises ValueError for a text that UTF-8 cannot hold."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += [*part.values(), *part]
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, str):
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError as e:
+                code = ord(part[e.start])
+                message = f"character {e.start + 1} is the lone surrogate U+{code:04X}"
+                raise ValueError(message) from None
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -114,6 +114,12 @@ def test_lines_of_json_have_options_of_their_own(run: Run, monkeypatch: pytest.M
         ('{"prompt": ["a"]}', "prompt is list"),
         ('{"prompt": "\\ud800"}', r"character 1 is the lone surrogate U\+D800"),
         ("", "line 1: not a JSON object"),
+        ("[" * 50_000, "line 1: not a JSON object .more than 64 objects and lists"),
+        ('{"messages": ' + "[" * 50_000, "more than 64 objects and lists"),
+        ('[["prompt", "a"]]', "line 1: not a JSON object .list"),
+        ('{"messages": [[1]]}', "list was found"),
+        ('{"prompt": "a", "stop": null}', "stop: None was given"),
+        ('{"prompt": "a", "temperature": NaN}', "NaN is not JSON"),
     ],
 )
 def test_a_line_that_cannot_be_read_exits_2(run: Run, line: str, message: str) -> None:

@@ -36,7 +36,7 @@ def render(
             "the model has no chat template", where=where, fix="Give the prompt as a text."
         )
     for i, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InputError(
                 f"message {i} has no role",
                 where=where,
@@ -64,8 +64,9 @@ def render(
                 **_special_tokens(contract, tokenizer),
             )
         )
-    except (TemplateError, TypeError, KeyError, ValueError) as e:
-        raise InputError(f"the chat template refuses it ({e})", where=where) from None
+    except Exception as e:  # a template is a program of the checkpoint's, in a sandbox
+        why = str(e) if isinstance(e, TemplateError) else f"{type(e).__name__}: {e}"
+        raise InputError(f"the chat template refuses it ({why:.300})", where=where) from None
 
 
 def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:

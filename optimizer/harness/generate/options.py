@@ -16,17 +16,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..bounds import NEW_TOKENS, STOP, STOPS
 from ..errors import InputError
+from ..inputs.text import check_text
 
+COLDEST = 1e-4  # scores divided by less leave the range of float32
 RANGES = {  # option -> (low, high, how the range is said)
-    "max_new_tokens": (1, float("inf"), "1 or more"),
-    "temperature": (0, float("inf"), "0 (the likeliest token) or more"),
-    "top_k": (0, float("inf"), "0 (all) or more"),
+    "max_new_tokens": (1, NEW_TOKENS, f"1 to {NEW_TOKENS:,}"),
+    "temperature": (COLDEST, 1e4, f"0 (the likeliest token), or {COLDEST:g} to 10,000"),
+    "top_k": (0, 1 << 31, f"0 (all) to {1 << 31:,}"),
     "top_p": (0, 1, "0 to 1"),
     "min_p": (0, 1, "0 to 1"),
-    "repetition_penalty": (1e-6, float("inf"), "above 0; 1 is none"),
-    "seed": (0, float("inf"), "0 or more"),
+    "repetition_penalty": (1e-6, 1e9, "0.000001 to 1,000,000,000; 1 is none"),
+    "seed": (0, (1 << 63) - 1, "0 to 2^63 - 1"),
 }
+NEVER_NONE = ("max_new_tokens", "seed")  # nobody advises them
 WHOLE = ("max_new_tokens", "top_k", "seed")
 SHAPES = ("temperature", "top_k", "top_p", "min_p")  # what only a draw reads
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -67,15 +71,13 @@ class Options:
     def __post_init__(self) -> None:
         for name, (low, high, accepted) in RANGES.items():
             value = getattr(self, name)
-            if value is None:
+            if value is None and name not in NEVER_NONE:
                 continue
             number = isinstance(value, int if name in WHOLE else int | float)
-            if not number or isinstance(value, bool) or not low <= value <= high:
-                raise InputError(f"{value!r} was given", where=name, accepted=accepted)
-        stop: Any = self.stop
-        if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
-            raise InputError(f"{stop!r} was given", where="stop", accepted="texts, not empty")
-        object.__setattr__(self, "stop", tuple(stop))
+            likeliest = name == "temperature" and number and value == 0
+            if not number or isinstance(value, bool) or not (likeliest or low <= value <= high):
+                raise InputError(f"{value!r:.60} was given", where=name, accepted=accepted)
+        self._check_stop()
         for name in ("do_sample", "ignore_eos"):
             if not isinstance(getattr(self, name), bool | None):
                 raise InputError(
@@ -88,6 +90,19 @@ class Options:
                 where="do_sample",
                 fix="Leave one of the two out.",
             )
+
+    def _check_stop(self) -> None:
+        stop: Any = self.stop
+        texts = isinstance(stop, list | tuple) and len(stop) <= STOPS
+        if not texts or not all(isinstance(s, str) and 0 < len(s) <= STOP for s in stop):
+            raise InputError(
+                f"{stop!r:.60} was given",
+                where="stop",
+                accepted=f"up to {STOPS} texts, none empty or longer than {STOP:,} characters",
+            )
+        for text in stop:
+            check_text(text, "stop")
+        object.__setattr__(self, "stop", tuple(stop))
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Options:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..bounds import TEXT as LONGEST
 from ..errors import BundleError, InputError
 from .batch import Array, Batch
 from .kind import Encoded, InputKind
@@ -60,7 +61,9 @@ def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
         raise BundleError("the tokenizer is missing", where=str(path))
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as e:  # the library raises bare Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # the library raises bare Exception, and panics of Rust
         raise BundleError(f"not a tokenizer ({e})", where=str(path)) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -97,11 +100,33 @@ def encode(
             accepted=f"2 to {longest}, the model's max_length",
         )
     cutting = tokenizer.cut_at(longest if length is None else length)
-    encodings = cutting.encode_batch(_rows(texts, pairs))
-    return [_encoded(t, e) for t, e in zip(texts, encodings, strict=True)]
+    rows = _rows(texts, pairs)
+    sizes = [max(map(len, (row,) if isinstance(row, str) else row)) for row in rows]
+    encodings = tokenized(
+        cutting, [r if s <= LONGEST else "" for r, s in zip(rows, sizes, strict=True)]
+    )
+    return [_encoded(t, e, s) for t, e, s in zip(texts, encodings, sizes, strict=True)]
 
 
-def _encoded(text: str, encoding: Any) -> Encoded:
+def tokenized(tokenizer: Any, rows: list[Any]) -> list[Any]:
+    """An Encoding of each text or pair. Raises BundleError for a tokenizer that fails at it, as one
+    without its unknown token does."""
+    try:
+        return list(tokenizer.encode_batch(rows))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # the library raises bare Exception, and panics of Rust
+        raise BundleError(f"the tokenizer cannot read a text ({e})", where="tokenizer") from None
+
+
+def _encoded(text: str, encoding: Any, size: int) -> Encoded:
+    if size > LONGEST:
+        return Encoded(
+            text,
+            encoding,
+            problem=f"the text has {size:,} characters",
+            fix=f"Up to {LONGEST:,} are read at once: cut it, or divide it.",
+        )
     cut = bool(encoding.overflowing)
     # not only the tokens that the tokenizer puts around every text, be it one that was cut off
     if cut or not all(encoding.special_tokens_mask):
@@ -119,7 +144,7 @@ def whole_lengths(
     tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
 ) -> list[int]:
     """How many tokens each text has when nothing is cut, special tokens included."""
-    return [len(e.ids) for e in tokenizer.encode_batch(_rows(texts, pairs))]
+    return [len(e.ids) for e in tokenized(tokenizer, _rows(texts, pairs))]
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:

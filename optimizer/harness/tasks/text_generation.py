@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import kv_cache
+from ..bounds import TEXT as LONGEST
 from ..errors import InputError
 from ..inputs.batch import Array, Batch
-from ..inputs.text import TEXT, check_text
+from ..inputs.text import TEXT, check_text, tokenized
 from .task import Task
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     value: Any = prompt
     if isinstance(prompt, str):
         check_text(prompt, where)
-        ids = list(tokenizer.encode(prompt).ids)
+        _check_length(prompt, where)
+        ids = list(tokenized(tokenizer, [prompt])[0].ids)
     elif not isinstance(value, Sequence | np.ndarray):
         raise _no_prompt(value, where)
     elif len(prompt) and all(isinstance(t, Mapping) for t in prompt):
@@ -44,6 +46,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
 
         text = render(contract, tokenizer, [t for t in prompt if isinstance(t, Mapping)], where)
         check_text(text, where)
+        _check_length(text, where)
         ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
     elif all(isinstance(t, int | np.integer) for t in prompt):
         ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
@@ -64,6 +67,13 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
             fix="Shorten it; nothing is cut silently.",
         )
     return ids
+
+
+def _check_length(text: str, where: str) -> None:
+    if len(text) > LONGEST:
+        raise InputError(
+            f"the prompt has {len(text):,} characters", where=where, accepted=f"up to {LONGEST:,}"
+        )
 
 
 def _no_prompt(value: Any, where: str) -> InputError:

@@ -27,6 +27,7 @@ HOLDS = {
 }
 PAIRS = ("entry", "property")  # key and value: of a tensor's external data, of the metadata
 KEY, VALUE = 1, 2
+DEEPEST = 200  # a graph in a node in a graph: three each; ONNX Runtime ends the process long after
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
@@ -60,7 +61,13 @@ def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
     listed: the manifest's file names, relative to `folder`.
     """
     for location in sorted(external_files(model)):
-        target = (model.parent / location).resolve()
+        try:
+            target = (model.parent / location).resolve()
+        except (OSError, ValueError, RuntimeError) as e:
+            raise BundleError(
+                f"the model keeps weights in {location!r:.200}, which is no file name ({e})",
+                where=str(model),
+            ) from None
         inside = target.is_relative_to(folder.resolve())
         if not inside or str(target.relative_to(folder.resolve())) not in listed:
             raise BundleError(
@@ -72,7 +79,12 @@ def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
 
 
 def _walk(
-    data: mmap.mmap, at: int, end: int, message: str, pairs: list[tuple[str, str, str]]
+    data: mmap.mmap,
+    at: int,
+    end: int,
+    message: str,
+    pairs: list[tuple[str, str, str]],
+    depth: int = 0,
 ) -> None:
     entry: dict[int, bytes] = {}
     while at < end:
@@ -91,7 +103,9 @@ def _walk(
             if message in PAIRS:
                 entry[field] = data[at : at + size]
             elif field in HOLDS[message]:
-                _walk(data, at, at + size, HOLDS[message][field], pairs)
+                if depth == DEEPEST:
+                    raise ValueError(f"more than {DEEPEST} messages in each other")
+                _walk(data, at, at + size, HOLDS[message][field], pairs, depth + 1)
             at += size
         else:
             raise ValueError(f"wire type {wire}")
