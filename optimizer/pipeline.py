@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from optimizer import targets
+from optimizer import missing_packages, targets
 from optimizer.harness.temporary import check_place
 from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import Step, Stopped, Store
@@ -57,7 +57,8 @@ def run(recipe: Recipe, store: Store) -> Outcome:
 
     Every target is built before the first is judged. A bundle is packaged only when every gate
     passed of the targets in it. Ends early, with what there is by then, where store.until says so.
-    Raises RecipeError before anything is read when a target cannot express what the recipe says.
+    Before anything is read, raises RecipeError when a target cannot express what the recipe says,
+    and MachineError when what judges one is not installed.
     """
     check_place()
     from optimizer.build.stage import STAGE as build
@@ -70,6 +71,8 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.validate.stage import check_inputs
 
     targets.check(recipe)
+    if store.reaches(validate.name):
+        missing_packages.check(recipe)
     outcome, step = Outcome(), store.step
     with suppress(Stopped):
         reference = base = step(load, recipe.model)

@@ -28,8 +28,21 @@ from torch import Tensor
 
 Granularity = Literal["tensor", "channel", "group"]
 
+GROUP_SIZES = (16, 32, 64, 128, 256)
+"""Of the usual kernels: powers of two."""
 FP16_SMALLEST_NORMAL = 2.0**-14
 FP16_LARGEST_BF16 = 65280.0  # the largest bfloat16 not above float16's 65504
+
+
+def divides(group_size: int | None, inputs: int) -> bool:
+    """Whether a row of `inputs` values is cut into whole groups of this size, or into this many of
+    one size; None: the row is one group."""
+    return group_size is None or (group_size > 0 and inputs % group_size == 0)
+
+
+def group_sizes(inputs: int) -> list[int]:
+    """The usual sizes that cut a row of `inputs` values into whole groups."""
+    return [size for size in GROUP_SIZES if divides(size, inputs)]
 
 
 @dataclass(frozen=True)
@@ -68,14 +81,12 @@ class Scheme:
 
     def groups(self, inputs: int) -> int:
         """Scales per row of `inputs` values. Raises ValueError when the group does not divide."""
-        if self.granularity != "group":
+        if self.group_size is None:
             return 1
-        assert self.group_size is not None
-        if inputs % self.group_size:
-            fits = [g for g in (16, 32, 64, 128, 256) if inputs % g == 0]
+        if not divides(self.group_size, inputs):
             raise ValueError(
                 f"group_size {self.group_size} does not divide {inputs} inputs; sizes that do: "
-                f"{', '.join(map(str, fits)) or 'none of 16..256'}"
+                f"{', '.join(map(str, group_sizes(inputs))) or 'none of 16..256'}"
             )
         return inputs // self.group_size
 

@@ -29,6 +29,11 @@ def from_entry_point(group: str, name: str) -> Any:
     return point.load()
 
 
+def offered(group: str) -> list[str]:
+    """The names that installed distributions offer in `group`, sorted."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
 def entry_point(group: str, name: str) -> EntryPoint | None:
     """Raises RecipeError where two distributions offer one name."""
     points = list(entry_points(group=group, name=name))

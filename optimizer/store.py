@@ -116,13 +116,17 @@ class Store:
     def __post_init__(self) -> None:
         self.root = self.root.resolve()  # stages start processes of other working directories
 
+    def reaches(self, stage: str) -> bool:
+        """Whether a stage of this name is not behind `until`."""
+        return not self.until or self.stages.index(stage) <= self.stages.index(self.until)
+
     def step(self, stage: Stage, section: Section | None, *inputs: Step) -> Step:
         """Find or make the folder of stage.run(section, *inputs).
 
         Raises whatever the stage raises; MachineError when the disk is full or read-only; Stopped
         behind `until`.
         """
-        if self.until and self.stages.index(stage.name) > self.stages.index(self.until):
+        if not self.reaches(stage.name):
             raise Stopped
         made_from = self._made_from(stage, section, inputs)
         key = digest_json(made_from)[:32]

@@ -12,9 +12,9 @@ what `runtime:` says, its object a Target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from optimizer.errors import RecipeError
@@ -27,7 +27,7 @@ from optimizer.recipe.targets import (
     TargetSection,
     TensorRTTarget,
 )
-from optimizer.references import from_entry_point, record_code, resolve
+from optimizer.references import from_entry_point, offered, record_code, resolve
 from optimizer.source_digest import source_digest
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ class Target:
               model is what runs. engine_files: it has files of its own, which fit some machines
     open      (run, device) -> what answers for the target in validate, with infer and close; "":
               nothing here runs it, and no quality is measured
+    answered_by  what the report says beside the quality, where what `open` gives is not what serves
+              the target; "" where it is
     hops      (run) -> the ledger's hops; "": what is lowered is not judged
+    judged_by    distributions besides our dependencies that `open` and `hops` import
     untimed   why validate does not time it, "" where it does
     package   (bundle's model file, source folder): what a bundle's model needs besides
     distributions  whose version can change what is built; extras: {provider or device: the extra
@@ -101,7 +104,9 @@ class Target:
     build: str = ""
     engine_files: bool = False
     open: str = ""
+    answered_by: str = ""
     hops: str = ""
+    judged_by: tuple[str, ...] = ()
     untimed: str = ""
     package: str = ""
     distributions: tuple[str, ...] = ()
@@ -162,7 +167,10 @@ COMPRESSED_TENSORS = Target(
     estimate="optimizer.lower.compressed_tensors_folder:estimate",
     files=("model/config.json", "model/*"),
     open="optimizer.validate.compressed_tensors:opened",
+    answered_by="answers of the folder as transformers runs it on the CPU, in float32; vLLM, which "
+    "serves it, computes the same function in its own kernels",
     hops="optimizer.validate.compressed_tensors:hops",
+    judged_by=("compressed-tensors",),
     untimed="it is served by vLLM, whose kernels are not timed here",
     distributions=("compressed-tensors", "transformers"),
     extras={"cpu": "compressed-tensors"},
@@ -192,7 +200,15 @@ def of(name: str) -> Target:
 
 def names() -> list[str]:
     """Of every runtime, the table's first."""
-    return [*TARGETS, *sorted({p.name for p in entry_points(group=GROUP)} - {*TARGETS})]
+    return list(dict.fromkeys([*TARGETS, *offered(GROUP)]))
+
+
+def _loadable() -> Iterator[Target]:
+    """Every record, but for one of another distribution that cannot be loaded: `of` says why,
+    where a recipe names it."""
+    for name in names():
+        with suppress(ImportError, AttributeError, TypeError, RecipeError):
+            yield of(name)
 
 
 def check(recipe: Recipe) -> None:
@@ -233,9 +249,13 @@ def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) ->
         )
 
 
-def _others(does: Callable[[Accepts], bool]) -> str:
-    """The names of the targets whose lowering does so."""
-    return ", ".join(name for name, target in TARGETS.items() if does(target.accepts))
+def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
+    """The names of the targets whose lowering does so; device: and that run on it."""
+    return ", ".join(
+        target.name
+        for target in _loadable()
+        if does(target.accepts) and (not device or device in target.section.devices())
+    )
 
 
 def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
@@ -301,13 +321,13 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
     if activations is None:
         return
     if section.device in row.no_integer_kernels:
-        others = _others(lambda a: section.device not in a.no_integer_kernels)
+        others = _others(lambda a: section.device not in a.no_integer_kernels, section.device)
+        instead = f"target {others}, or device: cpu" if others else "device: cpu"
         raise RecipeError(
             f"quantized activations have no integer kernels there ({at}): "
             f"{row.no_integer_kernels[section.device]}",
             where="quantize.activations",
-            fix=f"Use target {others}, or device: cpu, or remove the block for "
-            "weight-only compression.",
+            fix=f"Use {instead}, or remove the block for weight-only compression.",
         )
     if activations.granularity == "token" and not row.dynamic_activations:
         raise RecipeError(

@@ -16,6 +16,8 @@ from optimizer.qtensor import (
     QTensor,
     Scheme,
     absmax_scale,
+    divides,
+    group_sizes,
     quantize,
     to_scale_grid,
 )
@@ -133,3 +135,9 @@ def test_a_scheme_that_means_nothing_is_refused() -> None:
             Scheme(*arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sizes that do: 16, 32, 64"):
         Scheme(4, True, "group", 128).groups(576)
+
+
+def test_a_group_size_divides_a_row_into_whole_groups() -> None:
+    assert [divides(size, 96) for size in (None, 32, 96, 64, 192, 0)] == [True] * 3 + [False] * 3
+    assert group_sizes(96) == [16, 32]
+    assert group_sizes(7) == []

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from optimizer import pipeline, targets
 from optimizer import state as states
+from optimizer.cli import main
 from optimizer.errors import RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.source_digest import source_digest
@@ -134,6 +136,55 @@ def test_what_nothing_here_runs_is_not_said_to_be_as_good(
     gates = {g["name"]: g["verdict"] for g in report["gates"]}
     assert gates["quality.cosine"] == report["verdict"] == "inconclusive"
     assert outcome.bundle is None
+
+
+NOT_INSTALLED = MODULE.replace("untimed=", 'judged_by=("no-such-package",), untimed=')
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "run"])
+def test_what_would_judge_it_is_missed_before_any_work(
+    command: str, installed: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    installed.write_text(NOT_INSTALLED)
+    file = recipe(tmp_path / "recipe", tiny_bert, "{runtime: arrays}")
+    store = tmp_path / "store"
+    result = CliRunner().invoke(main, [command, str(file), "--store", str(store)])
+    assert result.exit_code == 5
+    assert "targets.0: no-such-package is not installed" in result.stderr
+    assert "pip install no-such-package, or on_missing: defer" in result.stderr
+    assert not list(store.glob("*/*/made_from.json"))
+
+
+def test_what_would_judge_it_is_not_missed_by_a_run_that_stops_earlier(
+    installed: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    installed.write_text(NOT_INSTALLED)
+    file = recipe(tmp_path / "recipe", tiny_bert, "{runtime: arrays}")
+    outcome = pipeline.run(recipe_file.read(file), Store(tmp_path / "store", until="load"))
+    assert outcome.built == ()
+
+
+def test_deferred_it_is_lowered_and_the_report_says_that_it_is_not_judged(
+    installed: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    installed.write_text(NOT_INSTALLED)
+    file = recipe(tmp_path / "recipe", tiny_bert, "{runtime: arrays, on_missing: defer}")
+    (built,) = pipeline.run(recipe_file.read(file), Store(tmp_path / "store")).built
+    assert (built.model.path / "weights.npz").is_file()
+    report = json.loads((built.report.path / "report.json").read_text())
+    assert "no-such-package is not installed" in report["not_measured"]["quality"]
+    assert report["ledger"][-1]["ok"] is None
+    assert "no-such-package is not installed" in report["ledger"][-1]["why"]
+    assert report["verdict"] == "inconclusive"
+
+
+def test_what_takes_a_recipe_instead_is_named_with_ours(
+    installed: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    file = recipe(tmp_path, tiny_bert, "{runtime: tensorrt-rtx}")
+    file.write_text(file.read_text().replace("granularity: channel", "symmetric: false"))
+    with pytest.raises(RecipeError, match=r"zero points: onnxruntime, .*, arrays\."):
+        recipe_file.read(file)
 
 
 def test_its_section_is_checked_like_ours(installed: Path, tiny_bert: Path, tmp_path: Path) -> None:

@@ -116,8 +116,11 @@ def test_an_embedding_in_fewer_bits_is_refused(tmp_path: Path) -> None:
 
 def test_coded_activations_on_onnxruntime_cuda_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert target(tmp_path, "{runtime: onnxruntime}").device == "cpu"
-    with pytest.raises(RecipeError, match=r"quantize\.activations: .*Use target tensorrt"):
+    with pytest.raises(
+        RecipeError, match=r"quantize\.activations: .*Use target tensorrt"
+    ) as caught:
         target(tmp_path, "{runtime: onnxruntime, device: cuda}")
+    assert "compressed-tensors" not in str(caught.value)  # it is judged on a CPU only
 
 
 @pytest.mark.parametrize("old", ["formats: [compressed-tensors]", "float: bf16"])

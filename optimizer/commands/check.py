@@ -20,8 +20,9 @@ def is_bundle(path: Path) -> bool:
 @with_recipe
 @click.pass_obj
 def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: Path) -> None:
-    """Check RECIPE against the schema, its targets, and the columns of its local data, reading no
-    weights; or a bundle (a folder, or its tar) against its manifest, running nothing that is in it.
+    """Check RECIPE against the schema, its targets, what is installed to judge them, and the
+    columns of its local data, reading no weights; or a bundle (a folder, or its tar) against its
+    manifest, running nothing that is in it.
 
     \b
     Examples:
@@ -33,11 +34,13 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
         if overrides:
             raise click.UsageError("--set belongs to a recipe, and this is a bundle.")
         harness("check", recipe, (), obj["json"])
+    from optimizer import missing_packages
     from optimizer.load.datasets import check_header
     from optimizer.recipe import file as recipe_file
     from optimizer.recipe.schema import data_specs
 
     checked = recipe_file.read(recipe, overrides)
+    missing_packages.check(checked)
     for spec in data_specs(checked.calibrate, checked.validate_).values():
         check_header(spec)
     names = [t.runtime for t in checked.targets]

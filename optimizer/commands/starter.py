@@ -10,49 +10,7 @@ from optimizer.errors import RecipeError, closest
 from optimizer.harness import tasks
 from optimizer.harness.tasks import feature_extraction, sentence_embedding
 
-TEMPLATE = """\
-# A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
-name: {name}
-
-model:
-  source: {model}     # hub id | folder | python-package:<name>
-  # revision: <commit>          # resolved to a commit and pinned in the bundle when absent
-  task: {task}
-
-calibrate:                      # the texts on which activation ranges are measured
-  data:                         # or the name of a spec file, such as calibration/mine.yaml
-    source: csv                 # csv | json | parquet | text | folder | hub id
-    files: [calibrate.csv]      # relative to this file
-    columns: {{text: text}}       # our field: your column
-  samples: 256
-  sequence_length: 128
-
-quantize:
-  method: smoothquant           # rtn | smoothquant | gptq | awq | ...: `optimize schema`
-  weights: {{bits: 8, granularity: channel}}
-  activations: {{bits: 8, granularity: tensor, range: minmax}}   # leave out for weight-only
-  bias_correction: true
-  # keep_float: ["*.intermediate.dense"]   # module patterns to leave in float
-
-targets:
-  - {{runtime: onnxruntime, device: cpu}}
-  # - runtime: tensorrt-rtx
-  #   shapes: {{batch: [1, 8, 32], sequence: [16, 128, 256]}}    # [min, usual, max]
-  #   float: fp16
-
-validate:                       # the proof; rows must not appear in the calibration data
-  data:
-    source: csv
-    files: [evaluate.csv]
-    columns: {columns}
-  metric: {metric}
-  max_drop: 0.01                # the margin: losing more than this fails (exit 3)
-  confidence: 0.95
-  latency: {{batch: [1], sequence: [128], must_beat_float: true}}
-"""
-
-
-GENERATION = """\
+MODEL = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
 name: {name}
 
@@ -61,40 +19,72 @@ model:
 {file}  # revision: <commit>          # resolved to a commit and pinned in the bundle when absent
   task: {task}
 
-calibrate:                      # texts like those the model will read and write
+calibrate:                      # {calibrated_on}
   data:                         # or the name of a spec file, such as calibration/mine.yaml
     source: csv                 # csv | json | parquet | text | folder | hub id
     files: [calibrate.csv]      # relative to this file
     columns: {{text: text}}       # our field: your column
+"""
+
+ENCODER = """\
+  samples: 256
+  sequence_length: 128
+
+quantize:
+  method: smoothquant           # rtn | smoothquant | gptq | awq | ...: `optimize schema`
+  weights: {bits: 8, granularity: channel}
+  activations: {bits: 8, granularity: tensor, range: minmax}   # leave out for weight-only
+  bias_correction: true
+  # keep_float: ["*.intermediate.dense"]   # module patterns to leave in float
+
+targets:
+  - {runtime: onnxruntime, device: cpu}
+  # - runtime: tensorrt-rtx
+  #   shapes: {batch: [1, 8, 32], sequence: [16, 128, 256]}    # [min, usual, max]
+  #   float: fp16
+"""
+
+DECODER = """\
   samples: 32                   # windows of sequence_length tokens
   sequence_length: 512
 
 quantize:
   methods: [gptq]               # rtn | gptq | awq | rotation | autoround | ...: `optimize schema`
-  weights: {{bits: 4, granularity: group, group_size: 32}}
-  head: {{bits: 8, granularity: group, group_size: 32}}
-  # embedding: {{bits: 8, granularity: group, group_size: 32}}   # ONNX Runtime only
-  # activations: {{bits: 8, granularity: token}}     # with weights of 8 bits per channel
+  weights: {bits: 4, granularity: group, group_size: 32}
+  head: {bits: 8, granularity: group, group_size: 32}
+  # embedding: {bits: 8, granularity: group, group_size: 32}   # ONNX Runtime only
+  # activations: {bits: 8, granularity: token}     # with weights of 8 bits per channel
 
-compress: {{precision: bf16}}     # how the model runs while it is calibrated
+compress: {precision: bf16}     # how the model runs while it is calibrated
 
 targets:
-  - {{runtime: onnxruntime, device: cpu}}
+  - {runtime: onnxruntime, device: cpu}
   # - runtime: tensorrt-rtx
-  #   shapes: {{batch: [1, 1, 4], sequence: [1, 128, 512], past: [0, 256, 1024]}}
-  # - {{runtime: compressed-tensors}}      # a folder for transformers and vLLM
+  #   shapes: {batch: [1, 1, 4], sequence: [1, 128, 512], past: [0, 256, 1024]}
+  # - {runtime: compressed-tensors}      # a folder for transformers and vLLM
+"""
 
+PROOF = """
 validate:                       # the proof; rows must not appear in the calibration data
   data:
     source: csv
     files: [evaluate.csv]
     columns: {columns}
   metric: {metric}
+"""
+
+ENCODER_MARGIN = """\
+  max_drop: 0.01                # the margin: losing more than this fails (exit 3)
+  confidence: 0.95
+  latency: {batch: [1], sequence: [128], must_beat_float: true}
+"""
+
+DECODER_MARGIN = """\
   sequence_length: 256
   max_drop: 0.1                 # the margin, nats per token: losing more than this fails (exit 3)
   max_kl: 0.2
   confidence: 0.95
-  latency: {{batch: [1], sequence: [128], new_tokens: 32, must_beat_float: true}}
+  latency: {batch: [1], sequence: [128], new_tokens: 32, must_beat_float: true}
 """
 
 
@@ -113,13 +103,24 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
     needs = next(iter(ways), ())
     base = model.split(":")[-1].rstrip("/").split("/")[-1].lower()
     name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
-    return (GENERATION if record.generates else TEMPLATE).format(
-        name=f"{name}-{'int4' if record.generates else 'int8'}",
+    generates = record.generates
+    model_and_data = MODEL.format(
+        name=f"{name}-{'int4' if generates else 'int8'}",
         model=model,
         file=f"  gguf_file: {gguf_file}\n" if gguf_file else "",
         task=task,
-        metric=metric,
-        columns="{" + ", ".join(f"{c}: {c}" for c in ("text", *needs)) + "}",
+        calibrated_on="texts like those the model will read and write"
+        if generates
+        else "the texts on which activation ranges are measured",
+    )
+    columns = "{" + ", ".join(f"{c}: {c}" for c in ("text", *needs)) + "}"
+    return "".join(
+        (
+            model_and_data,
+            DECODER if generates else ENCODER,
+            PROOF.format(columns=columns, metric=metric),
+            DECODER_MARGIN if generates else ENCODER_MARGIN,
+        )
     )
 
 

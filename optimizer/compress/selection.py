@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError, closest
-from optimizer.qtensor import Scheme
+from optimizer.qtensor import Scheme, divides, group_sizes
 from optimizer.recipe.schema import Quantize, Weights
 from optimizer.state import Note
 
@@ -72,7 +72,7 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
     inputs = cast(nn.Linear, model.get_submodule(name)).in_features
     choices = quantize.allocate.choices
     schemes = [Scheme(w.bits, w.symmetric, w.granularity, w.group_size) for w in choices]
-    fitting = [s for s in schemes if not s.group_size or inputs % s.group_size == 0]
+    fitting = [s for s in schemes if divides(s.group_size, inputs)]
     return tuple(dict.fromkeys([first, *fitting]))
 
 
@@ -159,12 +159,11 @@ def _why_float(
 
 def _scheme(name: str, inputs: int, weights: Weights, where: str) -> Scheme:
     scheme = Scheme(weights.bits, weights.symmetric, weights.granularity, weights.group_size)
-    if scheme.group_size and inputs % scheme.group_size:
-        fits = [g for g in (16, 32, 64, 128, 256) if inputs % g == 0]
+    if not divides(scheme.group_size, inputs):
         raise RecipeError(
             f"{scheme.group_size} does not divide the {inputs} inputs of {name}",
             where=f"{where}.group_size",
-            accepted=", ".join(map(str, fits)) or "no size from 16 to 256",
+            accepted=", ".join(map(str, group_sizes(inputs))) or "no size from 16 to 256",
             fix=f"Use one of these, or add {name!r} to keep_float.",
         )
     return scheme

@@ -8,12 +8,14 @@ is named by strings, "package.module:function".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from optimizer.errors import RecipeError
 from optimizer.recipe import method_options as options
 from optimizer.recipe.data import Section
-from optimizer.references import from_entry_point, record_code
+from optimizer.references import from_entry_point, offered, record_code
 from optimizer.source_digest import source_digest
 
 if TYPE_CHECKING:
@@ -241,6 +243,21 @@ def method(name: str) -> Method:
     if not isinstance(record, Method) or record.name != name:
         raise TypeError(f"the entry point {name} of {GROUP} is {record!r}, not a Method {name!r}")
     return record
+
+
+def names() -> list[str]:
+    """Of every method, the table's first."""
+    return list(dict.fromkeys([*METHODS, *offered(GROUP)]))
+
+
+def calibrated() -> list[str]:
+    """The names of the methods that need calibration data. A record of another distribution that
+    cannot be loaded is left out: `method` says why, where a recipe names it."""
+    needing = []
+    for name in names():
+        with suppress(ImportError, AttributeError, TypeError, RecipeError):
+            needing += [name] if method(name).calibrated else []
+    return needing
 
 
 def refuse_old_name(name: Any) -> Any:

@@ -127,7 +127,7 @@ def _known(name: str) -> str:
     try:
         methods.method(name)
     except KeyError:
-        names = [repr(known) for known in methods.METHODS]
+        names = [repr(known) for known in methods.names()]
         expected = f"{', '.join(names[:-1])} or {names[-1]}"
         raise PydanticCustomError(
             "literal_error", "Input should be {expected}", {"expected": expected}

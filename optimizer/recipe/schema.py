@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from optimizer.errors import closest
 from optimizer.harness import tasks
+from optimizer.recipe import methods
 from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.methods import METHODS
 from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.targets import (
@@ -319,7 +319,6 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
         generates = tasks.task(self.model.task).generates
-        others = ", ".join(tasks.generating())
         only = {
             "quantize": ("head", "embedding", "allocate"),
             "validate_": ("max_kl", "min_top1", "sequence_length"),
@@ -328,10 +327,11 @@ class Recipe(Section):
             present = sorted(getattr(self, section).model_fields_set & set(fields))
             if present and not generates:
                 raise ValueError(
-                    f"{section.rstrip('_')}.{present[0]} belongs to task {others}, and the "
-                    f"task is {self.model.task}"
+                    f"{section.rstrip('_')}.{present[0]} belongs to task "
+                    f"{', '.join(tasks.generating())}, and the task is {self.model.task}"
                 )
         if self.calibrate is not None and self.calibrate.generated and not generates:
+            others = ", ".join(tasks.generating())
             raise ValueError(f"calibrate.generated: only task {others} writes text")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
@@ -340,7 +340,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _calibration_when_needed(self) -> Recipe:
         if self.quantize.calibrated and self.calibrate is None:
-            names = ", ".join(m.name for m in METHODS.values() if m.calibrated)
+            names = ", ".join(methods.calibrated())
             raise ValueError(
                 "calibrate is missing, and static activations, bias_correction, allocate and "
                 f"methods {names} need it; add calibrate: {{data: ...}}"

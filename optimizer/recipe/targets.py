@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -92,6 +92,12 @@ class TargetSection(Section):
     allow_precision_fallback: bool = Field(
         False, description="accept modules that run in higher precision than the recipe says"
     )
+
+    @classmethod
+    def devices(cls) -> tuple[str, ...]:
+        """What `device:` may be; of a section that does not list them, its default."""
+        field = cls.model_fields["device"]
+        return get_args(field.annotation) or (str(field.default),)
 
     @property
     def without_on_fail(self) -> Self:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantLinear, simulated
-from optimizer.errors import LedgerError, MachineError, OptimizeError
+from optimizer.errors import LedgerError, OptimizeError
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import compressed_tensors as format_
 from optimizer.qtensor import QTensor
@@ -97,7 +96,7 @@ def harness(_m: Materials) -> Entry:
 
 
 def opened(m: Materials, _device: str) -> Runner:
-    """What answers in validate. Raises MachineError where compressed-tensors is not installed."""
+    """What answers in validate."""
     return Runner(m)
 
 
@@ -136,7 +135,6 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
     """
     from transformers import CompressedTensorsConfig
 
-    _need_reader()
     options: dict[str, Any] = {}
     if _decompressed(m):
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
@@ -158,15 +156,6 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
 def _decompressed(m: Materials) -> bool:
     """Whether weights are de-quantized when the folder is loaded, into its float type."""
     return any(not q.scheme.symmetric for q in m.state.weights.values())
-
-
-def _need_reader() -> None:
-    if find_spec("compressed_tensors") is None:
-        raise MachineError(
-            "compressed-tensors is not installed, so the folder cannot be judged",
-            where="target compressed-tensors",
-            fix="pip install 'optimize-toolchain[compressed-tensors]'",
-        )
 
 
 def _as_stored(m: Materials) -> nn.Module:
@@ -242,7 +231,6 @@ def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
 
 def _weights(m: Materials) -> Iterator[str]:
     """What is wrong with the quantized weights as the project's own decompressor gives them."""
-    _need_reader()
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 

@@ -15,6 +15,7 @@ from optimizer.harness.fit import verdicts
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
+from optimizer.missing_packages import not_judged
 from optimizer.references import resolve
 from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.distance import Array
@@ -42,7 +43,7 @@ def unanswered(m: RunArtifacts) -> str:
     """Why nothing here answers for the target, so that its quality is not judged, or ""."""
     runtime = m.section.target.runtime
     if targets.of(runtime).open:
-        return ""
+        return not_judged(m.section.target)
     return (
         f"nothing here runs what is lowered for {runtime}, so that no quality is measured; give "
         "its record in optimizer.targets an `open`"

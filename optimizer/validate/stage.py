@@ -10,13 +10,14 @@ Writes report.json:
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
-                  when another runtime answered for the engine
+                  when something else than what serves the target answered for it
     also          {name: the same on each further set, and report_only: whether it has no gate}
     speed         see speed/; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is not built here
     modules       the compress stage's row per module
-    fallbacks     modules that run in higher precision, or stayed float, and why
+    fallbacks     modules that run in higher precision, or stayed float, and why; then what a
+                  reader of the lowered model must know, a sentence each
 A gate that does not pass is no exception: the report says it, and the exit code follows from it.
 """
 
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 
-from optimizer import targets
+from optimizer import missing_packages, targets
 from optimizer.harness import contract as contracts
 from optimizer.harness.machine import this_machine
 from optimizer.harness.tasks import Task
@@ -68,7 +69,9 @@ ELSEWHERE = (
 
 def run(section: Validation, *folders: Path, out: Path) -> None:
     """folders: of load, compress, export, lower and build. Raises DataError when the data sets
-    overlap or lack what the metric needs."""
+    overlap or lack what the metric needs, MachineError when what judges the target is not
+    installed (unless on_missing: defer)."""
+    missing_packages.check_target(section.target, f"target {section.target.name}")
     source, state, graph, model, engine = folders
     contract = contracts.read(source / "contract.json")
     data = _data(section, contract.task_record)
@@ -126,9 +129,9 @@ def _answered(
         judged = _quality(m, sets, reference, device)
     gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, judged)
     report["sense"] |= sense.after(m, judged[FIRST][0], report["quality"])
-    if elsewhere:
+    if note := ELSEWHERE if elsewhere else targets.of(m.section.target.runtime).answered_by:
         for judged_on in (report["quality"], *report["also"].values()):
-            judged_on["note"] = ELSEWHERE
+            judged_on["note"] = note
     return gates
 
 
@@ -193,11 +196,14 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
     return Gate("ledger", "fail", measured, bad.tolerance, None, message)
 
 
-def _fallbacks(m: Materials) -> list[dict[str, str]]:
-    notes = [{"module": n.module, "what": n.what, "why": n.why} for n in m.state.notes]
-    return notes + [
-        {"module": name, "what": "higher precision", "why": "the engine runs it so"}
-        for name in m.inspected.get("fallbacks") or []
+def _fallbacks(m: Materials) -> list[dict[str, str] | str]:
+    return [
+        *({"module": n.module, "what": n.what, "why": n.why} for n in m.state.notes),
+        *(
+            {"module": name, "what": "higher precision", "why": "the engine runs it so"}
+            for name in m.inspected.get("fallbacks") or []
+        ),
+        *m.lowering.get("notes", ()),
     ]
 
 

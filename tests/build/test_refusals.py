@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optimizer.harness.errors import BuildError, HarnessError, MachineError
 from optimizer.harness.runtimes.trt import builder
+from optimizer.harness.runtimes.trt.header import read_header
+from optimizer.harness.runtimes.trt.products import imported
 
 pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
 
@@ -148,12 +150,22 @@ def test_every_profile_is_in_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [{"workspace_gb": 0.5}, {"sparse_weights": True}])
-def test_options_it_has_are_taken(option: dict[str, Any], tmp_path: Path) -> None:
-    model = linear(tmp_path / "m.onnx")
+def test_an_engine_is_built_with_the_options_it_has(option: dict[str, Any], tmp_path: Path) -> None:
+    engine, options = tmp_path / "e", builder.Options(**option)
     made = builder.build(
-        model, tmp_path / "e", shapes={"batch": (1, 2, 4)}, options=builder.Options(**option)
+        linear(tmp_path / "m.onnx"), engine, shapes={"batch": (1, 2, 4)}, options=options
     )
-    assert made["bytes"] > 0
+    assert read_header(engine).version == made["version"] == builder.version("tensorrt-rtx")
+
+
+def test_options_reach_the_config_of_the_builder() -> None:
+    trt = imported("tensorrt-rtx")
+    config = trt.Builder(trt.Logger(trt.Logger.ERROR)).create_builder_config()
+    builder.configure(trt, config, builder.Options())
+    assert not config.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
+    builder.configure(trt, config, builder.Options(workspace_gb=0.5, sparse_weights=True))
+    assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 29
+    assert config.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
 
 
 def test_a_product_that_is_not_installed_is_the_machines_fault(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ validate: {data: {source: text, files: [b.txt]}, metric: cosine}
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("method: stray", r"4: quantize\.method: \"stray\".*'rtn'"),
+        ("method: stray", r"4: quantize\.method: \"stray\".*'rtn'.*'optoins'"),
         ("method: optoins\n  optoins: {finr: 2.0}", r"5: quantize\.optoins\.finr: unknown.*finer"),
         ("method: optoins\n  optoins: {finer: x}", r"5: quantize\.optoins\.finer: \"x\""),
         ("method: rtn\n  optoins: {finer: 2.0}", r"5: quantize\.optoins: unknown key"),
@@ -133,6 +133,18 @@ def test_what_is_wrong_with_it_is_refused_where_it_stands(
     file = tmp_path / "r.yaml"
     file.write_text(RECIPE.replace("METHOD", lines))
     with pytest.raises(RecipeError, match=message):
+        recipe_file.read(file)
+
+
+def test_one_that_needs_calibration_data_is_named_with_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site", monkeypatch, "calibrating")
+    module = tmp_path / "site" / "calibrating.py"
+    module.write_text(module.read_text().replace("law=", "calibrated=True, law="))
+    file = tmp_path / "r.yaml"
+    file.write_text(RECIPE.replace("METHOD", "method: calibrating"))
+    with pytest.raises(RecipeError, match=r"methods .*gptq.*, calibrating need it"):
         recipe_file.read(file)
 
 

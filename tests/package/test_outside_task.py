@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optimizer import outside_task
 from optimizer.errors import RecipeError
+from optimizer.harness import tasks
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
@@ -88,6 +89,18 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "toy_task", raising=False)
     return site
+
+
+def test_one_that_generates_is_named_with_ours(toy: Path) -> None:
+    assert tasks.generating() == ["text-generation"]
+    (toy / "toy_task.py").write_text(MODULE.replace("arrays=None", "sections=('generation',)"))
+    sys.modules.pop("toy_task")
+    assert tasks.generating() == ["text-generation", "array-argmax"]
+
+
+def test_one_that_cannot_be_loaded_is_left_out_of_a_list(toy: Path) -> None:
+    (toy / "toy_task.py").write_text("import no_such_module")
+    assert tasks.generating() == ["text-generation"]
 
 
 def asked(folder: Path) -> Recipe:

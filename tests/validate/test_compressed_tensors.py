@@ -53,6 +53,14 @@ def folders(
     return made
 
 
+@pytest.fixture(scope="module")
+def judged(
+    folders: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """The report of each."""
+    return {name: report(run, tmp_path_factory.mktemp(name)) for name, run in folders.items()}
+
+
 def report(run: Run, out: Path) -> dict[str, Any]:
     VALIDATE.run(run.section, *(run.folder(f) for f in NAMES), out=out)
     document: dict[str, Any] = json.loads((out / "report.json").read_text())
@@ -64,9 +72,9 @@ NAMES = ("source", "state", "graph", "model", "engine")
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_folder_is_proven_and_its_quality_judged(
-    name: str, folders: dict[str, Run], tmp_path: Path
+    name: str, judged: dict[str, dict[str, Any]]
 ) -> None:
-    document = report(folders[name], tmp_path)
+    document = judged[name]
     hops = {h["hop"]: h for h in document["ledger"]}
     assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness"]
     assert {n: h["problems"] for n, h in hops.items() if h["problems"]} == {}
@@ -77,6 +85,30 @@ def test_a_folder_is_proven_and_its_quality_judged(
     assert document["quality"]["candidate"]["value"] > 0
     assert "vLLM" in document["not_measured"]["speed"]
     assert document["verdict"] == "pass"
+
+
+def test_the_report_says_what_a_reader_of_the_folder_must_know(
+    judged: dict[str, dict[str, Any]],
+) -> None:
+    notes = {n: [f for f in r["fallbacks"] if isinstance(f, str)] for n, r in judged.items()}
+    assert notes["w4"] == notes["gptq"] == []
+    assert [n for n in notes["asymmetric"] if "dequantize=True" in n]
+    assert [n for n in notes["token"] if "127.5" in n]
+
+
+def test_the_quality_card_says_that_transformers_answered(
+    judged: dict[str, dict[str, Any]],
+) -> None:
+    for document in judged.values():
+        assert document["quality"]["note"].startswith("answers of the folder as transformers runs")
+
+
+def damage(run: Run, fault: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the folder's tensors by `fault`."""
+    file = run.folder("model") / "model" / "model.safetensors"
+    tensors = load_file(file)
+    fault(tensors)
+    save_file(tensors, file, {"format": "pt"})
 
 
 def scaled(tensors: dict[str, torch.Tensor]) -> None:
@@ -94,15 +126,17 @@ def normed(tensors: dict[str, torch.Tensor]) -> None:
     tensors[name] = tensors[name] * 1.01
 
 
+def ranged(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(n for n in tensors if n.endswith("input_scale"))
+    tensors[name] *= 1.01
+
+
 @pytest.mark.parametrize("fault", [scaled, swapped, normed])
 def test_a_fault_of_the_folder_is_named_by_its_reader(
     fault: Callable[[dict[str, torch.Tensor]], None], folders: dict[str, Run], tmp_path: Path
 ) -> None:
     run = folders["gptq"].copy(tmp_path)
-    file = run.folder("model") / "model" / "model.safetensors"
-    tensors = load_file(file)
-    fault(tensors)
-    save_file(tensors, file, {"format": "pt"})
+    damage(run, fault)
     entry = ledger.run_hop(compressed_tensors.lower, run.materials())
     assert entry.ok is False
     assert "other values than the state has" in entry.problems[0]
@@ -110,11 +144,7 @@ def test_a_fault_of_the_folder_is_named_by_its_reader(
 
 def test_another_static_range_is_named(folders: dict[str, Run], tmp_path: Path) -> None:
     run = folders["static"].copy(tmp_path)
-    file = run.folder("model") / "model" / "model.safetensors"
-    tensors = load_file(file)
-    name = next(n for n in tensors if n.endswith("input_scale"))
-    tensors[name] *= 1.01
-    save_file(tensors, file, {"format": "pt"})
+    damage(run, ranged)
     entry = ledger.run_hop(compressed_tensors.lower, run.materials())
     assert "static range" in entry.problems[0]
 
@@ -123,10 +153,7 @@ def test_a_model_that_computes_otherwise_is_out_of_its_limit(
     folders: dict[str, Run], tmp_path: Path
 ) -> None:
     run = folders["w4"].copy(tmp_path)
-    file = run.folder("model") / "model" / "model.safetensors"
-    tensors = load_file(file)
-    scaled(tensors)
-    save_file(tensors, file, {"format": "pt"})
+    damage(run, scaled)
     entry = ledger.run_hop(compressed_tensors.engine, run.materials())
     assert entry.ok is False
 

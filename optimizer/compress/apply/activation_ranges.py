@@ -10,7 +10,6 @@ from optimizer.compress.apply.folding import bad_input
 from optimizer.compress.methods.activation_ranges import Histogram, chooser
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
-from optimizer.errors import CheckpointError
 from optimizer.recipe.quantize import Activations
 from optimizer.state import Range
 
@@ -20,7 +19,7 @@ def ranges(
 ) -> dict[str, Range]:
     """One range per module, over all uses of its block; modules of one tensor share theirs.
     factors: {module: what its input is multiplied by first}."""
-    leader = walk.sharing(group, tuple(group.schemes))
+    leader = walk.sharing_of_all(group, "its range is unknown")
     histograms = {name: Histogram() for name in leader.values()}
 
     def hook(name: str, rows: Tensor, _real: Tensor) -> None:
@@ -30,13 +29,6 @@ def ranges(
             raise bad_input(name, e) from e
 
     walk.observe(group, hook, histograms)
-    unused = [n for n in group.schemes if n not in leader]
-    if unused:
-        raise CheckpointError(
-            "never ran on the calibration data, so its range is unknown",
-            where=unused[0],
-            fix="Add it to keep_float.",
-        )
     choose = range_chooser(activations)
     chosen = {name: choose(histogram) for name, histogram in histograms.items()}
     return {n: chosen[leader[n]] for n in group.schemes}

@@ -121,14 +121,7 @@ def choose(group: BlockGroup, inputs: Inputs, quantize: Quantize, scratch: Path)
         walk.advance_float_reference(group)
     if not method.second_moments:
         return _alone(group, inputs, quantize)
-    leader = walk.sharing(group, tuple(group.schemes))
-    unused = [n for n in group.schemes if n not in leader]
-    if unused:
-        raise CheckpointError(
-            "never ran on the calibration data, so there is nothing to round it by",
-            where=unused[0],
-            fix="Add it to keep_float.",
-        )
+    leader = walk.sharing_of_all(group, "there is nothing to round it by")
     float_inputs: Mapping[str, Buffer] = {}
     if aims_at_float:
         float_inputs = _float_inputs(group, set(leader.values()), scratch)

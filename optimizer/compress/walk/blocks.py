@@ -191,6 +191,22 @@ def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
     return leader
 
 
+def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
+    """`sharing` of every quantized module. unknown: what cannot be known of one that does not run.
+
+    Raises CheckpointError naming one that does not run.
+    """
+    leader = sharing(group, tuple(group.schemes))
+    unused = [name for name in group.schemes if name not in leader]
+    if unused:
+        raise CheckpointError(
+            f"never ran on the calibration data, so {unknown}",
+            where=unused[0],
+            fix="Add it to keep_float.",
+        )
+    return leader
+
+
 def inside(module: str, blocks: Collection[str]) -> bool:
     """Whether a module lies in one of the blocks."""
     return any(module.startswith(f"{block}.") for block in blocks)

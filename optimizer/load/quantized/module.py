@@ -12,7 +12,7 @@ from torch import Tensor
 from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry
 from optimizer.load.quantized.parts import FLOAT_INSTEAD
-from optimizer.qtensor import QTensor, Scheme, on_scale_grid
+from optimizer.qtensor import QTensor, Scheme, divides, on_scale_grid
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -91,7 +91,7 @@ def grouping(
 ) -> tuple[str, int | None]:
     """Granularity and group size of `groups` scales a row. group_size: the config's; -1 is the
     whole row, None is not stated. Raises CheckpointError when they disagree."""
-    if groups < 1 or inputs % groups:
+    if not divides(groups, inputs):
         raise module.wrong(
             f"{groups} groups do not divide {inputs} inputs evenly",
             accepted="groups of one size",

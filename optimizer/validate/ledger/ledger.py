@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from optimizer import targets
 from optimizer.errors import LedgerError, OptimizeError
 from optimizer.harness.errors import HarnessError
+from optimizer.missing_packages import not_judged
 from optimizer.progress import bar
 from optimizer.references import resolve
 from optimizer.validate.ledger import cache_laws, generation_laws, hops
@@ -76,9 +77,10 @@ def run(materials: Materials) -> list[Entry]:
 
 
 def hops_of(materials: Materials) -> tuple[Hop, ...]:
-    """The target's; where it has none, those of the state, and one that says so."""
+    """The target's; where it has none, or what they need is not installed, those of the state, and
+    one that says so."""
     target = targets.of(materials.section.target.runtime)
-    if not target.hops:
+    if not target.hops or not_judged(materials.section.target):
         return (*STATE_HOPS, unjudged)
     chosen: tuple[Hop, ...] = resolve(target.hops)(materials)
     return chosen
@@ -90,8 +92,9 @@ def graph_hops(materials: Materials) -> tuple[Hop, ...]:
 
 
 def unjudged(materials: Materials) -> Entry:
-    """In place of the hops of a target that has none."""
-    why = f"nothing here judges what is lowered for {materials.section.target.runtime}"
+    """In place of the hops of a target that has none, or that cannot be judged here."""
+    section = materials.section.target
+    why = not_judged(section) or f"nothing here judges what is lowered for {section.runtime}"
     return Entry("lower", "state in torch", None, None, None, why)
 
 

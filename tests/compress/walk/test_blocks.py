@@ -13,11 +13,13 @@ from optimizer.compress.apply.rounding import Inputs, statistic
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
 from optimizer.compress.walk.model_source import ModelSource
+from optimizer.errors import CheckpointError
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.load.model import materialize, skeleton, torch_model
+from optimizer.qtensor import Scheme
 from optimizer.recipe.method_options import GptqOptions
 
 BLOCKS = ("encoder.layer.0", "encoder.layer.1")
@@ -68,6 +70,13 @@ def test_capture_leaves_a_skeleton(loaded: Path) -> None:
     capture(source, BLOCKS, [PADDED])
     assert all(p.is_meta for p in source.model.parameters())
     assert all("forward" not in m.__dict__ for m in source.model.modules())
+
+
+def test_a_quantized_module_that_never_runs_is_named(walked: walk.BlockGroup) -> None:
+    elsewhere = "encoder.layer.1.output.dense"
+    group = replace(walked, schemes=dict.fromkeys([QKV[0], elsewhere], Scheme(8)))
+    with pytest.raises(CheckpointError, match=f"{elsewhere}.*so its range is unknown"):
+        walk.sharing_of_all(group, "its range is unknown")
 
 
 def test_padding_is_never_seen(walked: walk.BlockGroup) -> None:

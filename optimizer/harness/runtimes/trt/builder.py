@@ -23,7 +23,7 @@ from .network import summary
 from .products import PRODUCTS, Options, imported, refuse_options, version
 from .watch import Messages, Progress, interruptible, logger, monitor
 
-__all__ = ["PRODUCTS", "Options", "Progress", "build", "kept_packed", "version"]
+__all__ = ["PRODUCTS", "Options", "Progress", "build", "configure", "kept_packed", "version"]
 
 Span = tuple[int, int, int]
 
@@ -61,7 +61,7 @@ def build(
     if not parser.parse_from_file(str(onnx)):
         raise advice.parse_error(parser, onnx, log.messages)
     config = builder.create_builder_config()
-    _configure(trt, config, options)
+    configure(trt, config, options)
     cache = caches.timing_cache(config, timing_cache) if PRODUCTS[product].timing_cache else None
     several = [shapes] if isinstance(shapes, Mapping) else shapes
     profiles = [_add_profile(builder, network, config, one, log.messages) for one in several]
@@ -99,8 +99,8 @@ def _builder(trt: Any, log: Any, product: str) -> Any:
     return builder
 
 
-def _configure(trt: Any, config: Any, options: Options) -> None:
-    """Options, as the builder spells them. DETAILED is what the inspector needs."""
+def configure(trt: Any, config: Any, options: Options) -> None:
+    """Set the options in a builder's config. DETAILED is what the inspector needs."""
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options.workspace_gb is not None:
         config.set_memory_pool_limit(
