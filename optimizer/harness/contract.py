@@ -178,8 +178,10 @@ class Contract:
             " and ".join(kind.arrays) + f", and perhaps {', '.join(task.arrays or ['any'])}",
         )
         require(len(set(names)) == len(names), "inputs", names, "each name once")
-        for tensor in (*self.inputs, *self.outputs):
-            require(tensor.dtype in DTYPES, tensor.name, tensor.dtype, ", ".join(DTYPES))
+        for kinds in ("inputs", "outputs"):
+            for i, tensor in enumerate(getattr(self, kinds)):
+                where = f"{kinds}[{i}].dtype"
+                require(tensor.dtype in DTYPES, where, tensor.dtype, ", ".join(DTYPES))
         outputs = [o.name for o in self.outputs]
         require(task.output in outputs, "outputs", outputs, f"one called {task.output}")
         for section in SECTIONS:

@@ -24,13 +24,13 @@ from .schema import (
     whole,
 )
 
-NAME = text(200)
+NAME = text(200, r"[^\x00-\x1f]+", "a text of 1 to 200 characters, on one line")
 PROSE = text(100_000)
 SHA256 = text(64, "[0-9a-f]{64}", "64 hexadecimal digits")
 SIZE = whole(0, 1 << 50)  # bytes
 COUNT = whole(1, 1 << 31)
 THREADS = whole(0, 1024)
-VERSION = text(60, r"[0-9A-Za-z.+!_-]*", "a version")
+VERSION = text(60, r"[0-9][0-9A-Za-z.+!_-]*", "a version")
 
 TENSOR = record(
     {
@@ -45,7 +45,7 @@ TOKENIZER = record(
         "file": NAME,
         "max_length": COUNT,
         "pad_id": whole(0, 1 << 31),
-        "pad_token": NAME,
+        "pad_token": text(200),
     },
     {"pad_type_id": whole(0, 1 << 31)},
     closed=True,
@@ -84,7 +84,13 @@ CONTRACT = record(
     closed=True,
 )
 
-SPAN = list_of(whole(0, 1 << 31), 3, 3)
+
+def _span(value: Any, where: str) -> None:
+    """[min, opt, max] of an axis."""
+    list_of(whole(0, 1 << 31), 3, 3)(value, where)
+    low, opt, high = value
+    if not low <= opt <= high:
+        refuse(value, where, "[min, opt, max], ascending")
 
 
 def _profile(value: Any, where: str) -> None:
@@ -92,9 +98,9 @@ def _profile(value: Any, where: str) -> None:
     map_of(anything)(value, where)
     for axis, span in value.items():
         if axis == "buckets":
-            null_or(list_of(map_of(null_or(SPAN)), 0, 1000))(span, f"{where}.buckets")
+            null_or(list_of(map_of(null_or(_span)), 0, 1000))(span, f"{where}.buckets")
         else:
-            SPAN(span, f"{where}.{axis}")
+            _span(span, f"{where}.{axis}")
     if "past" in value and "sequence" not in value:
         refuse(sorted(value), where, "sequence beside past")
 
@@ -131,7 +137,11 @@ ENGINE = record(
         "why": PROSE,
         "fit": FIT,
     },
-    {"provider": null_or(NAME), "timing_cache": null_or(file_name)},
+    {
+        "provider": null_or(NAME),
+        "timing_cache": null_or(file_name),
+        "fallbacks": list_of(text(1000)),
+    },
 )
 BUILT_ENGINE = record(
     {
@@ -147,7 +157,8 @@ BUILT_ENGINE = record(
     }
 )
 """What an engine file of a runtime of its own says besides."""
-WITH_SHAPES = record({"fit": record({"shapes": anything})})
+PROFILE = record({"batch": _span, "sequence": _span})
+WITH_SHAPES = record({"fit": record({"shapes": one_of(list_of(PROFILE, 1, 1000), PROFILE)})})
 """What is needed to load such an engine, and to build it."""
 
 LATENCY = record(

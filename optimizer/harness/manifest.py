@@ -39,7 +39,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import fields
+from . import fields, tasks
+from .contract import Contract
 from .errors import BundleError
 from .runtimes import table
 from .runtimes.trt.header import belongs
@@ -96,6 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     where = f"{path}: "
     fields.MANIFEST(manifest, where)
+    _check_contract(manifest["contract"])
     _check_engines(manifest, where)
     _check_files(manifest, where)
     if manifest["content_digest"] != content_digest(manifest["contract"], manifest["files"]):
@@ -119,6 +121,16 @@ def _parsed(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise BundleError("not a JSON object", where=str(path), fix=AGAIN)
     return manifest
+
+
+def _check_contract(document: Mapping[str, Any]) -> None:
+    """What no table of fields says. Of a task that is not known here only the fields are checked:
+    another package's, which the harness in the bundle knows."""
+    try:
+        tasks.task(document["task"])
+    except KeyError:
+        return
+    Contract.from_json(document, MANIFEST)
 
 
 def _check_engines(manifest: Mapping[str, Any], where: str) -> None:

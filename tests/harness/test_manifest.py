@@ -16,6 +16,7 @@ from optimizer.cli import main as cli
 from optimizer.harness.__main__ import main
 from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import canonical, content_digest, digest, read_manifest
+from tests.harness import small_model
 from tests.package import small_bundle
 
 GOLDEN = {
@@ -198,8 +199,8 @@ def test_a_damaged_file_is_shown_by_inspect_with_exit_2(bundle: Path) -> None:
 
 
 def test_two_labels_exchanged_are_found(bundle: Path) -> None:
-    labels = {"task": "text-classification", "labels": ["bad", "good"]}
-    small_bundle.edited(bundle, lambda m: m["contract"].update(labels))
+    contract = small_model.contract("text-classification", labels=["bad", "good"])
+    small_bundle.edited(bundle, lambda m: m.update(contract=contract))
     read_manifest(bundle)
     put(bundle, lambda m: m["contract"]["labels"].reverse())
     with pytest.raises(BundleError, match="damaged"):
