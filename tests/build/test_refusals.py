@@ -3,6 +3,8 @@ the module as the checkpoint does, and says what to do."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,35 @@ def test_options_reach_the_config_of_the_builder() -> None:
     builder.configure(trt, config, builder.Options(workspace_gb=0.5, sparse_weights=True))
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 29
     assert config.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
+
+
+LEFT_BEHIND = """
+import gc, sys
+from pathlib import Path
+from optimizer.harness.runtimes.trt import builder
+from optimizer.harness.runtimes.trt.products import imported
+from optimizer.harness.runtimes.trt.watch import logger
+
+trt = imported("tensorrt-rtx")
+gc.disable()
+cycle = [trt.Builder(logger(trt))]
+cycle.append(cycle)
+del cycle
+
+def collect_in_messages(frame, event, _argument):
+    if event == "call" and frame.f_code.co_name == "log":
+        gc.collect()
+
+sys.setprofile(collect_in_messages)
+folder = Path(sys.argv[1])
+builder.build(folder / "m.onnx", folder / "e", shapes={"batch": (1, 2, 4)})
+"""
+
+
+def test_a_builder_left_in_garbage_does_not_stop_the_next_build(tmp_path: Path) -> None:
+    linear(tmp_path / "m.onnx")
+    subprocess.run([sys.executable, "-c", LEFT_BEHIND, str(tmp_path)], check=True, timeout=120)
+    assert (tmp_path / "e").is_file()
 
 
 def test_a_product_that_is_not_installed_is_the_machines_fault(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from .header import read_header
 from .inspect import inspect_engine
 from .network import summary
 from .products import PRODUCTS, Options, imported, refuse_options, version
-from .watch import Messages, Progress, interruptible, logger, monitor
+from .watch import Messages, Progress, interruptible, logger, monitor, no_collection
 
 __all__ = ["PRODUCTS", "Options", "Progress", "build", "configure", "kept_packed", "version"]
 
@@ -31,6 +31,7 @@ DEFAULTS = Options()
 OVERHEAD = 8 << 10  # bytes of kernels and metadata per layer: MiniLM 8.7 k, two-layer BERT 8.2 k
 
 
+@no_collection()
 def build(
     onnx: Path,
     engine: Path,

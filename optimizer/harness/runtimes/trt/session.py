@@ -21,7 +21,7 @@ from .memory import Device, Memory
 from .products import PRODUCTS
 from .profiles import Profile, Shape
 from .validity import refuse_invalid
-from .watch import logger
+from .watch import logger, no_collection
 
 DTYPES = {
     "FLOAT": "float32",
@@ -50,6 +50,7 @@ class Session:
     not open here.
     """
 
+    @no_collection()
     def __init__(
         self,
         trt: Any,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MachineError, UnopenedError
-from .watch import logger
+from .watch import logger, no_collection
 
 REASONS = {
     1: "it was built by another version",
@@ -25,6 +25,7 @@ REASONS = {
 REBUILT = 1 | 2 | 32  # what an engine that is built here has not
 
 
+@no_collection()
 def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
     """Raise MachineError when the runtime says that the engine is not for this machine;
     UnopenedError when an engine that is built here would be.

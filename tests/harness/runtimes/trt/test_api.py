@@ -83,7 +83,7 @@ OURS = """
     ._contexts ._device ._driver ._graphs ._output_shapes ._pinned ._row ._scratch ._session ._spec
     BITS GEMM KERNELS SOURCE TYPES a actual addresses advice array arrays beside buffer buffers
     caches constants consumers contract d description device driver dtype f file final_shapes
-    gpu header host i json kernels known kv_cache log modules new node np old options os
+    gc gpu header host i json kernels known kv_cache log modules new node np old options os
     output_shapes path pinned producer ranges re REASONS room schemes self session shapes signal
     sizes spans threading typed types watching weights
 """
