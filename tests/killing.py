@@ -11,9 +11,12 @@ from collections.abc import Callable
 WATCHED = ("open", "os.", "shutil.", "ctypes.", "fcntl.", "tempfile.")
 
 
-def start(work: Callable[[], object], kill_at: int | None = None) -> int:
+def start(work: Callable[[], object], kill_at: int | None = None, below: str = "") -> int:
     """The process id of a child that does `work`, and is killed with SIGKILL when it is about to
-    make its `kill_at`-th call that touches files (as Python's audit events tell them)."""
+    make its `kill_at`-th call that touches files (as Python's audit events tell them).
+
+    below: count those alone that name something below this folder.
+    """
     sys.stderr.flush()
     pid = os.fork()
     if pid:
@@ -23,8 +26,8 @@ def start(work: Callable[[], object], kill_at: int | None = None) -> int:
         if kill_at is not None:
             left = [kill_at]
 
-            def count(event: str, _: tuple[object, ...]) -> None:
-                if event.startswith(WATCHED):
+            def count(event: str, arguments: tuple[object, ...]) -> None:
+                if event.startswith(WATCHED) and any(below in str(a) for a in arguments or [""]):
                     left[0] -= 1
                     if left[0] == -1:
                         os.kill(os.getpid(), signal.SIGKILL)
