@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 WATCHED = ("open", "os.", "shutil.", "ctypes.", "fcntl.", "tempfile.")
 
@@ -34,11 +35,13 @@ def start(work: Callable[[], object], kill_at: int | None = None, below: str = "
 
             sys.addaudithook(count)
         work()
+        sys.stderr.flush()
         code = 0
     except BaseException:
-        traceback.print_exc()
+        with suppress(ValueError):  # `work` may have closed it
+            traceback.print_exc()
+            sys.stderr.flush()
     finally:
-        sys.stderr.flush()
         os._exit(code)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -131,14 +133,21 @@ def test_of_many_at_once_all_succeed_and_the_name_is_never_without_a_whole_bundl
         assert names(tmp_path) == ["1", "tiny-1.tar"]
 
 
-def test_a_version_that_somebody_else_publishes_is_waited_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    new = bundle(tmp_path / "new", "new")
+def test_a_version_that_somebody_else_publishes_is_waited_for(tmp_path: Path) -> None:
+    new, log = bundle(tmp_path / "new", "new"), tmp_path / "log"
+
+    def work() -> None:
+        sys.stderr = log.open("w")
+        publish(new, tmp_path, "tiny", "1")
+
+    log.touch()
     with atomic.lock(tmp_path / ".tiny-1.lock"):
-        child = killing.start(lambda: publish(new, tmp_path, "tiny", "1"))
-        while "waiting for another run" not in capfd.readouterr().err:
-            assert not (tmp_path / "tiny" / "1").exists()
+        child = killing.start(work)
+        deadline = time.monotonic() + 20
+        while "waiting for another run" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "waiting for another run" in log.read_text()
+        assert not (tmp_path / "tiny" / "1").exists()
     assert killing.wait(child) == 0
     assert tag_of(tmp_path / "tiny/1") == "new"
 
