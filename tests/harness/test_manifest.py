@@ -15,7 +15,13 @@ from click.testing import CliRunner
 from optimizer.cli import main as cli
 from optimizer.harness.__main__ import main
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import canonical, content_digest, digest, read_manifest
+from optimizer.harness.manifest import (
+    canonical,
+    content_digest,
+    damaged_files,
+    digest,
+    read_manifest,
+)
 from tests.harness import small_model
 from tests.package import small_bundle
 
@@ -244,3 +250,22 @@ def test_compare_reads_no_damaged_report(bundle: Path, made: Path) -> None:
     (bundle / "report.json").write_text("[]")
     with pytest.raises(BundleError, match=r"report\.json"):
         look.compare(made, bundle)
+
+
+def test_an_engine_of_another_version_or_gpu_is_no_part_of_the_bundle(tmp_path: Path) -> None:
+    """Although its digest is right, and its name."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    targets = (small_bundle.RTX, small_bundle.ORT)
+    made = small_bundle.make(tmp_path, targets) / "bundle"
+    manifest = read_manifest(made)
+    name = manifest["engines"][0]["engine"]
+    assert name is not None
+    assert damaged_files(made, manifest) == frozenset()
+    good = (made / name).read_bytes()
+    for at, other in ((24, 9), (32, 0x01), (0, 0)):
+        data = good[:at] + bytes([other]) + good[at + 1 :]
+        (made / name).write_bytes(data)
+        entry = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        small_bundle.edited(made, lambda m, e=entry: m["files"][name].update(e))
+        assert damaged_files(made, read_manifest(made)) == {name}
+        assert main(["check", "--bundle", str(made)]) == 2

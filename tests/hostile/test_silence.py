@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_tiny_recipe
-from tests.package import small_bundle
+from tests.package import generation_bundle, small_bundle
 
 ROOT = Path(__file__).parent.parent.parent
 STRACE = shutil.which("strace")
@@ -54,6 +54,16 @@ def test_the_harness_in_a_bundle_is_silent(
     arguments: tuple[str, ...], bundle: Path, tmp_path: Path
 ) -> None:
     assert strays(["-m", "harness", *arguments], bundle, tmp_path / "w") == []
+
+
+def test_onnxruntime_genai_is_silent(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+    decoder = generation_bundle.make(tmp_path, "shared")
+    name = "model/onnxruntime-cpu/genai_config.json"
+    if not (decoder / name).exists():
+        pytest.skip("this bundle has no folder for it")
+    arguments = ["-m", "harness", "predict", "good", "--genai", "--max-new-tokens", "2"]
+    assert strays(arguments, decoder, tmp_path / "w") == []
 
 
 @pytest.mark.slow

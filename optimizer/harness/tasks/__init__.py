@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import AnswerError, InputError
+from ..errors import AnswerError, BundleError, InputError
 from ..inputs.batch import Array, Batch
 from . import (
     feature_extraction,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "Batch", "Task", "answers", "decode", "encode", "generating", "names", "task"]
 
+AGAIN = "Model and contract do not belong together: package it again."
 GROUP = "optimizer.tasks"
 TASKS: dict[str, Task] = {
     t.name: t
@@ -119,10 +120,33 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
     outputs: the model's, by name. inputs: the arrays it was given, which say what is padding.
     Raises AnswerError for NaN or infinity where a position is real.
     """
-    raw = np.asarray(outputs[contract.output], dtype=np.float32)
+    raw = _output(contract, outputs, len(next(iter(inputs.values()))))
     real = contract.task_record.inputs.real(inputs)
     _check_finite(contract.output, raw, real)
     return contract.task_record.decode(contract, raw, real)
+
+
+def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
+    """The output the task reads. Raises BundleError for a model that gives another."""
+    task, name = contract.task_record, contract.output
+    where = f"output {name}"
+    if name not in outputs:
+        raise BundleError(
+            "the model has none of this name", where=where, accepted=", ".join(outputs), fix=AGAIN
+        )
+    raw = np.asarray(outputs[name], dtype=np.float32)
+    fits = raw.ndim == len(task.axes) and len(raw) == rows
+    if fits and task.classifies:
+        fits = raw.shape[-1] == len(contract.labels or ())
+    if not fits:
+        raise BundleError(
+            f"the model gives an array of shape {raw.shape}",
+            where=where,
+            accepted=f"[{', '.join(task.axes)}] of {rows} rows"
+            + (f" and {len(contract.labels or ())} labels" if task.classifies else ""),
+            fix=AGAIN,
+        )
+    return raw
 
 
 def _check_finite(name: str, raw: Array, real: Array) -> None:

@@ -13,7 +13,8 @@ What was measured for them: docs/decisions.md, Session options of ONNX Runtime.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,10 @@ class OrtRunner(Closing):
         """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
         self._check(arrays)
         if self._bound is not None:
-            return self._bound.infer(arrays)
-        values = self._session.run(self._outputs, dict(arrays))
+            with self._computing():
+                return self._bound.infer(arrays)
+        with self._computing():
+            values = self._session.run(self._outputs, dict(arrays))
         return dict(zip(self._outputs, values, strict=True))
 
     @property
@@ -121,7 +124,8 @@ class OrtRunner(Closing):
 
     def run_bound(self, binding: Any) -> None:
         """Run once on what is bound."""
-        self._session.run_with_iobinding(binding)
+        with self._computing():
+            self._session.run_with_iobinding(binding)
 
     def save_optimized(self, path: Path) -> Path:
         """Write the graph as this session runs it, fusions done, for inspection."""
@@ -132,6 +136,24 @@ class OrtRunner(Closing):
         if self._bound is not None:
             self._bound.close()
         self._bound = self._session = None
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Raises BundleError for a model that opens and cannot be run on what its contract takes,
+        MachineError where the memory or the device does not suffice."""
+        try:
+            yield
+        except Exception as e:  # the binding raises a dozen unrelated classes
+            first = _first_line(e)
+            machine = self.provider != "cpu" or "alloc" in first.lower()
+            kind = MachineError if machine else BundleError
+            raise kind(
+                f"ONNX Runtime cannot run it ({first})",
+                where=str(self.model),
+                fix="Give smaller batches, or another engine (--runtime)."
+                if machine
+                else "Model, contract and tokenizer do not belong together: package it again.",
+            ) from e
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
         check_names(set(arrays), set(self._inputs), self.model.name)
