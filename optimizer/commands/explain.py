@@ -28,7 +28,16 @@ def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
       optimize explain artifacts/minilm-int8/1
       optimize explain artifacts/minilm-int8/1/report.json encoder.layer.3.output.dense
     """
+    from optimizer.harness.errors import InputError
     from optimizer.validate.ledger import explain, explain_text
 
-    document = explain.explain(report, module)
-    show(json.dumps(document, indent=1) if obj["json"] else explain_text.text(document))
+    try:
+        document = explain.explain(report, module)
+        text = json.dumps(document, indent=1) if obj["json"] else explain_text.text(document)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise InputError(
+            f"a field of it cannot be read ({type(e).__name__}: {e})",
+            where=str(report),
+            accepted="report.json as the validate stage wrote it",
+        ) from e
+    show(text)

@@ -18,6 +18,7 @@ import os
 import sys
 
 AGAIN = "Get the bundle again."
+LARGEST = 16 << 20  # bytes of a manifest, as verify.py has it
 STARTING = sys.argv[:1] == ["-m"]  # `python -m harness`: so it is while __main__ is looked for
 
 
@@ -43,9 +44,11 @@ def damage(package: str) -> str:
 
     folder = Path(package)
     path = folder.parent / "manifest.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         return ""
     try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            raise ValueError(f"a link, no plain file, or more than {LARGEST} bytes")
         files = json.loads(path.read_bytes())["files"]
         listed = {n: f["sha256"] for n, f in files.items() if n.startswith(f"{folder.name}/")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -54,15 +57,18 @@ def damage(package: str) -> str:
     names = {p.relative_to(folder.parent).as_posix(): p for p in files_here}
     wrong = [f"{n} is missing" for n in sorted({*listed} - {*names})]
     for name, file in names.items():
+        if name not in listed:
+            wrong.append(f"{name} is not in the manifest")
+            continue
+        intact = False
         try:
-            plain = file.is_file() and not file.is_symlink()
-            intact = plain and hashlib.sha256(file.read_bytes()).hexdigest() == listed.get(name)
+            if file.is_file() and not file.is_symlink():
+                with file.open("rb") as f:
+                    intact = hashlib.file_digest(f, "sha256").hexdigest() == listed[name]
         except OSError as e:
             wrong.append(f"{name} cannot be read ({e.strerror})")
             continue
-        if name not in listed:
-            wrong.append(f"{name} is not in the manifest")
-        elif not intact:
+        if not intact:
             wrong.append(f"{name} is damaged: its digest is not the manifest's")
     return ", ".join(wrong)
 

@@ -70,9 +70,10 @@ def cached(cache: Path, document: Mapping[str, Any]) -> Path | None:
         built = json.loads((folder / BUILT).read_text(encoding="utf-8"))
         with (folder / ENGINE).open("rb") as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
-    except (OSError, ValueError):
+        recorded = built["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return folder / ENGINE if digest == built.get("sha256") else None
+    return folder / ENGINE if digest == recorded else None
 
 
 def obtain(

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 MANIFEST = "manifest.json"
-LARGEST = 64 << 20  # bytes of a manifest; one of 10,000 files has 2 MiB
+LARGEST = 16 << 20  # bytes of a manifest; one of 10,000 files has 2 MiB
 DEEPEST = 64  # objects and lists in each other; a manifest has about 12
 LONGEST = 1024  # characters of a file's name, and
 LONGEST_PART = 255  # bytes of what stands between two slashes

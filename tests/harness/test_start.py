@@ -91,6 +91,21 @@ def test_a_broken_manifest_is_a_sentence(bundle: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_a_manifest_that_is_no_plain_file_is_not_opened(kind: str, bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)  # reading it waits for ever
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    done = start(bundle, "-m", "harness", "check")
+    assert done.returncode == 2
+    assert "manifest.json cannot be read" in done.stderr
+
+
 def test_a_program_that_imports_a_damaged_harness_gets_an_import_error(bundle: Path) -> None:
     (bundle / "harness" / "fit.py").write_text("")
     code = "try:\n import harness.bundle\nexcept ImportError as e:\n print(e)"

@@ -1,105 +1,20 @@
-"""Bundles that are wrong, generated from rules out of good ones: every field, every file, archives,
-and files rewritten together with the manifest, so that its digests are right.
-
-`python -m tests.hostile.bundle_cases` runs all of them and prints what ended badly.
-"""
+"""Bundles that are wrong, generated from rules out of good ones: every field of the manifest, every
+file, files that nobody lists, and files rewritten together with the manifest, so that its digests
+are right."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
-import os
-import random
-import shutil
-import sys
-import tarfile
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from optimizer.cli import main as cli
 from optimizer.harness.manifest import content_digest, digest
-from tests.package import generation_bundle, small_bundle
-
-SECONDS = 20.0
-DEEP: Any = None
-for _ in range(40):
-    DEEP = [DEEP]
-VALUES: dict[str, Any] = {
-    "null": None,
-    "true": True,
-    "0": 0,
-    "-1": -1,
-    "1.5": 1.5,
-    "10^30": 10**30,
-    "1e308": 1e308,
-    "empty text": "",
-    "text": "x",
-    "NUL": "a\0b",
-    "..": "../../x",
-    "long text": "x" * 200_000,
-    "empty list": [],
-    "list of a list": [[]],
-    "deep list": DEEP,
-    "empty object": {},
-    "object": {"x": {"y": 1}},
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """name: what is wrong. run: makes it so, runs a command, and says what was bad about how that
-    ended; "" when nothing was."""
-
-    name: str
-    run: Callable[[], str]
-
-
-@dataclass(frozen=True)
-class Good:
-    """Bundles that nothing is wrong with; cases change them and put them back."""
-
-    encoder: Path
-    decoder: Path
-    tar: Path
-
-
-def make(folder: Path) -> Good:
-    targets = (small_bundle.ORT, small_bundle.RTX)
-    encoder = small_bundle.make(folder / "encoder", targets)
-    (folder / "decoder").mkdir()
-    return Good(
-        encoder / "bundle", generation_bundle.make(folder / "decoder"), encoder / "tiny-1.tar"
-    )
-
-
-def ended(
-    arguments: Sequence[str],
-    named: Sequence[str] = (),
-    accepted: Sequence[int] = (2,),
-    data: bytes = b"",
-) -> str:
-    """Run one command; "" when it ended with an accepted code, in time, without a traceback, with
-    one of `named` in what it said (where it was refused)."""
-    start = time.monotonic()
-    done = CliRunner().invoke(cli, list(arguments), input=data)
-    seconds = time.monotonic() - start
-    text = done.output
-    if done.exit_code not in accepted or "Traceback" in text or "bug here" in text:
-        return f"exit {done.exit_code}: {text[-400:]} {done.exception!r:.200}"
-    if seconds > SECONDS:
-        return f"{seconds:.0f} s"
-    if done.exit_code == 2 and named and not any(n in text for n in (*named, "is not UTF-8")):
-        return f"names none of {list(named)}: {text[-400:]}"
-    return ""
+from tests.hostile.cases import COMMANDS, VALUES, Case, Good, command, ended, kept
+from tests.package import small_bundle
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -118,28 +33,6 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, inner in items:
         yield (*at, key)
         yield from places(inner, (*at, key))
-
-
-@contextmanager
-def kept(path: Path) -> Iterator[None]:
-    """The file as it was, afterwards."""
-    data = path.read_bytes()
-    try:
-        yield
-    finally:
-        if path.is_symlink():
-            path.unlink()
-        elif path.is_dir():
-            shutil.rmtree(path)
-        path.write_bytes(data)
-
-
-COMMANDS = ("predict", "check", "doctor", "inspect", "compare", "predict")
-
-
-def command(name: str, bundle: Path) -> list[str]:
-    more = {"predict": ["good film"], "compare": [str(bundle)]}
-    return [name, str(bundle), *more.get(name, [])]
 
 
 def of_manifest(bundle: Path, label: str) -> Iterator[Case]:
@@ -242,6 +135,24 @@ def _with_extra(bundle: Path, name: str) -> Callable[[], str]:
     return run
 
 
+def of_ledger(bundle: Path) -> Iterator[Case]:
+    """A report whose ledger is not what the validate stage writes, to `explain`."""
+    hop = {"hop": "a", "limit": 1.0, "ok": False, "problems": [], "pieces": []}
+    for what, value in VALUES.items():
+        ledgers = {"whole": value, "hop": [value], **{k: [{**hop, k: value}] for k in hop}}
+        for place, ledger in ledgers.items():
+            document = {"target": "t", "ledger": ledger}
+            yield Case(f"ledger {place} {what}", _of_ledger(bundle.parent / "r.json", document))
+
+
+def _of_ledger(path: Path, document: Any) -> Callable[[], str]:
+    def run() -> str:
+        path.write_text(json.dumps(document))
+        return ended(["explain", str(path)], [path.name], (0, 2))
+
+    return run
+
+
 def of_contents(good: Good) -> Iterator[Case]:
     """Files rewritten together with the manifest: its digests are right, the files are wrong."""
     encoder, decoder = good.encoder, good.decoder
@@ -254,7 +165,7 @@ def of_contents(good: Good) -> Iterator[Case]:
         b"\xff\xfe",
         b"[" * 50_000,
         b"\0" * 4096,
-        os.urandom(0) + b"x" * 99,
+        b"x" * 99,
     )
     unknown = copy.deepcopy(tokenizer)
     unknown["model"]["unk_token"] = "[GONE]"
@@ -265,7 +176,7 @@ def of_contents(good: Good) -> Iterator[Case]:
             f"{name} {what}", _rewritten(encoder, name, data, ["predict", str(encoder), "good ☃"])
         )
     model = json.loads((encoder / "manifest.json").read_text())["engines"][0]["model"]
-    deep = b"".join(_nested(d) for d in (9000,))
+    deep = _nested(9000)
     onnx = (encoder / model).read_bytes()
     for what, data in {
         **texts,
@@ -386,222 +297,3 @@ def _rewritten(
             return ended(arguments, [Path(name).name, Path(name).stem], accepted)
 
     return run
-
-
-def of_tars(tar: Path, work: Path) -> Iterator[Case]:
-    """Archives that are cut, flipped, compressed, or hold what no bundle does."""
-    data = tar.read_bytes()
-    files: dict[str, bytes] = {"empty": b"", "zeros": bytes(10240), "junk": b"x" * 5000}
-    for i in range(12):
-        files[f"cut at {i}"] = data[: len(data) * i // 12 // 512 * 512 + (i % 2) * 100]
-    generator = random.Random(7)
-    for i in range(30):
-        at = generator.randrange(1024)
-        files[f"byte {at} of a header flipped, {i}"] = (
-            data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
-        )
-    for kind in ("gz", "bz2", "xz"):
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode=f"w:{kind}") as archive:  # type: ignore[call-overload]
-            archive.addfile(tarfile.TarInfo("top/manifest.json"))
-        files[kind] = out.getvalue()
-    for what, members in TAR_MEMBERS.items():
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for member, content in members:
-                archive.addfile(member, io.BytesIO(content))
-        files[what] = out.getvalue()
-    files["sparse, 3 GB"] = _sparse()
-    for i, (what, content) in enumerate(files.items()):
-        yield Case(f"tar {what}", _of_tar(work / f"{i}.tar", content))
-
-
-def _member(
-    name: str,
-    kind: bytes = tarfile.REGTYPE,
-    link: str = "",
-    size: int = 0,
-    pax: dict[str, str] | None = None,
-) -> tuple[tarfile.TarInfo, bytes]:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname, member.size, member.pax_headers = kind, link, size, pax or {}
-    return member, bytes(size)
-
-
-TAR_MEMBERS = {
-    "5,000 characters": [_member("top/" + "x" * 5000)],
-    "5,000 folders": [_member("top/" + "x/" * 5000 + "x")],
-    "a file and a folder": [_member("top/a"), _member("top/a/b")],
-    "a folder and a file": [_member("top/a/b"), _member("top/a")],
-    "twice": [_member("top/a"), _member("top/a")],
-    "without a folder": [_member("manifest.json")],
-    "two folders": [_member("a/manifest.json"), _member("b/manifest.json")],
-    "up": [_member("top/../../x")],
-    "absolute": [_member("/etc/x")],
-    "only a folder": [_member("top", tarfile.DIRTYPE)],
-    "a link": [_member("top/a", tarfile.SYMTYPE, "/etc/passwd")],
-    "a hard link": [_member("top/a"), _member("top/b", tarfile.LNKTYPE, "top/a")],
-    "a device": [_member("top/a", tarfile.CHRTYPE)],
-    "a fifo": [_member("top/a", tarfile.FIFOTYPE)],
-    "another type": [_member("top/a", b"Z")],
-    "NUL in a pax path": [_member("top/a", pax={"path": "top/a\0b"})],
-    "a pax size": [_member("top/a", pax={"size": "99999999999999"})],
-    "a negative pax size": [_member("top/a", pax={"size": "-5"})],
-    "GNU.sparse in pax": [
-        _member(
-            "top/a",
-            pax={
-                "GNU.sparse.major": "1",
-                "GNU.sparse.minor": "0",
-                "GNU.sparse.realsize": "3221225472",
-            },
-        )
-    ],
-}
-
-
-def _sparse() -> bytes:
-    """An old GNU sparse member of 3 GB, in a tar of 10 KB."""
-    member = tarfile.TarInfo("top/manifest.json")
-    member.type = tarfile.GNUTYPE_SPARSE
-    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
-    header[386:398] = b"%011o\0" % 0
-    header[398:410] = b"%011o\0" % 0
-    header[483:495] = b"%011o\0" % (3 << 30)
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header) + bytes(10240 - 512)
-
-
-def _of_tar(path: Path, data: bytes) -> Callable[[], str]:
-    def run() -> str:
-        path.write_bytes(data)
-        try:
-            return ended(["check", str(path)], [str(path), "bundle"])
-        finally:
-            path.unlink()
-
-    return run
-
-
-LINES = (
-    "[" * 50_000,
-    "{" * 50_000,
-    '{"prompt": ' + "[" * 50_000,
-    '{"messages": [{"role": "user", "content": ' + "[" * 62 + "]" * 62 + "}]}",
-    '{"prompt": "\\ud800"}',
-    '{"messages": [{"role": "user", "content": "\\udfff"}]}',
-    '{"messages": [{"role": "\\udfff", "content": "a"}]}',
-    '{"messages": [{"role": 1}]}',
-    '{"messages": [1.5]}',
-    '{"messages": [99999999999]}',
-    '{"messages": {}}',
-    '{"messages": null}',
-    '{"prompt": null}',
-    '{"prompt": ""}',
-    '{"prompt": "a", "prompt": "b"}',
-    '{"prompt": "a", "temperature": 1e999}',
-    '{"prompt": "a", "seed": ' + "9" * 5000 + "}",
-    "null",
-    "1",
-    '"x"',
-    "[]",
-    "{}",
-    "\x00",
-)
-OPTIONS = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "do_sample",
-    "ignore_eos",
-    "nothing",
-)
-
-
-def of_lines(good: Good) -> Iterator[Case]:
-    """Lines of JSON and options that mean nothing."""
-    bundle = str(good.decoder)
-    for i, line in enumerate(LINES):
-        yield Case(f"line {i}", _line(bundle, line, "line 1"))
-    for option in OPTIONS:
-        for what, value in {**VALUES, "1e-300": 1e-300, "texts": ["a", "\ud800"]}.items():
-            line = json.dumps({"prompt": "good", "max_new_tokens": 2} | {option: value})
-            yield Case(f"option {option} {what}", _line(bundle, line, option, "surrogate"))
-    encoder = str(good.encoder)
-    for option in (
-        "--threads",
-        "--batch-size",
-        "--text",
-        "--pair",
-        "--runtime",
-        "--cache",
-        "--stop",
-    ):
-        for value in ("", "0", "-1", "100000", "1e8", "nan", "²", "9" * 5000, "\udcff", "x"):
-            if option in ("--text", "--stop", "--cache", "--runtime") and value not in (
-                "\udcff",
-                "",
-            ):
-                continue
-            words = [option, option.strip("-"), "text", "line"]
-            arguments = ["predict", encoder, option, value, "good"]
-            yield Case(
-                f"{option} {value[:9]!r}", lambda a=arguments, w=words: ended(a, w, (0, 2, 5))
-            )  # type: ignore[misc]
-    for option in ("--batch", "--sequence", "--iterations", "--texts-file", "--threads"):
-        for value in ("", "-1", "100000000", "1e8", "9" * 5000, "/nowhere", "\udcff"):
-            words = [
-                option,
-                *(
-                    ["/nowhere", "cannot be read", "no plain file"]
-                    if option == "--texts-file"
-                    else []
-                ),
-            ]
-            arguments = ["bench", encoder, option, value]
-            yield Case(f"bench {option} {value[:9]!r}", lambda a=arguments, w=words: ended(a, w))  # type: ignore[misc]
-
-
-def _line(bundle: str, line: str, *named: str) -> Callable[[], str]:
-    data = line.encode(errors="surrogateescape") + b"\n"
-    return lambda: ended(["predict", bundle, "--jsonl"], named, (0, 2), data)
-
-
-def every(good: Good, work: Path) -> list[Case]:
-    return [
-        *of_manifest(good.encoder, "manifest"),
-        *(c for c in of_manifest(good.decoder, "decoder") if ".generation" in c.name),
-        *of_files(good.encoder),
-        *of_extra_files(good.encoder),
-        *of_contents(good),
-        *of_tars(good.tar, work),
-        *of_lines(good),
-    ]
-
-
-def main() -> int:
-    """Run all of them; 1 when one ended badly."""
-    with tempfile.TemporaryDirectory() as folder:
-        cases = every(make(Path(folder)), Path(folder))
-        wanted = sys.argv[1:]
-        cases = [c for c in cases if not wanted or any(w in c.name for w in wanted)]
-        start, bad, slowest = time.monotonic(), 0, (0.0, "")
-        for case in cases:
-            begun = time.monotonic()
-            problem = case.run()
-            slowest = max(slowest, (time.monotonic() - begun, case.name))
-            if problem:
-                bad += 1
-                print(f"{case.name}: {problem}\n")
-        print(f"{len(cases)} cases, {bad} bad, {time.monotonic() - start:.0f} s; slowest {slowest}")
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

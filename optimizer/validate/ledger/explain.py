@@ -29,7 +29,6 @@ Reads JSON and nothing else, so that a report can be explained on any machine.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import InputError
+from optimizer.harness.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
 
 Document = Mapping[str, Any]
@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The file and the reports in it. Raises InputError saying what was found instead."""
     file = path / "report.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse(file.read_bytes())
     except OSError as e:
         what = "a folder without report.json" if path.is_dir() else f"cannot be read ({e.strerror})"
         raise _refused(path, what) from None
