@@ -13,6 +13,7 @@ from .schema import (
     choice,
     file_name,
     flag,
+    float_number,
     list_of,
     map_of,
     null_or,
@@ -196,7 +197,7 @@ MANIFEST = record(
     },
 )
 
-FIGURE = null_or(number(-1e300, 1e300))
+FIGURE = null_or(float_number)
 RATIO = record({"median": FIGURE, "interval": list_of(FIGURE, 2, 2)}, {"to": NAME})
 TIMES = record({"end_to_end": record({"p50": FIGURE}, {"p99": FIGURE})})
 CELL = one_of(

@@ -254,7 +254,7 @@ def read_reports(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, An
     if entry is None or not intact(folder, REPORT, entry):
         raise BundleError(f"damaged or missing: {REPORT}", where=str(folder), fix=AGAIN)
     try:
-        document = parse(path.read_bytes())
+        document = parse(path.read_bytes(), finite=False)
     except (OSError, ValueError, RecursionError) as e:
         raise BundleError(f"cannot be read ({e})", where=str(path), fix=AGAIN) from None
     fields.REPORTS(document, f"{path}: ")

@@ -73,6 +73,12 @@ def number(low: float, high: float) -> Check:
     return check
 
 
+def float_number(value: Any, where: str) -> None:
+    """Any number, as a measurement gave it: NaN and infinity too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        refuse(value, where, "a number")
+
+
 def flag(value: Any, where: str) -> None:
     """true or false."""
     if not isinstance(value, bool):

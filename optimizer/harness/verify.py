@@ -33,21 +33,21 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 BRACKET = re.compile(r"[\[{\]}]")
 
 
-def parse(data: bytes, deepest: int = DEEPEST) -> Any:
-    """The JSON document in `data`.
+def parse(data: bytes, *, finite: bool = True) -> Any:
+    """The JSON document in `data`. finite: False takes Python's NaN and Infinity too, which a
+    report holds where a model computed them.
 
-    Raises ValueError for what is no JSON or not UTF-8, NaN and infinity, a key that comes twice,
-    half of a surrogate pair, and more than `deepest` objects and lists in each other.
+    Raises ValueError for what is no JSON or not UTF-8, a key that comes twice, half of a surrogate
+    pair, and more than DEEPEST objects and lists in each other.
     """
     text = data.decode("utf-8")
     depth = 0
     for bracket in BRACKET.finditer(STRING.sub("", text)):
         depth += 1 if bracket[0] in "[{" else -1
-        if depth > deepest:
-            raise ValueError(f"more than {deepest} objects and lists in each other")
-    value = json.loads(
-        text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite
-    )
+        if depth > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} objects and lists in each other")
+    numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
+    value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
     if "\\u" in text:
         _check_surrogates(value)
     return value

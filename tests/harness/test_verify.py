@@ -168,5 +168,9 @@ def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
         parse(data)
 
 
+def test_a_report_may_hold_numbers_that_are_not_finite() -> None:
+    assert parse(b"[Infinity, 1e999]", finite=False) == [float("inf")] * 2
+
+
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert parse(b'["' + b"[" * 1000 + b'", "\\"[["]') == ["[" * 1000, '"[[']

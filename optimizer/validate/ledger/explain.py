@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The file and the reports in it. Raises InputError saying what was found instead."""
     file = path / "report.json" if path.is_dir() else path
     try:
-        document = parse(file.read_bytes())
+        document = parse(file.read_bytes(), finite=False)
     except OSError as e:
         what = "a folder without report.json" if path.is_dir() else f"cannot be read ({e.strerror})"
         raise _refused(path, what) from None
