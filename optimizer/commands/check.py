@@ -20,9 +20,9 @@ def is_bundle(path: Path) -> bool:
 @with_recipe
 @click.pass_obj
 def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: Path) -> None:
-    """Check RECIPE against the schema, its targets, what is installed to judge them, and the
-    columns of its local data, reading no weights; or a bundle (a folder, or its tar) against its
-    manifest, running nothing that is in it.
+    """Check RECIPE against the schema, its targets, what is installed to judge them, the config of
+    its model and the columns of its data where they are on this machine, reading no weights; or a
+    bundle (a folder, or its tar) against its manifest, running nothing that is in it.
 
     \b
     Examples:
@@ -35,16 +35,16 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
             raise click.UsageError("--set belongs to a recipe, and this is a bundle.")
         harness("check", recipe, (), obj["json"])
     from optimizer import missing_packages
+    from optimizer.commands import checked
     from optimizer.load.datasets import check_header
-    from optimizer.recipe import file as recipe_file
     from optimizer.recipe.schema import data_specs
 
-    checked = recipe_file.read(recipe, overrides)
-    missing_packages.check(checked)
-    for spec in data_specs(checked.calibrate, checked.validate_).values():
+    resolved, _ = checked.read(recipe, overrides, fetch=False)
+    missing_packages.check(resolved)
+    for spec in data_specs(resolved.calibrate, resolved.validate_).values():
         check_header(spec)
-    names = [t.runtime for t in checked.targets]
+    names = [t.runtime for t in resolved.targets]
     if obj["json"]:
-        show(checked.model_dump_json(by_alias=True, indent=1))
+        show(resolved.model_dump_json(by_alias=True, indent=1))
     else:
         show(f"{recipe}: fine. Targets: {', '.join(names)}.")

@@ -22,13 +22,13 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
       optimize plan recipes/minilm-int8.yaml
     """
     from optimizer import pipeline
-    from optimizer.commands import predictions
+    from optimizer.commands import checked, predictions
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
     dry = Store(store, dry=True)
-    checked, lines = recipe_file.read_with_lines(recipe, overrides)
+    resolved, lines = checked.read(recipe, overrides, fetch=True)
     with recipe_file.located(lines):
-        pipeline.run(checked, dry)
-        entries = predictions.document(checked, dry)
+        pipeline.run(resolved, dry)
+        entries = predictions.document(resolved, dry)
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

@@ -46,12 +46,13 @@ def run(
       optimize run recipes/minilm-int8.yaml --until compress
       optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
     """
+    from optimizer.commands import checked
     from optimizer.commands.outcome import finish
     from optimizer.recipe import file as recipe_file
 
-    checked, lines = recipe_file.read_with_lines(recipe, overrides)
+    resolved, lines = checked.read(recipe, overrides, fetch=True)
     with recipe_file.located(lines):
-        document = finish(checked, store, artifacts, until=until, remeasure=remeasure)
+        document = finish(resolved, store, artifacts, until=until, remeasure=remeasure)
     if obj["json"]:
         show(json.dumps(document.as_dict(), indent=1))
     else:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimizer import reading
 from optimizer.errors import CheckpointError
 from optimizer.load.families import FAMILIES
 
@@ -34,6 +35,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 MAX_HEADER = 100_000_000  # the reference reader's own limit
+AXES = 8  # of a tensor; a convolution's weight has 5
 GET_AGAIN = "Get the file again: the download was cut short or the file was changed."
 
 
@@ -54,8 +56,8 @@ def read_header(file: Path) -> dict[str, Entry]:
     Raises CheckpointError when the header is no header, an offset lies outside the file (a
     truncated download), or a tensor's bytes do not match its dtype and shape.
     """
-    size = file.stat().st_size
-    with file.open("rb") as f:
+    size = reading.check_regular(file)
+    with reading.reading(file, fix=GET_AGAIN), file.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
             raise CheckpointError(
@@ -67,26 +69,33 @@ def read_header(file: Path) -> dict[str, Entry]:
         raw = f.read(length)
     try:
         document = json.loads(raw)
+        metadata = document.get("__metadata__", {})
+        if not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("__metadata__ holds what is not a string")
         items = [(n, e) for n, e in document.items() if n != "__metadata__"]
         entries = {name: _entry(file, name, e, 8 + length, size) for name, e in items}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CheckpointError(
-            f"the safetensors header is corrupt ({e})", where=str(file), fix=GET_AGAIN
+            f"the safetensors header is corrupt ({reading.words(e)})",
+            where=str(file),
+            fix=GET_AGAIN,
         ) from e
     return entries
 
 
 def _entry(file: Path, name: str, e: dict[str, Any], data: int, size: int) -> Entry:
-    if e["dtype"] not in DTYPES:
+    if not isinstance(e["dtype"], str) or e["dtype"] not in DTYPES:
         raise CheckpointError(
-            f"tensor {name!r} has dtype {e['dtype']}",
+            f"tensor {name!r} has dtype {e['dtype']!r}",
             where=str(file),
             accepted=", ".join(DTYPES),
             fix="Use the float checkpoint this one was quantized from.",
         )
     dtype = DTYPES[e["dtype"]]
-    shape = tuple(int(n) for n in e["shape"])
-    begin, end = (int(o) for o in e["data_offsets"])
+    shape, offsets = tuple(e["shape"]), tuple(e["data_offsets"])
+    if any(type(n) is not int for n in (*shape, *offsets)) or len(shape) > AXES:
+        raise ValueError(f"tensor {name[:80]!r}: shape and offsets must be few whole numbers")
+    begin, end = offsets
     if data + end > size:
         raise CheckpointError(
             f"tensor {name!r} ends at byte {data + end} but the file has {size} bytes",
@@ -216,16 +225,13 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError when the file is missing or holds anything else."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists() and not file.is_symlink():
         raise CheckpointError(
             f"no {file.name}",
             where=str(file.parent),
             fix="Give the folder that save_pretrained wrote, or model.subfolder inside it.",
-        ) from None
-    except ValueError as e:
-        raise CheckpointError(f"not JSON ({e})", where=str(file), fix=GET_AGAIN) from e
+        )
+    document = reading.read_json(file, fix=GET_AGAIN)
     if not isinstance(document, dict):
         raise CheckpointError("a JSON object is expected", where=str(file), fix=GET_AGAIN)
     return document

@@ -10,10 +10,11 @@ from torch import nn
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.load import families
+from optimizer.load import config_fields, families
 from optimizer.load.checkpoint import read_json
-from optimizer.load.contract import read_modules
+from optimizer.load.contract import module_folder, read_modules
 from optimizer.load.providers import gguf
+from optimizer.reading import reading
 from optimizer.recipe.schema import Model
 
 
@@ -23,13 +24,7 @@ def model_folder(root: Path) -> Path:
     if (root / "modules.json").is_file():
         for module in read_modules(root):
             if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
-                folder = (root / str(module["path"])).resolve()
-                if not folder.is_relative_to(root):
-                    raise CheckpointError(
-                        f"path {module['path']!r} leaves the folder",
-                        where=str(root / "modules.json"),
-                    )
-                return folder
+                return module_folder(root, module)
     return root
 
 
@@ -41,6 +36,9 @@ def read_config(folder: Path, section: Model) -> Any:
         return gguf.config(folder, section)
     file = folder / "config.json"
     raw = read_json(file)
+    config_fields.check(raw, file)
+    config_fields.check_activations(raw, file)
+    config_fields.check_sizes(raw, folder, file)
     if raw.get("auto_map") and not section.trust_remote_code:
         raise CheckpointError(
             f"the model brings its own code (auto_map: {', '.join(map(str, raw['auto_map']))}), "
@@ -63,14 +61,9 @@ def read_config(folder: Path, section: Model) -> Any:
             accepted=", ".join(sorted(families.FAMILIES)),
             fix='Add it, e.g. "model_type": "bert".',
         )
-    try:
+    fix = "Check model_type, or install the transformers version the model asks for."
+    with reading(file, fix=fix):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
-    except (ValueError, TypeError, KeyError) as e:
-        raise CheckpointError(
-            f"transformers does not read it ({' '.join(str(e).split())[:200]})",
-            where=str(file),
-            fix="Check model_type, or install the transformers version the model asks for.",
-        ) from e
     if hasattr(config, "quantization_config"):  # the codes are read here, not by transformers
         del config.quantization_config
     return config

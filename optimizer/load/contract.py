@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from optimizer import reading
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.contract import SECTIONS, VERSION
-from optimizer.load.checkpoint import read_json
+from optimizer.load.checkpoint import GET_AGAIN, read_json
 from optimizer.load.families import Family
 from optimizer.load.generation import advice, context, eos_ids, generation
 from optimizer.load.tokenizer import TEXTS, max_length
@@ -185,7 +187,7 @@ def _sentence(section: Model, root: Path) -> tuple[str, bool]:
         for module in read_modules(root):
             kind = str(module.get("type", "")).rpartition(".")[2]
             if kind == "Pooling":
-                pooling = _pooling(root / str(module["path"]), section)
+                pooling = _pooling(module_folder(root, module), section)
             elif kind not in ("Transformer", "Normalize"):
                 raise CheckpointError(
                     f"sentence-transformers module {kind} ({module.get('path')}) is not covered",
@@ -220,18 +222,35 @@ def _check_lower_case(root: Path, tokenizer: Any) -> None:
 
 def read_modules(root: Path) -> list[dict[str, Any]]:
     """The list in modules.json. Raises CheckpointError when it is not one."""
-    import json
-
     file = root / "modules.json"
-    try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
-        return sorted(modules, key=lambda m: int(m["idx"]))
-    except (ValueError, KeyError, TypeError) as e:
+    document = reading.read_json(file, fix=GET_AGAIN)
+    modules = document if isinstance(document, list) else [None]
+    for module in modules:
+        if not isinstance(module, dict) or not isinstance(module.get("idx"), int):
+            raise CheckpointError(
+                "it is no list of modules, each with an idx", where=str(file), fix=GET_AGAIN
+            )
+        if not isinstance(module.get("path", ""), str):
+            raise CheckpointError(
+                f"path {module['path']!r} is not a string", where=str(file), fix=GET_AGAIN
+            )
+        module_folder(root, module)
+    return sorted(modules, key=lambda m: m["idx"])
+
+
+def module_folder(root: Path, module: Mapping[str, Any]) -> Path:
+    """The folder of one module of modules.json. Raises CheckpointError when it lies outside `root`:
+    files there would be read, and be in no digest."""
+    path = str(module.get("path", ""))
+    with reading.reading(f"{root / 'modules.json'}: path {path!r}"):
+        folder = (root / path).resolve()
+    if not folder.is_relative_to(root.resolve()):
         raise CheckpointError(
-            f"it is no list of modules ({type(e).__name__}: {e})",
-            where=str(file),
-            fix="Get the file again.",
-        ) from e
+            f"path {path!r} leaves the folder",
+            where=str(root / "modules.json"),
+            accepted="a folder inside it",
+        )
+    return folder
 
 
 def _pooling(folder: Path, section: Model) -> str | None:

@@ -204,10 +204,9 @@ def windows(
             where="sequence_length",
             accepted=f"2..{about.context}",
         )
-    texts = tokenizer.encode_batch([s.text for s in rows], add_special_tokens=False)
     ids: list[int] = []
-    for i, text in enumerate(texts):
-        ids += ([about.eos_ids[0]] if i else []) + text.ids
+    for i, text in enumerate(tokenizer.ids([s.text for s in rows])):
+        ids += ([about.eos_ids[0]] if i else []) + text
     if len(ids) < length:
         characters = sum(len(s.text) for s in rows)
         needed = math.ceil(characters * length / max(len(ids), 1))

@@ -9,10 +9,14 @@ import torch
 
 from optimizer.errors import CheckpointError
 from optimizer.harness.contract import SAMPLING
+from optimizer.harness.errors import InputError
+from optimizer.harness.generate import chat
+from optimizer.harness.generate.options import Options
 from optimizer.harness.tasks import text_generation
 from optimizer.load.checkpoint import read_json
 from optimizer.load.model import auto_class
 from optimizer.progress import say
+from optimizer.reading import words
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -47,14 +51,26 @@ def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
         "vocabulary": vocabulary,
         "eos_ids": eos,
         "bos_id": bos,
-        "chat_template": _template(tokenizer),
-        "defaults": {k: advised[k] for k in SAMPLING if _number(advised.get(k), k)},
+        "chat_template": _template(tokenizer, folder),
+        "defaults": _defaults(advised, folder / GENERATION_CONFIG),
     }
 
 
-def _number(value: Any, key: str) -> bool:
-    fits = isinstance(value, int | float) and isinstance(value, bool) == (key == "do_sample")
-    return fits and value >= 0
+def _defaults(advised: dict[str, Any], file: Path) -> dict[str, Any]:
+    """What generation_config.json says of sampling. Raises CheckpointError for a value that the
+    option of that name does not take."""
+    present = {key: advised[key] for key in SAMPLING if advised.get(key) is not None}
+    for key, value in present.items():
+        try:
+            Options.from_json({key: value})
+        except InputError as e:
+            raise CheckpointError(
+                f"{value!r} was found",
+                where=f"{file}: {key}",
+                accepted=e.accepted,
+                fix="Correct it, or remove it from the file.",
+            ) from None
+    return present
 
 
 def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) -> list[int]:
@@ -125,13 +141,23 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
     return layers, keys[1], keys[3], int(output.logits.shape[-1])
 
 
-def _template(tokenizer: Any) -> str | None:
+def _template(tokenizer: Any, folder: Path) -> str | None:
     """The chat template in chat_template.jinja or tokenizer_config.json, as transformers reads it;
-    of several, the one called default."""
+    of several, the one called default. Raises CheckpointError for what is no Jinja."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         others = sorted(set(template) - {"default"})
         if others:
             say(f"load: chat templates {', '.join(others)} are left out; the default one is kept")
         template = template.get("default")
-    return None if template is None else str(template)
+    if template is None:
+        return None
+    try:
+        chat.compiled(str(template))
+    except Exception as e:  # of Jinja's own kinds, and a few of Python's
+        raise CheckpointError(
+            f"the chat template is no Jinja ({words(e)})",
+            where=f"{folder}: chat_template in chat_template.jinja or tokenizer_config.json",
+            fix="Correct it, or remove it: prompts are then given as plain texts.",
+        ) from e
+    return str(template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from optimizer.load import source
 from optimizer.load.config import check_task, model_folder, read_config
 from optimizer.load.model import parameter_shapes, skeleton_from_config
+from optimizer.reading import reading
 from optimizer.recipe.schema import Model
 from optimizer.store import Shapes
 
@@ -16,7 +17,8 @@ def shapes(section: Model) -> Shapes:
     Raises what the load stage would for a source or a config it cannot use.
     """
     folder = model_folder(source.peek(section).folder)
-    config = read_config(folder, section)
-    check_task(config, section, folder)
-    model = skeleton_from_config(config, section.task, section.trust_remote_code)
-    return parameter_shapes(model)
+    with reading(folder):
+        config = read_config(folder, section)
+        check_task(config, section, folder)
+        model = skeleton_from_config(config, section.task, section.trust_remote_code)
+        return parameter_shapes(model)

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load.checkpoint import Checkpoint
+from optimizer.reading import DOUBT, words
 from optimizer.recipe.schema import Task
 
 STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that stands for a Conv1D
@@ -58,12 +59,12 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
                 dtype=torch.float32,
                 trust_remote_code=trust_remote_code,
             )
-    except ValueError as e:
+    except (Exception, SystemExit) as e:  # each architecture fails in its own way, or its own code
         raise CheckpointError(
-            f"transformers builds no {task} model of type {config.model_type!r} "
-            f"({str(e).splitlines()[0][:200]})",
-            where="config.json: model_type",
-            fix="Use a checkpoint of a model that transformers has for this task.",
+            f"transformers builds no {task} model of type {config.model_type!r} ({words(e)})",
+            where="config.json",
+            fix="Use a checkpoint of a model that transformers has for this task, with the "
+            f"config.json it was saved with. {DOUBT}",
         ) from e
     _linear_for_conv1d(model)
     if tasks.task(task).headless and getattr(model, "pooler", None) is not None:

@@ -7,7 +7,6 @@ repository; that is inside.)
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +16,13 @@ from pathlib import Path, PurePosixPath
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.harness.tasks import feature_extraction
 from optimizer.load.checkpoint import read_json
+from optimizer.reading import check_regular, reading, words
 from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
 
 PACKAGE = "python-package:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+FILE_ENDINGS = (".json", ".safetensors", ".gguf", ".txt", ".jinja", ".md")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # What a text encoder is made of; formats of other frameworks in the same repository are not read.
@@ -57,7 +58,7 @@ def resolve(section: Model) -> Source:
     name = section.source
     if name.startswith(PACKAGE):
         return _package(section, name.removeprefix(PACKAGE))
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.is_dir():
         folder = _subfolder(path, section)
         return Source(folder, _boundary(path), None)
@@ -83,6 +84,22 @@ def resolve(section: Model) -> Source:
     return _on_hub(section, patterns)
 
 
+def local_path(name: str) -> Path:
+    """The path that a source would have on this machine. Raises CheckpointError for one that no
+    file can have: too long, or in the home of a user that is not there."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as e:
+        shown = name if len(name) <= 80 else f"{name[:77]}..."
+        raise CheckpointError(
+            f"{shown!r} can be no path ({words(e)[:120]})",
+            where="model.source",
+            accepted="a hub id (owner/name), a folder, or python-package:<name>",
+        ) from e
+    return path
+
+
 def _gguf(section: Model) -> list[str]:
     """The pattern of the one GGUF file that is asked for, which holds its own config."""
     return [] if section.gguf_file is None else [f"*{Path(section.gguf_file).name}"]
@@ -91,7 +108,7 @@ def _gguf(section: Model) -> list[str]:
 def peek(section: Model) -> Source:
     """As `resolve`, but of a model on the hub only what CONFIG_PATTERNS names is fetched."""
     name = section.source
-    if name.startswith(PACKAGE) or Path(name).expanduser().exists() or not HUB_ID.fullmatch(name):
+    if name.startswith(PACKAGE) or local_path(name).exists() or not HUB_ID.fullmatch(name):
         return resolve(section)
     patterns = [*CONFIG_PATTERNS, *(["*.py"] if section.trust_remote_code else [])]
     patterns += _gguf(section)
@@ -100,7 +117,7 @@ def peek(section: Model) -> Source:
 
 def is_local(name: str) -> bool:
     """Whether a source is on this machine, or says that it is, and not on the hub."""
-    return name.startswith(PACKAGE) or Path(name).expanduser().exists()
+    return name.startswith(PACKAGE) or local_path(name).exists()
 
 
 def local_folder(name: str) -> Path | None:
@@ -125,7 +142,7 @@ def digests(section: Model) -> dict[str, str]:
     """What a key of this model depends on besides its section: {file: sha256} of a local source,
     {hub id: commit} of one on the hub (a commit says all, so planning fetches no weights)."""
     name = section.source
-    on_hub = not name.startswith(PACKAGE) and not Path(name).expanduser().exists()
+    on_hub = not name.startswith(PACKAGE) and not local_path(name).exists()
     if on_hub and HUB_ID.fullmatch(name):
         return {name: _commit(name, section.revision)}
     source = resolve(section)
@@ -152,14 +169,19 @@ def files(source: Source) -> list[Path]:
         parts = path.relative_to(source.folder).parts
         if any(part.startswith(".") or part == "__pycache__" for part in parts):
             continue
-        if not path.resolve().is_relative_to(source.root):
+        with reading(path, fix="It is a link that leads nowhere: remove it, or get the file."):
+            target = path.resolve(strict=True)
+        if not target.is_relative_to(source.root):
             raise CheckpointError(
-                f"{path.name} is a link to {path.resolve()}, outside the folder",
+                f"{path.name} is a link to {target}, outside the folder",
                 where=str(path),
                 fix="Copy the file into the folder if you trust it.",
             )
-        if path.is_file():
+        if not path.is_dir():
+            check_regular(path)
             paths.append(path)
+        elif path.suffix in FILE_ENDINGS:
+            raise CheckpointError("it is a folder", where=str(path), accepted="a file")
     return paths
 
 
@@ -300,15 +322,15 @@ def _first_line(error: Exception) -> str:
 def shard_files(folder: Path, index: Path) -> dict[str, Path]:
     """{tensor: file} of a shard index. Raises CheckpointError for a name that is a path, or a
     shard that is not there."""
-    try:
-        named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted(set(named.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
         raise CheckpointError(
-            f"the shard index is corrupt ({type(e).__name__}: {e})",
+            "the shard index is corrupt: it has no weight_map of tensors to files",
             where=str(index),
             fix="Get the file again.",
-        ) from e
+        )
+    with reading(index, fix="Get the file again."):
+        shards = sorted(set(named.values()))
     for shard in shards:
         if not isinstance(shard, str) or shard != PurePosixPath(shard).name or "\\" in shard:
             raise CheckpointError(

@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import outside_task, safetensors_stream
+from optimizer import outside_task, reading, safetensors_stream
 from optimizer.harness import tasks
 from optimizer.harness.temporary import temporary_folder
 from optimizer.load import architecture, faithful, source, tokenizer, weights
@@ -32,6 +32,7 @@ from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, Stage
 
 VERSION = 3
+FRONT_MATTER = 65_536  # characters of README.md that are searched for a licence
 IMPORTS = 450_000_000  # resident after importing torch and transformers; measured
 BYTES_PER_SECOND = 60_000_000  # hashed twice, checked and written twice; measured on one core
 SETTINGS = (
@@ -45,6 +46,11 @@ SETTINGS = (
 def run(section: Model, out: Path) -> None:
     """Write the three. Raises CheckpointError, MachineError or RecipeError."""
     resolved = source.resolve(section)
+    with reading.reading(resolved.folder):
+        _write_folder(section, resolved, out)
+
+
+def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     read = source.files(resolved)
     folder = model_folder(resolved.folder)
     config = read_config(folder, section)
@@ -123,9 +129,9 @@ def _licence(folder: Path, root: Path) -> str:
     """The licence named in the front matter of README.md, or ""."""
     for file in (folder / "README.md", root / "README.md"):
         if file.is_file():
-            match = re.match(
-                r"---\n.*?^licen[sc]e:\s*([^\n]+?)\s*$.*?^---", file.read_text(), re.M | re.S
-            )
+            with file.open(encoding="utf-8", errors="replace") as f:
+                front = f.read(FRONT_MATTER)
+            match = re.match(r"---\n.*?^licen[sc]e:\s*([^\n]+?)\s*$.*?^---", front, re.M | re.S)
             if match:
                 return match[1].strip("\"'")
     return ""

@@ -10,14 +10,19 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from optimizer.errors import DataError, MachineError, closest
 from optimizer.harness.temporary import temporary_folder
 from optimizer.progress import say
+from optimizer.reading import check_regular, reading
 from optimizer.recipe.schema import DataSpec
 
+DEPTH = 100  # of JSON; a row here has 2
+# a string whole, so that brackets in it do not count; an opening bracket; a closing one
+TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 
 
@@ -27,11 +32,24 @@ def where_of(spec: DataSpec) -> str:
 
 def is_local(spec: DataSpec) -> bool:
     """Whether the data are files of this machine, by the spec alone."""
-    return spec.source in FILE_FORMATS or (Path(spec.base or ".") / spec.source).is_dir()
+    return spec.source in FILE_FORMATS or _folder(spec).is_dir()
+
+
+def _folder(spec: DataSpec) -> Path:
+    """Where a source that is a folder would be. Raises DataError for what can be no path."""
+    folder = Path(spec.base or ".") / spec.source
+    with reading(where_of(spec), error=DataError):
+        folder.is_dir()
+    return folder
 
 
 def local_files(spec: DataSpec) -> list[Path]:
     """The spec's files, globs expanded, relative to the spec's folder; each once."""
+    with reading(where_of(spec), error=DataError):
+        return _local_files(spec)
+
+
+def _local_files(spec: DataSpec) -> list[Path]:
     base = Path(spec.base or ".")
     paths: list[Path] = []
     for pattern in spec.files:
@@ -51,6 +69,7 @@ def local_files(spec: DataSpec) -> list[Path]:
         paths += here
     once: dict[Path, Path] = {}
     for path in paths:
+        check_regular(path, error=DataError)
         once.setdefault(path.resolve(), path)
     return list(once.values())
 
@@ -65,7 +84,7 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
     import datasets
     from datasets.exceptions import DatasetNotFoundError
 
-    folder = Path(spec.base or ".") / spec.source
+    folder = _folder(spec)
     place = where_of(spec)
     try:
         with _quiet():
@@ -74,6 +93,9 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
                     raise DataError("files is missing", where=place, fix="Give files: [...].")
                 files = [str(f) for f in local_files(spec)]
                 _check_not_empty(files)
+                if spec.source == "json":
+                    for file in files:
+                        check_depth(Path(file))
                 return datasets.load_dataset(
                     spec.source,
                     data_files={spec.split: files},
@@ -103,6 +125,22 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
         if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
             raise DataError("the data is empty", where=place, fix="Give rows.") from e
         raise DataError(f"it cannot be read ({cause[0][:200]})", where=place) from e
+
+
+def check_depth(file: Path) -> None:
+    """Raise DataError for JSON that is nested more than DEPTH levels deep: its readers recurse, and
+    one of them ends the process."""
+    depth = 0
+    with file.open("rb") as f, mmap(f.fileno(), 0, access=ACCESS_READ) as content:
+        for token in TOKENS.finditer(content):
+            depth += {1: 1, 2: -1}.get(token.lastindex or 0, 0)
+            if depth > DEPTH:
+                line = content[: token.start()].count(b"\n") + 1
+                raise DataError(
+                    f"it is nested more than {DEPTH} levels deep",
+                    where=f"{file}:{line}",
+                    fix="One text, label or score per column is read; leave the others out.",
+                )
 
 
 def _check_not_empty(files: Sequence[str]) -> None:

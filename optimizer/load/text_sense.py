@@ -17,6 +17,7 @@ import numpy as np
 
 from optimizer.errors import DataError
 from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import TextTokenizer
 from optimizer.load.datasets import Sample
 
 CHUNK = 1000  # texts tokenized at a time
@@ -60,7 +61,7 @@ def measure(
     seen: Counter[bytes] = Counter()
     counts: Counter[str] = Counter()
     whole = hashlib.sha256()
-    for text, ids in _token_rows(texts, tokenizer):
+    for text, ids in _token_rows(texts, tokenizer, room):
         kept = np.array(ids[:room], np.int64)
         row = kept.tobytes()
         seen[hashlib.blake2b(row, digest_size=16).digest()] += 1
@@ -92,15 +93,19 @@ def measure(
 
 
 def _token_rows(
-    texts: Sequence[tuple[str, str | None]], tokenizer: Any
+    texts: Sequence[tuple[str, str | None]], tokenizer: TextTokenizer, room: int | None
 ) -> Iterator[tuple[str, list[int]]]:
-    """(text, its ids without special tokens); a pair is one text after the other."""
+    """(text, its ids without special tokens); a pair is one text after the other. room: where so
+    many tokens are all that counts, of a long text no more than its beginning is read."""
     for start in range(0, len(texts), CHUNK):
-        part = texts[start : start + CHUNK]
-        first = tokenizer.encode_batch([t for t, _ in part], add_special_tokens=False)
-        second = tokenizer.encode_batch([p or "" for _, p in part], add_special_tokens=False)
-        for (text, pair), a, b in zip(part, first, second, strict=True):
-            yield text + (pair or ""), a.ids + b.ids
+        part = [
+            [t if room is None else tokenizer.head(t, room + 1) for t in (text, pair or "")]
+            for text, pair in texts[start : start + CHUNK]
+        ]
+        firsts = tokenizer.ids([text for text, _ in part])
+        seconds = tokenizer.ids([pair for _, pair in part])
+        for (text, pair), first, second in zip(part, firsts, seconds, strict=True):
+            yield text + pair, first + second
 
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:

@@ -7,6 +7,7 @@ What the model needs and the files lack is an error, never an initialization.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from optimizer.recipe.schema import Model
 
 PIECE = 1 << 22  # values looked at together
 Stored = Entry | Tensor | QuantizedWeight
+NUMBER = re.compile(r"\.\d+\.")
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -93,7 +95,10 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
             stored[name] = headers[shard][name]
         return stored
     if single.is_file():
-        return dict(read_header(single))
+        entries = read_header(single)
+        if not entries:
+            raise CheckpointError("it holds no tensor", where=str(single), fix=GET_AGAIN)
+        return dict(entries)
     pickled = sorted(folder.glob("pytorch_model*.bin"))
     if pickled and not section.allow_pickle:
         raise CheckpointError(
@@ -165,9 +170,35 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
         chosen.setdefault(first, file_names[second])
     _complete(stored, chosen, shapes, model, section)
     _check_kinds(stored, chosen, shapes, model)
-    return Weights(
-        stored, {p: chosen[p] for p in shapes}, tuple(sorted(n for n in stored if n not in used))
-    )
+    unused = tuple(sorted(n for n in stored if n not in used))
+    _no_block_is_left(stored, unused, used, model)
+    return Weights(stored, {p: chosen[p] for p in shapes}, unused)
+
+
+def _no_block_is_left(
+    stored: Mapping[str, Stored], unused: tuple[str, ...], used: set[str], model: nn.Module
+) -> None:
+    """Raise CheckpointError for an unused tensor that has the name of a used one but for the number
+    of its block: config.json then says fewer blocks than were trained. Extra blocks that
+    transformers itself ignores (of multi-token prediction) are no such thing."""
+    ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    patterns = {NUMBER.sub(".*.", name) for name in used}
+    for name in unused:
+        if NUMBER.sub(".*.", name) in patterns and not any(re.search(i, name) for i in ignored):
+            raise CheckpointError(
+                f"{name!r} has no place in the model: config.json says fewer blocks than the files "
+                f"hold ({len(unused)} tensors would be left out)",
+                where=_place(stored),
+                fix="Set num_hidden_layers (or what this architecture calls it) in config.json to "
+                "the number that was trained.",
+            )
+
+
+def _place(stored: Mapping[str, Any]) -> str:
+    """The file, or the folder of several, that the tensors came from."""
+    files = {str(entry.file) for entry in stored.values() if isinstance(entry, Entry)}
+    folders = {str(Path(file).parent) for file in files}
+    return next(iter(files if len(files) == 1 else folders), "checkpoint")
 
 
 def _same(one: Stored, other: Stored) -> bool:
@@ -195,13 +226,13 @@ def _check_kinds(
         if shape != expected:
             raise CheckpointError(
                 f"{name!r} is {shape}, and config.json makes it {expected}",
-                where="checkpoint",
+                where=_place(stored),
                 fix="config.json and the weights are of different models: get both again.",
             )
         if parameter in floats and not stored[name].dtype.is_floating_point:
             raise CheckpointError(
                 f"{name!r} is {stored[name].dtype}: the checkpoint is already quantized",
-                where="checkpoint",
+                where=_place(stored),
                 fix="Use the float checkpoint it was made from.",
             )
 
@@ -230,6 +261,6 @@ def _complete(
     raise CheckpointError(
         f"{len(missing)} of {len(shapes)} parameters are missing: {', '.join(missing[:4])}"
         f"{', …' if len(missing) > 4 else ''}{closest(missing[0], unused)}",
-        where="checkpoint",
+        where=_place(stored),
         fix="Get the weights again, or check that config.json belongs to them.",
     )

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from optimizer.recipe.fields import MANY, Pattern, Seed
+
 
 class Section(BaseModel):
     """One block of the recipe: immutable, strict types, no unknown keys.
@@ -16,7 +18,7 @@ class Section(BaseModel):
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class DataSpec(Section):
@@ -25,26 +27,30 @@ class DataSpec(Section):
     Written inline in a recipe or in a file of its own (calibration/*.yaml).
     """
 
-    source: str = Field(
+    source: Pattern = Field(
         description="csv, json, parquet or text (then give files), a folder that `datasets` "
         "loads, or a hub id"
     )
-    files: tuple[str, ...] = Field((), description="file names or globs, relative to this spec")
-    name: str | None = Field(None, description="configuration name of a hub data set")
-    revision: str | None = Field(
+    files: tuple[Pattern, ...] = Field((), description="file names or globs, relative to this spec")
+    name: Pattern | None = Field(None, description="configuration name of a hub data set")
+    revision: Pattern | None = Field(
         None,
         description="commit, tag or branch of a hub data set; resolved to a commit once per run, "
         "and its newest when absent",
     )
-    split: str = "train"
+    split: Pattern = "train"
     columns: dict[str, str] = Field(
         default_factory=lambda: {"text": "text"},
         description="our field -> the data set's column; fields: text, text_pair, label, score, "
         "tags",
     )
-    labels: tuple[str, ...] = Field((), description="label names in id order, when labels are ids")
-    samples: int | None = Field(None, ge=1, description="take this many rows, drawn with `seed`")
-    seed: int = 0
+    labels: tuple[Pattern, ...] = Field(
+        (), description="label names in id order, when labels are ids"
+    )
+    samples: int | None = Field(
+        None, ge=1, le=MANY, description="take this many rows, drawn with `seed`"
+    )
+    seed: Seed = 0
     licence: str = ""
     attribution: str = ""
     base: str = Field("", exclude=True, description="set by the loader: the folder of this spec")

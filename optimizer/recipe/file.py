@@ -16,9 +16,10 @@ from pydantic import ValidationError
 
 from optimizer import targets
 from optimizer.errors import InputError, RecipeError, closest
+from optimizer.reading import reading
 from optimizer.recipe import methods
 from optimizer.recipe.schema import Recipe, Section
-from optimizer.yaml_lines import Lines, read_yaml
+from optimizer.yaml_lines import DEPTH, Lines, read_value, read_yaml
 
 DATA_FIELDS = (
     ("calibrate", "data"),
@@ -45,11 +46,11 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
         _override(document, override, lines)
     for field in (*DATA_FIELDS, *_further_sets(document)):
         _inline_data(document, field, path, lines)
-    try:
-        recipe = Recipe.model_validate_json(json.dumps(document, default=str))
-    except ValidationError as e:
-        raise _explain(e, lines, document) from None
-    with located(lines):
+    with reading(path, error=RecipeError), located(lines):
+        try:
+            recipe = Recipe.model_validate_json(json.dumps(document))
+        except ValidationError as e:
+            raise _explain(e, lines, document) from None
         targets.check(recipe)
     return recipe, lines
 
@@ -61,7 +62,7 @@ def located(lines: Lines) -> Iterator[None]:
         yield
     except InputError as e:
         path = e.where.split(":")[0].split(" ")[0]
-        at = lines.where(tuple(int(k) if k.isdigit() else k for k in path.split(".")))
+        at = lines.where(_loc(path.split(".")))
         if path and path.split(".")[0] in lines.sections and at not in e.where:
             raise type(e)(
                 e.problem, where=f"{at}: {e.where}", accepted=e.accepted, fix=e.fix
@@ -70,37 +71,49 @@ def located(lines: Lines) -> Iterator[None]:
 
 
 def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
-    import yaml
-
     where, equals, text = override.partition("=")
     keys = where.split(".")
     if not equals or not all(keys):
         raise RecipeError(
-            f"{override!r} is not path=value",
+            f"{_short(override)!r} is not path=value",
             where="--set",
             accepted="e.g. --set quantize.method=rtn",
         )
+    if len(keys) > DEPTH:
+        raise RecipeError(f"its path has {len(keys):,} parts", where=f"--set {_short(override)}")
     at: Any = document
     for key in keys[:-1]:
-        if isinstance(at, list) and key.isdigit() and int(key) < len(at):
+        if isinstance(at, list) and _index(key, at):
             at = at[int(key)]
         elif isinstance(at, dict):
             at = at.setdefault(key, {})
         else:
-            raise RecipeError(f"there is no {key!r} to go into", where=f"--set {override}")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise RecipeError(
-            f"{text!r} is not valid YAML ({getattr(e, 'problem', e)})", where=f"--set {override}"
-        ) from None
-    if isinstance(at, list) and keys[-1].isdigit() and int(keys[-1]) < len(at):
+            raise RecipeError(f"there is no {key!r} to go into", where=f"--set {_short(override)}")
+    value = read_value(text, f"--set {_short(override)}")
+    if isinstance(at, list) and _index(keys[-1], at):
         at[int(keys[-1])] = value
     elif isinstance(at, dict):
         at[keys[-1]] = value
     else:
-        raise RecipeError(f"cannot set {keys[-1]!r} there", where=f"--set {override}")
-    lines.note(tuple(int(k) if k.isdigit() else k for k in keys), f"--set {override}")
+        raise RecipeError(f"cannot set {keys[-1]!r} there", where=f"--set {_short(override)}")
+    lines.note(_loc(keys), f"--set {_short(override)}")
+
+
+def _is_number(key: str) -> bool:
+    """isdigit alone also takes superscripts."""
+    return key.isascii() and key.isdigit() and len(key) < 10
+
+
+def _index(key: str, items: list[Any]) -> bool:
+    return _is_number(key) and int(key) < len(items)
+
+
+def _loc(keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(int(k) if _is_number(k) else k for k in keys)
+
+
+def _short(override: str) -> str:
+    return override if len(override) <= 120 else f"{override[:117]}..."
 
 
 def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -124,7 +137,8 @@ def _inline_data(
     if isinstance(spec, str):
         places = (Path.cwd(), recipe.parent.resolve(), recipe.parent.resolve().parent)
         tried = [place / spec for place in dict.fromkeys(places)]
-        file = next((p for p in tried if p.is_file()), None)
+        with reading(lines.where(field), error=RecipeError):
+            file = next((p for p in tried if p.is_file()), None)
         if file is None:
             raise RecipeError(
                 f"no data spec {spec!r}; looked for {', '.join(map(str, tried))}",

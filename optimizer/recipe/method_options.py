@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from optimizer.recipe.data import Section
+from optimizer.recipe.fields import MANY, BatchSize, Seed
 
 
 class GptqOptions(Section):
@@ -65,20 +66,22 @@ class RotationOptions(Section):
 
     residual: bool = Field(True, description="rotate the residual stream; unties a tied head")
     values: bool = Field(True, description="rotate each head's values, undone in the projection")
-    seed: int = 0
+    seed: Seed = 0
 
 
 class AutoroundOptions(Section):
     """optimizer/compress/methods/autoround.py"""
 
-    steps: int = Field(200, ge=1, description="sign-gradient steps per block, a batch each")
-    seed: int = 0
+    steps: int = Field(
+        200, ge=1, le=MANY, description="sign-gradient steps per block, a batch each"
+    )
+    seed: Seed = 0
 
 
 class ModelTuningOptions(Section):
     """Of every method that tunes the whole model after the walk."""
 
-    held_out: int = Field(3, ge=1, description="windows that only judge")
+    held_out: int = Field(3, ge=1, le=MANY, description="windows that only judge")
     generated: int = Field(
         0,
         ge=0,
@@ -92,6 +95,6 @@ class ScaleTuningOptions(ModelTuningOptions):
 
     RENAMED: ClassVar[Mapping[str, str]] = {"together": "batch_size"}
 
-    epochs: int = Field(2, ge=1, description="times through the calibration windows")
-    batch_size: int = Field(2, ge=1, description="windows per step")
-    seed: int = 0
+    epochs: int = Field(2, ge=1, le=MANY, description="times through the calibration windows")
+    batch_size: BatchSize = Field(2, description="windows per step")
+    seed: Seed = 0

@@ -20,6 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from optimizer.recipe import methods
 from optimizer.recipe.composition import check
 from optimizer.recipe.data import Section
+from optimizer.recipe.fields import LONG, MANY, Pattern, Seed
 from optimizer.recipe.method_options import (
     AutoroundOptions,
     AwqOptions,
@@ -35,7 +36,7 @@ class Weights(Section):
     bits: Literal[8, 4, 3] = 8
     symmetric: bool = True
     granularity: Literal["tensor", "channel", "group"] = "channel"
-    group_size: int | None = Field(None, ge=2)
+    group_size: int | None = Field(None, ge=2, le=LONG)
 
     @model_validator(mode="after")
     def _group_size_belongs_to_group(self) -> Weights:
@@ -74,7 +75,7 @@ class Activations(Section):
 class LayerRule(Section):
     """An exception for some modules. The first rule that matches a module decides."""
 
-    modules: tuple[str, ...] = Field(
+    modules: tuple[Pattern, ...] = Field(
         min_length=1, description="module name patterns (fnmatch); each must match something"
     )
     weights: Weights
@@ -109,8 +110,8 @@ class Allocate(Section):
         description="one choice for modules that read the same tensor, so that query, key and "
         "value stay one product at run time",
     )
-    windows: int = Field(8, ge=1, description="calibration windows to measure on")
-    seed: int = 0
+    windows: int = Field(8, ge=1, le=MANY, description="calibration windows to measure on")
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _choices_are_stored_in_their_bits(self) -> Allocate:
@@ -187,7 +188,7 @@ class Quantize(Section):
     rotation: RotationOptions = RotationOptions()
     autoround: AutoroundOptions = AutoroundOptions()
     scale_tuning: ScaleTuningOptions = ScaleTuningOptions()
-    keep_float: tuple[str, ...] = Field(
+    keep_float: tuple[Pattern, ...] = Field(
         (), description="module name patterns (fnmatch); one that matches nothing is an error"
     )
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.recipe.data import Section
+from optimizer.recipe.fields import LONG
 
 
 class Export(Section):
@@ -19,11 +20,11 @@ class Export(Section):
     opset: Literal[21] = 21
 
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=LONG)]
 Span = tuple[Positive, Positive, Positive]
 
 
-Past = tuple[Annotated[int, Field(ge=0)], Positive, Positive]
+Past = tuple[Annotated[int, Field(ge=0, le=LONG)], Positive, Positive]
 AXES = ("batch", "sequence", "past")
 
 
@@ -158,7 +159,7 @@ class OnnxRuntimeTarget(TargetSection):
     provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
         None, description="device: cuda: compiles what it can of the graph; CUDA itself when null"
     )
-    threads: int = Field(0, ge=0, description="intra-op threads; 0: one per core")
+    threads: int = Field(0, ge=0, le=4096, description="intra-op threads; 0: one per core")
     fuse_attention: bool = Field(
         True,
         description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "
@@ -218,7 +219,7 @@ class TensorRTTarget(TargetSection):
     compute_capabilities: tuple[Literal["75", "80", "86", "89", "120", "121"], ...] = Field(
         (), description="GPU generations the engine is built for; the builder's default when empty"
     )
-    workspace_gb: Annotated[builtins.float, Field(gt=0)] | None = Field(
+    workspace_gb: Annotated[builtins.float, Field(gt=0, le=100_000)] | None = Field(
         None, description="device memory a kernel may use while it runs; the builder's own limit"
     )
     sparse_weights: bool = Field(False, description="kernels for 2:4 sparse weights where faster")

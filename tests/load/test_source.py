@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from pydantic import ValidationError
 
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.load import source
@@ -42,8 +43,11 @@ def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_subfolder_that_leaves_the_source(bert: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"model.subfolder: '\.\./' leaves"):
-        source.resolve(model(bert, subfolder="../"))
+    with pytest.raises(ValidationError, match=r"'\.\./' leaves"):
+        model(bert, subfolder="../")
+    (bert / "beside").symlink_to(bert.parent)
+    with pytest.raises(CheckpointError, match=r"model.subfolder: 'beside' leaves"):
+        source.resolve(model(bert, subfolder="beside"))
 
 
 def test_a_subfolder_that_is_not_there(bert: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_probe_needs_train_rows_of_the_same_labels(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"nothing\.yaml: cannot be read"):
+    with pytest.raises(RecipeError, match=r"nothing\.yaml: it cannot be read"):
         recipe_file.read(tmp_path / "nothing.yaml")
 
 

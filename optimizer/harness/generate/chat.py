@@ -56,7 +56,7 @@ def render(
         ) from None
     try:
         return str(
-            _compiled(template).render(
+            compiled(template).render(
                 messages=plain,
                 tools=None,
                 documents=None,
@@ -78,7 +78,7 @@ def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
+def compiled(template: str) -> Any:
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError, TemplateError
     from jinja2.ext import Extension, loopcontrols

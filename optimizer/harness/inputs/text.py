@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..bounds import TEXT as LONGEST
+from ..bounds import TEXT as READ_AT_MOST
 from ..errors import BundleError, InputError
 from .batch import Array, Batch
 from .kind import Encoded, InputKind
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ..contract import Contract
 
 MASK = "attention_mask"
+READ_WHOLE = 10_000  # characters of a text that is tokenized without a second thought
+PER_TOKEN = 40  # characters that a token may have, before more of the text is read
+PIECE = 200_000  # characters tokenized together where all of a text is needed
 
 
 class TextTokenizer:
@@ -45,6 +48,53 @@ class TextTokenizer:
                 copy.enable_truncation(length)
                 self._cut[length] = copy
             return self._cut[length]
+
+    def head(self, text: str, length: int) -> str:
+        """The beginning of a text that its first `length` tokens come from; all of a short one.
+
+        Cut at white space, and long enough for twice as many tokens, so that nothing the cut does
+        to its last words is among them. A text whose first READ_AT_MOST characters make fewer (one
+        endless word, blanks) is cut there.
+        """
+        size = max(READ_WHOLE, PER_TOKEN * length)
+        while len(text) > size:
+            beginning = text[: _last_space(text, size)]
+            enough = len(self._whole.encode(beginning, add_special_tokens=False).ids) >= 2 * length
+            if enough or size >= READ_AT_MOST:
+                return beginning
+            size = min(4 * size, READ_AT_MOST)
+        return text
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """All token ids of each text, whatever its length, without special tokens.
+
+        One of more than PIECE characters is tokenized in pieces that end at white space, so memory
+        stays that of a piece.
+        """
+        short = [text if len(text) <= PIECE else "" for text in texts]
+        encodings = self._whole.encode_batch(short, add_special_tokens=False)
+        return [
+            list(encoding.ids) if len(text) <= PIECE else self._in_pieces(text)
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+    def _in_pieces(self, text: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            end = min(start + PIECE, len(text))
+            end = end if end == len(text) else _last_space(text, end, start)
+            ids += self._whole.encode(text[start:end], add_special_tokens=False).ids
+            start = end
+        return ids
+
+
+def _last_space(text: str, end: int, start: int = 0) -> int:
+    """Where the last white space before `end` is, in the second half of start..end; else `end`."""
+    for at in range(end - 1, start + (end - start) // 2, -1):
+        if text[at].isspace():
+            return at
+    return end
 
 
 def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
@@ -99,13 +149,17 @@ def encode(
             where="length",
             accepted=f"2 to {longest}, the model's max_length",
         )
-    cutting = tokenizer.cut_at(longest if length is None else length)
-    rows = _rows(texts, pairs)
-    sizes = [max(map(len, (row,) if isinstance(row, str) else row)) for row in rows]
-    encodings = tokenized(
-        cutting, [r if s <= LONGEST else "" for r, s in zip(rows, sizes, strict=True)]
-    )
-    return [_encoded(t, e, s) for t, e, s in zip(texts, encodings, sizes, strict=True)]
+    limit = longest if length is None else length
+    heads = [tokenizer.head(text, limit) for text in texts]
+    seconds = pairs and [None if pair is None else tokenizer.head(pair, limit) for pair in pairs]
+    encodings = tokenized(tokenizer.cut_at(limit), _rows(heads, seconds))
+    shorter = [
+        len(head) < len(text) or bool(second and pair and len(second) < len(pair))
+        for text, head, pair, second in zip(
+            texts, heads, pairs or texts, seconds or heads, strict=True
+        )
+    ]
+    return [_encoded(*row) for row in zip(texts, encodings, shorter, strict=True)]
 
 
 def tokenized(tokenizer: Any, rows: list[Any]) -> list[Any]:
@@ -119,15 +173,9 @@ def tokenized(tokenizer: Any, rows: list[Any]) -> list[Any]:
         raise BundleError(f"the tokenizer cannot read a text ({e})", where="tokenizer") from None
 
 
-def _encoded(text: str, encoding: Any, size: int) -> Encoded:
-    if size > LONGEST:
-        return Encoded(
-            text,
-            encoding,
-            problem=f"the text has {size:,} characters",
-            fix=f"Up to {LONGEST:,} are read at once: cut it, or divide it.",
-        )
-    cut = bool(encoding.overflowing)
+def _encoded(text: str, encoding: Any, shorter: bool) -> Encoded:
+    """shorter: the end of the text was not even tokenized."""
+    cut = bool(encoding.overflowing) or (shorter and not all(encoding.special_tokens_mask))
     # not only the tokens that the tokenizer puts around every text, be it one that was cut off
     if cut or not all(encoding.special_tokens_mask):
         return Encoded(text, encoding, len(encoding.ids), cut)
@@ -143,8 +191,11 @@ def _encoded(text: str, encoding: Any, size: int) -> Encoded:
 def whole_lengths(
     tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
 ) -> list[int]:
-    """How many tokens each text has when nothing is cut, special tokens included."""
-    return [len(e.ids) for e in tokenized(tokenizer, _rows(texts, pairs))]
+    """How many tokens each text has when nothing is cut, special tokens included. Of one with more
+    than READ_AT_MOST characters, those of so many."""
+    heads = [text[:READ_AT_MOST] for text in texts]
+    seconds = pairs and [None if pair is None else pair[:READ_AT_MOST] for pair in pairs]
+    return [len(e.ids) for e in tokenized(tokenizer, _rows(heads, seconds))]
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:

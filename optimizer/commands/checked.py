@@ -1,0 +1,21 @@
+"""A recipe read and checked as far as it can be before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optimizer.recipe.schema import Recipe
+from optimizer.yaml_lines import Lines
+
+
+def read(recipe: Path, overrides: Sequence[str], *, fetch: bool) -> tuple[Recipe, Lines]:
+    """The recipe and where its values stand: by the schema, its targets, and the config of its
+    model (of one on a hub only where `fetch`). Raises RecipeError or CheckpointError."""
+    from optimizer.load import lengths
+    from optimizer.recipe import file as recipe_file
+
+    checked, lines = recipe_file.read_with_lines(recipe, overrides)
+    with recipe_file.located(lines):
+        lengths.check(checked, fetch=fetch)
+    return checked, lines

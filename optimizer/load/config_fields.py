@@ -1,0 +1,166 @@
+"""The fields of config.json that say how large the model is and what it is made of, checked before
+anything is built from them.
+
+transformers builds what a config says: a billion layers, a negative width, an activation that it
+does not have. It then fails in a way of its own for each architecture, or takes all memory.
+Here the fields that this toolchain uses have a type and a range (SIZES, by every architecture's
+name for them), and no size may be larger than the weights beside the config can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from optimizer.errors import CheckpointError, closest
+from optimizer.load.checkpoint import GET_AGAIN, read_header
+
+LAYERS = 10_000  # of blocks; the deepest model on the hub has a few hundred
+WIDTH = 10_000_000  # of features or heads; the widest has a few ten thousand
+WORDS = 1_000_000_000  # of tokens, in the vocabulary or in a text
+LABELS = 1_000_000
+
+# {field: the largest value}, by the names that transformers' architectures use
+SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "dim", "d_model", "embedding_size"), WIDTH),
+    **dict.fromkeys(("intermediate_size", "n_inner", "hidden_dim", "ffn_dim"), WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_key_value_heads"), WIDTH),
+    **dict.fromkeys(("head_dim", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(("vocab_size", "type_vocab_size"), WORDS),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window"), WORDS),
+    "num_labels": LABELS,
+}
+MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim", "sliding_window", "num_labels")
+MAY_BE_ZERO = ("type_vocab_size", "sliding_window", "max_position_embeddings")
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+# (sizes whose product is one matrix of the model)
+MATRICES = (
+    ("vocab_size", "embedding_size"),
+    ("vocab_size", "hidden_size"),
+    ("vocab_size", "dim"),
+    ("vocab_size", "n_embd"),
+    ("intermediate_size", "hidden_size"),
+    ("hidden_dim", "dim"),
+    ("n_positions", "n_embd"),
+)
+# a field and what it must be a multiple of
+MULTIPLES = (
+    ("hidden_size", "num_attention_heads"),
+    ("n_embd", "n_head"),
+    ("dim", "n_heads"),
+    ("num_attention_heads", "num_key_value_heads"),
+)
+BITS = 3  # that a weight takes at least, in the formats that are read
+
+
+def _size(name: str) -> tuple[Any, Any]:
+    least = 0 if name in MAY_BE_ZERO else 1
+    kind: Any = Annotated[int, Field(ge=least, le=SIZES[name])]
+    return (kind | None if name in MAY_BE_NONE else kind, None)
+
+
+class Named(BaseModel):
+    """Fields that are no size."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model_type: Annotated[str, Field(min_length=1)] | None = None
+    architectures: list[str] | None = None
+    id2label: dict[str, Any] | None = None
+    label2id: dict[str, Any] | None = None
+    auto_map: dict[str, Any] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+MORE: dict[str, Any] = {
+    **{name: _size(name) for name in SIZES},
+    **dict.fromkeys(ACTIVATIONS, (str | None, None)),
+}
+FIELDS = create_model("FIELDS", __base__=Named, **MORE)
+
+
+def check(config: Mapping[str, Any], file: Path | str) -> None:
+    """Raise CheckpointError naming the first field that is wrong by itself.
+
+    config: the document of config.json; file: where it is, for messages.
+    """
+    try:
+        FIELDS.model_validate(dict(config))
+    except ValidationError as e:
+        problem = e.errors()[0]
+        name = str(problem["loc"][0])
+        accepted = problem["msg"].removeprefix("Input should be ")
+        if name in SIZES:
+            accepted = f"a whole number from {int(name not in MAY_BE_ZERO)} to {SIZES[name]:,}"
+        raise CheckpointError(
+            f"{_shown(problem['input'])} was found",
+            where=f"{file}: {'.'.join(map(str, problem['loc']))}",
+            accepted=accepted,
+            fix=GET_AGAIN,
+        ) from None
+    for whole, part in MULTIPLES:
+        if _has(config, whole, part) and config[whole] % config[part] and "head_dim" not in config:
+            raise CheckpointError(
+                f"{config[whole]} is no multiple of {part}: {config[part]}",
+                where=f"{file}: {whole}",
+                fix=GET_AGAIN,
+            )
+
+
+def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
+    """Raise CheckpointError for an activation function that transformers does not have."""
+    from transformers.activations import ACT2FN
+
+    for name in ACTIVATIONS:
+        value = config.get(name)
+        if value is not None and value not in ACT2FN:
+            raise CheckpointError(
+                f"{value!r} is no activation of transformers{closest(value, list(ACT2FN))}",
+                where=f"{file}: {name}",
+                accepted=", ".join(sorted(ACT2FN)),
+            )
+
+
+def check_sizes(config: Mapping[str, Any], folder: Path, file: Path | str) -> None:
+    """Raise CheckpointError for a size that the weights in `folder` are too small for, so that
+    nothing of that size is ever allocated. Says nothing where there are no safetensors files."""
+    entries = [
+        entry
+        for weights in sorted(folder.glob("*.safetensors"))
+        for entry in read_header(weights).values()
+    ]
+    if not entries:
+        return
+    values = sum(entry.end - entry.begin for entry in entries) * 8 // BITS
+    layers = [name for name in SIZES if SIZES[name] == LAYERS and _has(config, name)]
+    sizes = [(name,) for name, most in SIZES.items() if most == WIDTH and name in config]
+    factored = any(config.get(name) for name in ("embedding_size", "word_embed_proj_dim"))
+    for names in (*sizes, *(m for m in MATRICES if not (factored and "hidden_size" in m))):
+        if _has(config, *names) and prod(config[n] for n in names) > values:
+            raise CheckpointError(
+                f"{' x '.join(str(config[n]) for n in names)} values, and the weights beside it "
+                f"hold at most {values:,}",
+                where=f"{file}: {', '.join(names)}",
+                fix="config.json and the weights are of different models: get both again.",
+            )
+    for name in layers:
+        if config[name] > len(entries):
+            raise CheckpointError(
+                f"{config[name]} blocks, and the weights beside it are {len(entries)} tensors",
+                where=f"{file}: {name}",
+                fix="config.json and the weights are of different models: get both again.",
+            )
+
+
+def _has(config: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(config.get(name), int) for name in names)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

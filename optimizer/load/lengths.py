@@ -1,0 +1,54 @@
+"""Is every length in a recipe one that the model can take? Of config.json alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimizer.errors import RecipeError
+from optimizer.load import config_fields, source
+from optimizer.load.checkpoint import read_json
+from optimizer.load.config import model_folder
+from optimizer.reading import reading
+from optimizer.recipe.schema import Recipe
+
+POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def check(recipe: Recipe, *, fetch: bool) -> None:
+    """Raise RecipeError for a length that the recipe names and that is more than the model has
+    positions: texts are cut there, so what is reported would not be what it is called.
+
+    Defaults are no such thing: they are cut without a word. fetch: also look at the config of a
+    model that is on a hub; else only at one on this machine. Raises CheckpointError as
+    config_fields.check does.
+    """
+    section = recipe.model
+    if section.gguf_file is not None or not (fetch or source.is_local(section.source)):
+        return
+    root = source.peek(section).folder
+    with reading(root):
+        file = model_folder(root) / "config.json"
+        config = read_json(file)
+        config_fields.check(config, file)
+    positions = next((config[p] for p in POSITIONS if isinstance(config.get(p), int)), None)
+    for path, length in _lengths(recipe):
+        if positions and length > positions:
+            raise RecipeError(
+                f"{length} tokens, and the model has {positions} positions",
+                where=path,
+                accepted=f"up to {positions}",
+                fix=f"{file} says so: texts are cut there.",
+            )
+
+
+def _lengths(recipe: Recipe) -> list[tuple[str, int]]:
+    """(path in the recipe, tokens) of every length that is written there."""
+    written: list[tuple[str, Any]] = [("model.max_length", recipe.model.max_length)]
+    if recipe.calibrate and "sequence_length" in recipe.calibrate.model_fields_set:
+        written.append(("calibrate.sequence_length", recipe.calibrate.sequence_length))
+    if "sequence_length" in recipe.validate_.model_fields_set:
+        written.append(("validate.sequence_length", recipe.validate_.sequence_length))
+    latency = recipe.validate_.latency
+    if "sequence" in latency.model_fields_set:
+        written += [(f"validate.latency.sequence.{i}", n) for i, n in enumerate(latency.sequence)]
+    return [(path, length) for path, length in written if length is not None]

@@ -1,0 +1,46 @@
+"""Kinds of value that several sections have, each with its bounds.
+
+Beyond a bound, memory or time is not known to suffice anywhere: a typing error (or an attack) is
+refused before any work, instead of dying hours into it.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+MANY = 10_000_000  # samples, windows, iterations; the largest data sets here have 10,000
+WIDE = 65_536  # rows in one batch; the largest GPU batch of a small encoder is a few thousand
+LONG = 16_777_216  # tokens in one text; the longest context there is has ten million
+PATH = 4096  # characters, Linux's own limit
+RESERVED = (".failed", ".partial", ".lock", ".tar", ".discarded")  # beside a version's folder
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and numpy both take
+BatchSize = Annotated[int, Field(ge=1, le=WIDE)]
+Length = Annotated[int, Field(ge=2, le=LONG)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]  # an hour
+Seconds = Annotated[float, Field(ge=0, le=604_800)]  # a week
+# of a file or folder, never a path; endings are added to it, and a name has 255 bytes at most
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
+
+
+def _not_reserved(name: str) -> str:
+    if name.endswith(RESERVED):
+        raise ValueError(
+            f"{name!r} ends like what stands beside a version's folder ({', '.join(RESERVED)}); "
+            "choose another name"
+        )
+    return name
+
+
+def _inside(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} leaves the source; accepted: a folder inside it")
+    return path
+
+
+Version = Annotated[Name, AfterValidator(_not_reserved)]
+Pattern = Annotated[str, Field(min_length=1, max_length=PATH)]
+Inside = Annotated[str, Field(min_length=1, max_length=PATH), AfterValidator(_inside)]

@@ -1,0 +1,139 @@
+"""The validate section of a recipe: what is judged, on which data, and the gates."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from optimizer.harness import tasks
+from optimizer.recipe.data import DataSpec, Section
+from optimizer.recipe.fields import MANY, BatchSize, Length, Milliseconds, Name, Seconds
+
+Metric = Literal[
+    "accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine", "perplexity"
+]
+
+
+class Latency(Section):
+    data: DataSpec | None = Field(None, description="texts to time; disjoint from the other data")
+    batch: tuple[BatchSize, ...] = Field((1,), min_length=1)
+    sequence: tuple[Length, ...] = Field((128,), min_length=1)
+    iterations: int = Field(
+        40,
+        ge=5,
+        le=MANY,
+        description="timed runs per cell of the batch x sequence grid, at least: timing goes on "
+        "until the speed gates are decided, or max_seconds are spent",
+    )
+    max_seconds: Seconds = Field(
+        300,
+        description="of timing one target, that no further runs are begun beyond; 0: `iterations` "
+        "runs and no more",
+    )
+    new_tokens: Length = Field(
+        32, description="text-generation: tokens generated after each prompt"
+    )
+    p99_ms: Milliseconds | None = Field(
+        None,
+        description="gate on the first cell of the grid; for text-generation per new token",
+    )
+    must_beat_float: bool = True
+
+
+class EvaluationSet(Section):
+    """Further rows to judge on: see validate/quality/evaluation.py."""
+
+    data: DataSpec
+    report_only: bool = Field(
+        False, description="the difference on it is reported, and no gate follows from it"
+    )
+
+
+class Validate(Section):
+    data: DataSpec
+    also: dict[Name, EvaluationSet] = Field(
+        default_factory=dict,
+        description="further evaluation sets by name, judged like `data`, by the same metric and "
+        "margin, each with gates of its own",
+    )
+    train: DataSpec | None = Field(None, description="probe_accuracy: the rows the probe is fit on")
+    metric: Metric
+    max_drop: float = Field(
+        0.01,
+        gt=0,
+        lt=1,
+        description="non-inferiority margin: of the metric, and for perplexity of the mean "
+        "negative log-likelihood in nats per token",
+    )
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    min_cosine: float | None = Field(None, gt=0, le=1, description="mean cosine to float, gated")
+    max_kl: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="text-generation: KL from float to candidate, nats per token, gated",
+    )
+    min_top1: float | None = Field(
+        None, gt=0, le=1, description="text-generation: share of equal next tokens, gated"
+    )
+    sequence_length: Length = Field(
+        512, description="text-generation: tokens per window of held-out text"
+    )
+    quantization_budget: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="ledger: relative L2 that quantization may move the model's output; at 1 an "
+        "output of zeros would pass",
+    )
+    batch_size: BatchSize = 8
+    latency: Latency = Latency()
+
+
+def check_metric(task: tasks.Task, section: Validate) -> None:
+    """Raise ValueError when the metric has no meaning for the task, or its columns are missing."""
+    known, metric = task.metrics, section.metric
+    if metric not in known:
+        raise ValueError(
+            f"metric {metric} has no meaning for task {task.name}; accepted: {', '.join(known)}"
+        )
+    sets = {"data": section.data, **{f"also.{n}.data": s.data for n, s in section.also.items()}}
+    for where, spec in sets.items():
+        columns = spec.columns
+        if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
+            ways = " or ".join(" and ".join(way) for way in known[metric])
+            raise ValueError(
+                f"metric {metric} needs a column for {ways} in {where}.columns, which has "
+                f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
+            )
+    if metric != "probe_accuracy":
+        return
+    if section.train is None or "label" not in section.train.columns:
+        what = "a train block" if section.train is None else "a column for label in train.columns"
+        raise ValueError(f"metric probe_accuracy fits a classifier on train rows: it needs {what}")
+    for where, spec in sets.items():
+        if section.train.labels and spec.labels and section.train.labels != spec.labels:
+            raise ValueError(
+                f"{where}.labels {list(spec.labels)} and train.labels {list(section.train.labels)} "
+                "differ, so an id means one thing to the probe and another where it is judged"
+            )
+
+
+def check_timing(task: tasks.Task, latency: Latency) -> None:
+    """Raise ValueError when so few runs can decide a speed gate whatever they measure."""
+    from optimizer.harness.bench import fewest  # here: a recipe without it is read faster
+
+    if latency.max_seconds > 0:
+        return
+    steps = latency.new_tokens - 1 if task.generates else 1
+    fewest_runs = {"must_beat_float": fewest(50) if latency.must_beat_float else 0}
+    fewest_runs["p99_ms"] = 0 if latency.p99_ms is None else math.ceil(fewest(99) / steps)
+    for gate, runs in fewest_runs.items():
+        if latency.iterations < runs:
+            raise ValueError(
+                f"latency.iterations: {latency.iterations} with max_seconds: 0 can never decide "
+                f"{gate}, which takes {runs} runs at least; set iterations: {runs} or more, or "
+                "leave max_seconds out, so that timing goes on until it is decided"
+            )

@@ -1,0 +1,113 @@
+"""Runs commands in forked children of one warm process: python -m tests.hostile.worker.
+
+A job is one JSON line {"argv", "cwd", "stdin": text or null}; the answer is one JSON line
+{"exit": code, or -signal, or null when it was stopped after SECONDS, "seconds", "grown": bytes of
+memory that the child had at its peak beyond the parent's, "stdout", "stderr"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from typing import Any
+
+SECONDS = 20.0
+MEMORY = 4_000_000_000  # a child that wants more gets MemoryError, and this machine stays usable
+
+
+def warm() -> None:
+    """Import what the commands import, so that a child costs only its own work."""
+    import datasets
+    import torch
+    import transformers.models.bert.modeling_bert
+    import transformers.models.llama.modeling_llama  # noqa: F401
+    from transformers import AutoModel, AutoTokenizer  # noqa: F401
+
+    import optimizer.cli
+    from optimizer.compress import stage as _compress  # noqa: F401
+    from optimizer.load import stage as _load  # noqa: F401
+
+    assert datasets
+    assert torch
+    assert optimizer.cli
+
+
+def child(job: dict[str, Any], out: int, err: int) -> None:
+    """Never returns."""
+    code = 70  # what no command of ours exits with
+    try:
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        stdin = tempfile.TemporaryFile()
+        stdin.write((job["stdin"] or "").encode("utf-8", "surrogatepass"))
+        stdin.seek(0)
+        os.dup2(stdin.fileno(), 0)
+        os.chdir(job["cwd"])
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        sys.argv = ["optimize", *job["argv"]]
+        from optimizer.cli import main
+
+        try:
+            main(prog_name="optimize")
+            code = 0
+        except SystemExit as e:
+            code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def resident(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        sys.stdout.flush()
+        before, started = resident(os.getpid()), time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            child(job, out.fileno(), err.fileno())
+        done, exit_code = 0, None
+        while not done and time.monotonic() - started < SECONDS:
+            done, status, usage = os.wait4(pid, os.WNOHANG)
+            time.sleep(0.002)
+        if done:
+            exit_code = os.waitstatus_to_exitcode(status)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            _, _, usage = os.wait4(pid, 0)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read(200_000).decode("utf-8", "replace"))
+        return {
+            "exit": exit_code,
+            "seconds": round(time.monotonic() - started, 3),
+            "grown": max(0, usage.ru_maxrss * 1024 - before),
+            "stdout": texts[0],
+            "stderr": texts[1],
+        }
+
+
+def main() -> None:
+    warm()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
