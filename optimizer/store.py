@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.atomic import disk_errors_explained, lock, remove, replace, restore
-from optimizer.errors import MachineError
+from optimizer.errors import CheckpointError, MachineError
 from optimizer.progress import say
 from optimizer.recipe.schema import Section
 from optimizer.source_digest import source_digest
@@ -175,7 +175,14 @@ class Store:
             _discard(step.path)
         partial.mkdir(exist_ok=True)
         say(f"{stage.name}: running {step.key[:12]}")
-        stage.run(section, *(i.path for i in inputs), out=partial)
+        try:
+            stage.run(section, *(i.path for i in inputs), out=partial)
+        except SystemExit as e:  # nothing of ours ends the program inside a stage
+            raise CheckpointError(
+                f"code that the model brings ended the program (exit {e.code})",
+                where=f"stage {stage.name}",
+                fix="Read that code before model.trust_remote_code: true.",
+            ) from e
         if [i.identity for i in inputs] != made_from["inputs"]:
             raise MachineError(
                 "another run measured an input of this step again while it was read",

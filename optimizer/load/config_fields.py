@@ -38,16 +38,20 @@ SIZES = {
 MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim", "sliding_window", "num_labels")
 MAY_BE_ZERO = ("type_vocab_size", "sliding_window", "max_position_embeddings")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
-# (sizes whose product is one matrix of the model)
+# sizes whose product is one matrix of the model
 MATRICES = (
     ("vocab_size", "embedding_size"),
     ("vocab_size", "hidden_size"),
     ("vocab_size", "dim"),
     ("vocab_size", "n_embd"),
+    ("type_vocab_size", "hidden_size"),
     ("intermediate_size", "hidden_size"),
     ("hidden_dim", "dim"),
     ("n_positions", "n_embd"),
 )
+# with a row for each position; rotary positions have no matrix, and names of their own in a config
+LEARNED = (("max_position_embeddings", "hidden_size"), ("max_position_embeddings", "dim"))
+FEW = 131_072  # positions that a config without such a name may have in any case
 # a field and what it must be a multiple of
 MULTIPLES = (
     ("hidden_size", "num_attention_heads"),
@@ -71,8 +75,8 @@ class Named(BaseModel):
 
     model_type: Annotated[str, Field(min_length=1)] | None = None
     architectures: list[str] | None = None
-    id2label: dict[str, Any] | None = None
-    label2id: dict[str, Any] | None = None
+    id2label: dict[Any, Any] | None = None
+    label2id: dict[Any, Any] | None = None
     auto_map: dict[str, Any] | None = None
     quantization_config: dict[str, Any] | None = None
 
@@ -140,7 +144,11 @@ def check_sizes(config: Mapping[str, Any], folder: Path, file: Path | str) -> No
     layers = [name for name in SIZES if SIZES[name] == LAYERS and _has(config, name)]
     sizes = [(name,) for name, most in SIZES.items() if most == WIDTH and name in config]
     factored = any(config.get(name) for name in ("embedding_size", "word_embed_proj_dim"))
-    for names in (*sizes, *(m for m in MATRICES if not (factored and "hidden_size" in m))):
+    matrices = [m for m in MATRICES if not (factored and "hidden_size" in m)]
+    rotary = any(key.startswith(("rope", "rotary")) for key in config)
+    if not rotary and _has(config, "max_position_embeddings"):
+        matrices += LEARNED if config["max_position_embeddings"] > FEW else ()
+    for names in (*sizes, *matrices):
         if _has(config, *names) and prod(config[n] for n in names) > values:
             raise CheckpointError(
                 f"{' x '.join(str(config[n]) for n in names)} values, and the weights beside it "

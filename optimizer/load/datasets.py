@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, Task, encode
 from optimizer.load.labels import ids_in_model, label_id, names_of, normal
-from optimizer.load.tables import FILE_FORMATS, is_local, local_files, open_table, where_of
+from optimizer.load.tables import folder_files, is_local, local_files, open_table, where_of
 from optimizer.progress import say
+from optimizer.reading import reading
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
@@ -222,11 +222,10 @@ def windows(
 
 def _fingerprint(spec: DataSpec) -> str:
     """Changes when a local file does, so that the memory of rows read is never stale."""
-    folder = Path(spec.base or ".") / spec.source
-    paths = local_files(spec)
-    if not paths and spec.source not in FILE_FORMATS and folder.is_dir():
-        paths = sorted(p for p in folder.rglob("*") if p.is_file())
-    return json.dumps([[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths])
+    paths = local_files(spec) or (folder_files(spec) if is_local(spec) else [])
+    with reading(where_of(spec), error=DataError):
+        states = [(str(p), p.stat()) for p in paths]
+    return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in states])
 
 
 @dataclass(frozen=True)

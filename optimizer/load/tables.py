@@ -7,7 +7,7 @@ cache (for hub ids).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from mmap import ACCESS_READ, mmap
@@ -20,6 +20,9 @@ from optimizer.progress import say
 from optimizer.reading import check_regular, reading
 from optimizer.recipe.schema import DataSpec
 
+FILES = 10_000  # in a folder that is a data set
+COLUMNS = 1_000  # of a table; four are read at most
+HEADER = 1_000_000  # bytes of a csv file's first line
 DEPTH = 100  # of JSON; a row here has 2
 # a string whole, so that brackets in it do not count; an opening bracket; a closing one
 TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
@@ -74,6 +77,24 @@ def _local_files(spec: DataSpec) -> list[Path]:
     return list(once.values())
 
 
+def folder_files(spec: DataSpec) -> list[Path]:
+    """Every file below the folder of a source that is one. Raises DataError where there are more
+    than FILES: it is then hardly the folder of a data set."""
+    if spec.source in FILE_FORMATS:
+        return []
+    paths: list[Path] = []
+    with reading(where_of(spec), error=DataError):
+        for path in _folder(spec).rglob("*"):
+            paths += [path] if path.is_file() else []
+            if len(paths) > FILES:
+                raise DataError(
+                    f"{_folder(spec).resolve()} holds more than {FILES:,} files",
+                    where=where_of(spec),
+                    fix="Give the folder of the data set, or its files.",
+                )
+    return sorted(paths)
+
+
 def open_table(spec: DataSpec) -> Any:
     """The `datasets` table of the spec's split."""
     with temporary_folder("data") as cache:  # the library, too, needs such a place to be imported
@@ -93,9 +114,8 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
                     raise DataError("files is missing", where=place, fix="Give files: [...].")
                 files = [str(f) for f in local_files(spec)]
                 _check_not_empty(files)
-                if spec.source == "json":
-                    for file in files:
-                        check_depth(Path(file))
+                for file in files if spec.source in CHECKS else ():
+                    CHECKS[spec.source](Path(file))
                 return datasets.load_dataset(
                     spec.source,
                     data_files={spec.split: files},
@@ -141,6 +161,23 @@ def check_depth(file: Path) -> None:
                     where=f"{file}:{line}",
                     fix="One text, label or score per column is read; leave the others out.",
                 )
+
+
+def check_columns(file: Path) -> None:
+    """Raise DataError for a csv file of more than COLUMNS columns, by its first line."""
+    with file.open("rb") as f:
+        columns = f.readline(HEADER).count(b",") + 1
+    if columns > COLUMNS:
+        raise DataError(
+            f"it has {columns:,} columns",
+            where=f"{file}:1",
+            accepted=f"{COLUMNS:,} or fewer",
+            fix="Leave out the columns that hold neither texts nor labels.",
+        )
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {"json": check_depth, "csv": check_columns}
+"""By format: what its library would not survive."""
 
 
 def _check_not_empty(files: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ WRONG: dict[str, Any] = {
     "nan": float("nan"),
     "deep": json.loads("[" * 200 + "]" * 200),
 }
+NAMED = ("word", "empty", "negative", "half", "huge", "huger", "list", "mapping")
 # Fields of config.json that say what the model is: a wrong one must be named.
 SIZES = (
     "hidden_size",
@@ -82,7 +83,9 @@ def values(good: Path, *more: str) -> list[Case]:
             f"config.json: {field} = {name}",
             _set("config.json", (field,), value),
             LOAD,
-            ("config.json", field) if field in SIZES and name != "null" else (),
+            ("config.json", field)
+            if field in SIZES and name not in ("null", "one", "zero")
+            else (),
             harmless=True,
         )
         for field in fields
@@ -449,6 +452,47 @@ def generation() -> list[Case]:
     ]
 
 
+CODE = """\
+import sys
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+class MyConfig(BertConfig):
+    model_type = "mine"
+
+class MyModel(BertForSequenceClassification):
+    config_class = MyConfig
+    def __init__(self, config):
+        super().__init__(config)
+        {}
+
+{}
+"""
+
+
+def remote_code() -> list[Case]:
+    """A model's own code, trusted by the recipe, that ends the program."""
+
+    def write(inner: str, outer: str) -> Callable[[Path], None]:
+        def write_files(folder: Path) -> None:
+            model = folder / MODEL
+            (model / "mine.py").write_text(CODE.format(inner, outer))
+            document = json.loads((model / "config.json").read_text())
+            auto = {"AutoConfig": "mine.MyConfig"}
+            auto["AutoModelForSequenceClassification"] = "mine.MyModel"
+            document.update(model_type="mine", auto_map=auto)
+            (model / "config.json").write_text(json.dumps(document))
+
+        return write_files
+
+    trusted = (*LOAD, "--set", "model.trust_remote_code=true")
+    return [
+        Case("remote code: exits when read", write("pass", "sys.exit(0)"), trusted, ("exit 0",)),
+        Case("remote code: exits when built", write("sys.exit(0)", ""), trusted, ("SystemExit",)),
+        Case("remote code: not trusted", write("pass", "sys.exit(0)"), LOAD, ("config.json",)),
+        Case("remote code: no Python", write("pass", "def ("), trusted, ("config.json",)),
+    ]
+
+
 def encoder(good: Path) -> list[Case]:
     return [
         *values(good, "rope_scaling", "num_labels", "problem_type", "tie_word_embeddings"),
@@ -457,13 +501,13 @@ def encoder(good: Path) -> list[Case]:
         *headers(),
         *tokenizers(),
         *modules(),
+        *remote_code(),
     ]
 
 
 def decoder(good: Path) -> list[Case]:
     return [
         *values(good, "sliding_window", "layer_types"),
-        *config()[:0],
         *files(good),
         *generation(),
     ]

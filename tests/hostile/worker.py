@@ -43,10 +43,10 @@ def child(job: dict[str, Any], out: int, err: int) -> None:
     try:
         os.dup2(out, 1)
         os.dup2(err, 2)
-        stdin = tempfile.TemporaryFile()
-        stdin.write((job["stdin"] or "").encode("utf-8", "surrogatepass"))
-        stdin.seek(0)
-        os.dup2(stdin.fileno(), 0)
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write((job["stdin"] or "").encode("utf-8", "surrogatepass"))
+            stdin.seek(0)
+            os.dup2(stdin.fileno(), 0)
         os.chdir(job["cwd"])
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -56,7 +56,7 @@ class TextTokenizer:
         to its last words is among them. A text whose first READ_AT_MOST characters make fewer (one
         endless word, blanks) is cut there.
         """
-        size = max(READ_WHOLE, PER_TOKEN * length)
+        size = min(max(READ_WHOLE, PER_TOKEN * length), READ_AT_MOST)
         while len(text) > size:
             beginning = text[: _last_space(text, size)]
             enough = len(self._whole.encode(beginning, add_special_tokens=False).ids) >= 2 * length

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from optimizer.errors import CheckpointError, MachineError
-from optimizer.load import faithful
+from optimizer.load import config_fields, faithful
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.generation import GENERATION_CONFIG
 from optimizer.load.model import auto_class
@@ -25,9 +25,12 @@ from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer import FILES
 from optimizer.load.weights import Stored, Weights
 from optimizer.progress import say
+from optimizer.reading import reading
 from optimizer.recipe.schema import Model
 
 NEEDED = ("gguf", "accelerate")
+FIX = "Use the float checkpoint it was made from, or get the file again."
+SIZES = ("embedding_length", "attention.head_count")  # and block_count, of every architecture
 LICENCE = "general.license"
 TEMPLATE = "chat_template.jinja"
 # How llama.cpp splits text before the merges, for those names that transformers does not know and
@@ -64,31 +67,50 @@ def config(folder: Path, section: Model) -> Any:
     from transformers import AutoConfig
 
     file = file_of(folder, section)
-    try:
+    with reading(file, fix=FIX):
+        _check_sizes(file)
         with quiet():
             model_config = AutoConfig.from_pretrained(folder, gguf_file=section.gguf_file)
-    except (ValueError, KeyError, TypeError, OSError) as e:
-        raise _unread(file, e) from e
+    config_fields.check(model_config.to_dict(), file)
     if hasattr(model_config, "quantization_config"):
         del model_config.quantization_config
     return model_config
 
 
-def _unread(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"transformers does not read it ({' '.join(str(error).split())[:200]})",
-        where=str(file),
-        fix="Use the float checkpoint it was made from, or get the file again.",
-    )
+def _check_sizes(file: Path) -> None:
+    """Raise CheckpointError for a size that is missing, or that the file's tensors are too few or
+    too small for: transformers would build a model of it first."""
+    from gguf import GGUFReader
+
+    opened = GGUFReader(file)
+    tensors = len(opened.tensors)
+    values = sum(int(tensor.n_elements) for tensor in opened.tensors)
+    architecture = str(_content(opened, "general.architecture"))
+    for name, most in (*((size, values) for size in SIZES), ("block_count", tensors)):
+        key = f"{architecture}.{name}"
+        value = _content(opened, key)
+        sizes = value if isinstance(value, list) and value else [value]
+        if not all(type(n) is int and 0 < n <= most for n in sizes):
+            raise CheckpointError(
+                "it is missing" if value is None else f"{str(value)[:80]} was found",
+                where=f"{file}: {key}",
+                accepted=f"a whole number from 1 to {most:,}, which is what its tensors can hold",
+                fix=FIX,
+            )
+
+
+def _content(opened: Any, key: str) -> Any:
+    """The value of a metadata field; None where it is missing."""
+    return opened.fields[key].contents() if key in opened.fields else None
 
 
 def _metadata(file: Path) -> dict[str, str]:
     """What the file says of its licence and its tokenizer, by the gguf library."""
     from gguf import GGUFReader
 
-    fields = GGUFReader(file).fields
+    opened = GGUFReader(file)
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
-    return {name: str(fields[name].contents()) for name in keys if name in fields}
+    return {name: str(_content(opened, name)) for name in keys if name in opened.fields}
 
 
 def takes(section: Model, folder: Path) -> bool:
@@ -105,13 +127,10 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     """
     file = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
-    try:
-        with quiet():
-            model = auto_class(section.task).from_pretrained(
-                folder, gguf_file=section.gguf_file, dtype=torch.float32
-            )
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as e:
-        raise _unread(file, e) from e
+    with reading(file, fix=FIX), quiet():
+        model = auto_class(section.task).from_pretrained(
+            folder, gguf_file=section.gguf_file, dtype=torch.float32
+        )
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
     if not (folder / GENERATION_CONFIG).is_file():
@@ -141,11 +160,8 @@ def _tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, out / name)
         return
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=section.gguf_file)
-    except Exception as e:  # tokenizers raises bare Exception
-        raise _unread(folder / str(section.gguf_file), e) from e
+    with reading(folder / str(section.gguf_file), fix=FIX), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=section.gguf_file)
     _split_as_the_file_says(tokenizer.backend_tokenizer, metadata)
     tokenizer.save_pretrained(out)
 

@@ -1,0 +1,54 @@
+"""Sizes in config.json have a range, and the weights beside it must be able to hold them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.errors import CheckpointError
+from optimizer.load import config_fields
+
+
+def config(bert: Path, **changed: Any) -> dict[str, Any]:
+    return {**json.loads((bert / "config.json").read_text()), **changed}
+
+
+@pytest.mark.parametrize("field", config_fields.SIZES)
+@pytest.mark.parametrize("value", [-1, 10**12, "many", 2.5, [1]])
+def test_a_size_that_is_none_is_named_with_its_range(field: str, value: object) -> None:
+    with pytest.raises(
+        CheckpointError, match=rf"config\.json: {field}: .*Accepted: a whole number"
+    ):
+        config_fields.check({field: value}, "config.json")
+
+
+def test_heads_must_divide_the_width(bert: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"hidden_size: 64 is no multiple of num_att.*: 7"):
+        config_fields.check(config(bert, num_attention_heads=7), "config.json")
+    config_fields.check(config(bert, num_attention_heads=7, head_dim=16), "config.json")
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers"]
+)
+def test_a_size_beyond_the_weights_is_refused_before_it_is_allocated(
+    bert: Path, field: str
+) -> None:
+    config_fields.check_sizes(config(bert), bert, "config.json")
+    with pytest.raises(CheckpointError, match=f"{field}.*different models"):
+        config_fields.check_sizes(config(bert, **{field: 900_000}), bert, "config.json")
+
+
+def test_positions_count_only_where_they_are_learned(bert: Path) -> None:
+    far = config(bert, max_position_embeddings=10_000_000)
+    with pytest.raises(CheckpointError, match="max_position_embeddings"):
+        config_fields.check_sizes(far, bert, "config.json")
+    config_fields.check_sizes({**far, "rope_theta": 10_000.0}, bert, "config.json")
+
+
+def test_an_unknown_activation_names_the_closest() -> None:
+    with pytest.raises(CheckpointError, match=r'hidden_act: .gelo.*did you mean "gelu"'):
+        config_fields.check_activations({"hidden_act": "gelo"}, "config.json")
