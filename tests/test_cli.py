@@ -55,7 +55,7 @@ def test_a_good_recipe_checks_with_exit_0(recipe: Path) -> None:
 def test_a_recipe_path_alone_means_run() -> None:
     result = optimize("missing.yaml")
     assert result.exit_code == 2
-    assert "missing.yaml: cannot be read" in result.stderr
+    assert "missing.yaml: it cannot be read" in result.stderr
 
 
 def test_a_misspelt_command_names_the_closest() -> None:

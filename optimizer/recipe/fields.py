@@ -11,9 +11,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from optimizer.harness import bounds
+
 MANY = 10_000_000  # samples, windows, iterations; the largest data sets here have 10,000
-WIDE = 65_536  # rows in one batch; the largest GPU batch of a small encoder is a few thousand
-LONG = 16_777_216  # tokens in one text; the longest context there is has ten million
+WIDE, LONG = bounds.BATCH, bounds.SEQUENCE  # rows in one batch, tokens in one text
 PATH = 4096  # characters, Linux's own limit
 RESERVED = (".failed", ".partial", ".lock", ".tar", ".discarded")  # beside a version's folder
 

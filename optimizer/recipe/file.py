@@ -46,11 +46,12 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
         _override(document, override, lines)
     for field in (*DATA_FIELDS, *_further_sets(document)):
         _inline_data(document, field, path, lines)
-    with reading(path, error=RecipeError), located(lines):
+    with reading(path, error=RecipeError):
         try:
             recipe = Recipe.model_validate_json(json.dumps(document))
         except ValidationError as e:
             raise _explain(e, lines, document) from None
+    with located(lines):
         targets.check(recipe)
     return recipe, lines
 

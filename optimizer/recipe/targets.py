@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from optimizer.harness.bounds import THREADS
 from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.recipe.data import Section
 from optimizer.recipe.fields import LONG
@@ -159,7 +160,7 @@ class OnnxRuntimeTarget(TargetSection):
     provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
         None, description="device: cuda: compiles what it can of the graph; CUDA itself when null"
     )
-    threads: int = Field(0, ge=0, le=4096, description="intra-op threads; 0: one per core")
+    threads: int = Field(0, ge=0, le=THREADS, description="intra-op threads; 0: one per core")
     fuse_attention: bool = Field(
         True,
         description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "

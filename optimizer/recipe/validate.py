@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from optimizer.harness import tasks
+from optimizer.harness.bounds import ITERATIONS
 from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import MANY, BatchSize, Length, Milliseconds, Name, Seconds
+from optimizer.recipe.fields import BatchSize, Length, Milliseconds, Name, Seconds
 
 Metric = Literal[
     "accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine", "perplexity"
@@ -23,7 +24,7 @@ class Latency(Section):
     iterations: int = Field(
         40,
         ge=5,
-        le=MANY,
+        le=ITERATIONS,
         description="timed runs per cell of the batch x sequence grid, at least: timing goes on "
         "until the speed gates are decided, or max_seconds are spent",
     )
