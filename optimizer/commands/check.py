@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from optimizer.progress import show
 
 def is_bundle(path: Path) -> bool:
     """Whether the path is a folder or a tar: no recipe is either."""
-    return path.suffix == ".tar" or path.is_dir()
+    return path.suffix == ".tar" or os.path.isdir(path)  # which raises for no name
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
     HarnessError         exit 1   unexpected
     ├── InputError       exit 2   the request is wrong: a text, an array, an argument
-    ├── AnswerError      exit 1   what the model computed is no number
+    ├── AnswerError      exit 2   what the model computed is no number, so a text has no answer
     ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
     ├── BuildError       exit 2   a builder does not take the model it was asked to build
     └── MachineError     exit 5   this machine lacks something: a package, a device
@@ -56,6 +56,8 @@ class InputError(HarnessError):
 
 class AnswerError(HarnessError):
     """What the model computed is no number, so nothing can be read from it."""
+
+    exit_code = 2
 
     def __init__(self, problem: str, *, where: str) -> None:
         super().__init__(

@@ -107,17 +107,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
+        if not path.exists():
+            raise BundleError(
+                f"no bundle here: it has no {MANIFEST}",
+                where=str(path.parent),
+                fix="Give the folder that has it, or the tar of a bundle to check or predict.",
+            )
         if path.is_symlink() or not path.is_file():
-            raise ValueError("a link, or no plain file" if path.exists() else f"no {path.name}")
+            raise ValueError("a link, or no plain file")
         if path.stat().st_size > LARGEST:
-            raise ValueError(f"{path.name} has more than {LARGEST:,} bytes")
+            raise ValueError(f"more than {LARGEST:,} bytes")
         manifest = parse(path.read_bytes())
     except (OSError, ValueError, RecursionError) as e:
-        raise BundleError(
-            f"no bundle here ({e})",
-            where=str(path.parent),
-            fix="Give the folder that has manifest.json.",
-        ) from None
+        raise BundleError(f"cannot be read ({e})", where=str(path), fix=AGAIN) from None
     if not isinstance(manifest, dict):
         raise BundleError("not a JSON object", where=str(path), fix=AGAIN)
     return manifest

@@ -112,7 +112,7 @@ def test_numbers_that_are_nan_are_the_error_of_their_own_text(tmp_path: Path) ->
     found = list(answer(served(tmp_path, Model(broken)), ask(TEXTS), 8))
     assert [i for i, f in enumerate(found) if f.error is not None] == [1, 4]
     assert str(found[4].error).startswith("line 5: output last_hidden_state")
-    assert write(found, lambda _: None).exit_code == 1
+    assert write(found, lambda _: None).exit_code == 2
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\ud800", "good \udcff"])

@@ -251,11 +251,25 @@ def _renamed_input(model: Any) -> None:
         value.name = "other" if value.name == "input_ids" else value.name
 
 
+def _not_a_number(model: Any) -> None:
+    """Its answers are NaN."""
+    from onnx import TensorProto, helper
+
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = [f"{o} whole" if o == name else o for o in node.output]
+    zero = helper.make_tensor("zero of another", TensorProto.FLOAT, [1], [0.0])
+    model.graph.initializer.append(zero)
+    model.graph.node.append(helper.make_node("Mul", [f"{name} whole", zero.name], ["nothing"]))
+    model.graph.node.append(helper.make_node("Div", ["nothing", zero.name], [name]))
+
+
 ONNX_CHANGES: dict[str, Callable[[Any], None]] = {
     "with another output": _renamed_output,
     "with another input": _renamed_input,
     "of two tokens": _short_table,
     "without a sequence": _without_sequence,
+    "of NaN": _not_a_number,
 }
 
 
