@@ -27,6 +27,11 @@ from optimizer.progress import show
     show_default=True,
     help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
 )
+@click.option(
+    "--ignore-estimate",
+    is_flag=True,
+    help="Try it even if `optimize plan` predicts more memory or disk than this machine has.",
+)
 @click.option("--remeasure", is_flag=True, help="Validate again, even if it was done before.")
 @click.pass_obj
 def run(
@@ -36,6 +41,7 @@ def run(
     store: Path,
     until: str,
     artifacts: Path,
+    ignore_estimate: bool,
     remeasure: bool,
 ) -> None:
     """Take RECIPE from checkpoint to bundle. Finished steps are found again, not redone.
@@ -46,12 +52,19 @@ def run(
       optimize run recipes/minilm-int8.yaml --until compress
       optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
     """
-    from optimizer.commands import checked
+    from optimizer import pipeline
+    from optimizer.commands import checked, predictions, room
     from optimizer.commands.outcome import finish
     from optimizer.recipe import file as recipe_file
+    from optimizer.store import Store
 
     resolved, lines = checked.read(recipe, overrides, fetch=True)
     with recipe_file.located(lines):
+        if not ignore_estimate:
+            dry = Store(store, dry=True, until=until)
+            pipeline.run(resolved, dry)
+            steps = predictions.document(resolved, dry)
+            room.check(steps, store, room.memory_of_this_machine())
         document = finish(resolved, store, artifacts, until=until, remeasure=remeasure)
     if obj["json"]:
         show(json.dumps(document.as_dict(), indent=1))

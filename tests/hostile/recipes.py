@@ -70,7 +70,8 @@ def values(good: Path) -> list[Case]:
             f"recipe {'.'.join(map(str, at))} = {name}",
             write(at, value),
             CHECK,
-            culprit=("recipe.yaml",),
+            # what lies on disk is named as data, wherever the recipe names it
+            culprit=() if "files" in at or "source" in at else ("recipe.yaml",),
             harmless=True,
         )
         for at in leaves(yaml.safe_load((good / "recipe.yaml").read_text()))
