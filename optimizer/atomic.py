@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from optimizer.errors import MachineError, OptimizeError
 from optimizer.progress import say
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP)  # as NFS says it; filelock itself looks for ENOSYS
 LOCK_TEXT = re.compile(rb"\d+\n|filelock/|\Z")
 """How a lock file begins: it is empty, or where files cannot be locked it names its holder."""
 
@@ -106,13 +107,19 @@ def lock(path: Path) -> Iterator[None]:
     else than a lock has the name.
     """
     _check_lock_file(path)
-    exclusive = FileLock(path)
+    exclusive: BaseFileLock = FileLock(path)
     try:
-        exclusive.acquire(blocking=False)
+        try:
+            exclusive.acquire(blocking=False)
+        except OSError as e:
+            if e.errno not in UNLOCKABLE:
+                raise
+            exclusive = SoftFileLock(path.with_name(f"{path.name}.held"))
+            exclusive.acquire(blocking=False)
     except Timeout:
         by_name = isinstance(exclusive, SoftFileLock)
         no_run = "; delete it if no run is left on any machine" if by_name else ""
-        say(f"waiting for another run that holds {path}{no_run}")
+        say(f"waiting for another run that holds {exclusive.lock_file}{no_run}")
         exclusive.acquire()
     try:
         yield
