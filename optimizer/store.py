@@ -56,8 +56,10 @@ class Stage:
 
     run(section, *input_folders, out) reads folders and writes one. `files(section)` gives the
     digests of what it reads besides its inputs (data sets, the source checkpoint); `packages`
-    the distributions whose version can change its bytes; `estimate(section, shapes)` predicts
-    what it will need from the checkpoint's headers alone.
+    the distributions whose version can change its bytes. `shapes(section, *those of its inputs)`
+    says the tensors of the model that it writes, where they are not its first input's;
+    `estimate(section, shapes)` predicts what it will need, from its first input's shapes, or from
+    its own where it has no input. Both read headers alone.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Stage:
     packages: tuple[str, ...] = ()
     files: Callable[[Any], Mapping[str, str]] | None = None
     estimate: Callable[[Any, Shapes], Estimate] | None = None
+    shapes: Callable[..., Shapes] | None = None
     resumable: bool = False
     measured: bool = False
 
@@ -139,6 +142,7 @@ class Store:
                     "step": step,
                     "of": stage,
                     "section": section,
+                    "inputs": inputs,
                     "made_from": made_from,
                 }
             )

@@ -30,5 +30,5 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
     resolved, lines = checked.read(recipe, overrides, fetch=True)
     with recipe_file.located(lines):
         pipeline.run(resolved, dry)
-        entries = predictions.document(resolved, dry)
+        entries = predictions.document(dry)
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

@@ -10,21 +10,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from optimizer.recipe.schema import Recipe
 from optimizer.store import MADE_FROM, Estimate, Shapes, Store
 
 
-def document(recipe: Recipe, store: Store) -> list[dict[str, Any]]:
+def document(store: Store) -> list[dict[str, Any]]:
     """One entry per step, in order: {stage, key, what, why, memory, disk, seconds}.
 
     `store` is the dry store that the pipeline went through. Raises RecipeError for what compress
     would refuse, once the model is loaded.
     """
     _refuse_misfits(store)
-    from optimizer.load.headers import shapes
-
-    tensor_shapes = shapes(recipe.model)
-    return [_entry(step, store.root, tensor_shapes) for step in store.log]
+    written: dict[str, Shapes] = {}  # by each step
+    entries = []
+    for logged in store.log:
+        inputs = [written[step.key] for step in logged["inputs"]]
+        stage = logged["of"]
+        own = stage.shapes(logged["section"], *inputs) if stage.shapes else inputs[0]
+        written[logged["key"]] = own
+        entries.append(_entry(logged, store.root, inputs[0] if inputs else own))
+    return entries
 
 
 def _refuse_misfits(store: Store) -> None:

@@ -63,7 +63,7 @@ def run(
         if not ignore_estimate:
             dry = Store(store, dry=True, until=until)
             pipeline.run(resolved, dry)
-            steps = predictions.document(resolved, dry)
+            steps = predictions.document(dry)
             room.check(steps, store, room.memory_of_this_machine())
         document = finish(resolved, store, artifacts, until=until, remeasure=remeasure)
     if obj["json"]:

@@ -21,7 +21,7 @@ from typing import Any
 from optimizer import outside_task, reading, safetensors_stream
 from optimizer.harness import tasks
 from optimizer.harness.temporary import temporary_folder
-from optimizer.load import architecture, faithful, source, tokenizer, weights
+from optimizer.load import architecture, faithful, headers, source, tokenizer, weights
 from optimizer.load.checkpoint import read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
@@ -179,4 +179,5 @@ STAGE = Stage(
     packages=("transformers", "tokenizers"),
     files=files,
     estimate=estimate,
+    shapes=headers.shapes,
 )
