@@ -56,6 +56,8 @@ REPORTS = ("report.html", REPORT)
 MEASURED = ("engines/", *REPORTS)
 """Beginnings of the names of files that differ from run to run."""
 IMPORTED = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".pth")
+STARTING = "harness/__pycache__/__init__."
+"""Bytecode that a process which starts at this moment has not removed yet: see __init__.py."""
 STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 
 
@@ -239,6 +241,7 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
         n
         for n in unlisted_files(folder, manifest)
         if n.partition("/")[0] in folders or ("/" not in n and n.endswith(IMPORTED))
+        if not n.startswith(STARTING)
     ]
     if strays:
         raise BundleError(

@@ -91,6 +91,18 @@ def test_a_broken_manifest_is_a_sentence(bundle: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_bytecode_that_another_start_is_about_to_remove_is_no_damage(bundle: Path) -> None:
+    """Python writes that of __init__.py before the file can say that it shall not; under a name of
+    its own first."""
+    folder = bundle / "harness" / "__pycache__"
+    folder.mkdir()
+    (folder / "__init__.cpython-399.pyc.140351").touch()
+    done = start(bundle, "-m", "harness", "predict", "good")
+    assert (done.returncode, done.stderr) == (0, "")
+    (folder / "fit.cpython-399.pyc").touch()
+    assert start(bundle, "-m", "harness", "predict", "good").returncode == 2
+
+
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
 def test_a_manifest_that_is_no_plain_file_is_not_opened(kind: str, bundle: Path) -> None:
     path = bundle / "manifest.json"
