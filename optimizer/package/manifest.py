@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.manifest import MANIFEST, MEASURED, VERSION, content_digest, digest
+from optimizer.harness.manifest import (
+    MANIFEST,
+    MEASURED,
+    VERSION,
+    content_digest,
+    digest,
+    read_manifest,
+)
 from optimizer.store import digest_file
 
 
@@ -29,6 +36,7 @@ def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     """Write manifest.json over what is in the folder now, and return it.
 
     document: everything but manifest_version, files and the digests, which are computed here.
+    Raises BundleError for one that the harness would refuse to read.
     """
     listed = files(bundle)
     fields = {
@@ -42,4 +50,4 @@ def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     manifest["digest"] = digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
     (bundle / MANIFEST).write_text(text, encoding="utf-8")
-    return manifest
+    return read_manifest(bundle)

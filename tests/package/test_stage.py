@@ -14,6 +14,7 @@ from optimizer import harness
 from optimizer.commands import look
 from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.archive import unpack
+from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import content_digest
 from optimizer.package import manifest as manifests
 from optimizer.package import stage
@@ -336,3 +337,13 @@ def test_a_new_version_that_fails_after_a_kill_leaves_the_old_one(
     with pytest.raises(MachineError):
         publish(made / "bundle", tmp_path, "tiny", "1")
     assert (final / "manifest.json").is_file()
+
+
+def test_a_bundle_that_its_harness_would_not_read_is_not_made(tmp_path: Path) -> None:
+    recipe = small_bundle.recipe(tmp_path / "recipe")
+    source, *rest = small_bundle.steps(tmp_path / "steps", recipe)
+    (source / "source.json").write_text('{"source": "made here", "revision": 7, "files": {}}')
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(BundleError, match=r"source\.revision: 7 was found"):
+        stage.run(recipe.packaging, source, *rest, out=out)
