@@ -35,8 +35,7 @@ SIZES = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window"), WORDS),
     "num_labels": LABELS,
 }
-MAY_BE_NONE = ("n_inner", "num_key_value_heads", "head_dim", "sliding_window", "num_labels")
-MAY_BE_ZERO = ("type_vocab_size", "sliding_window", "max_position_embeddings")
+MAY_BE_ZERO = ("type_vocab_size", "sliding_window", "max_position_embeddings", "head_dim")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 # sizes whose product is one matrix of the model
 MATRICES = (
@@ -52,20 +51,13 @@ MATRICES = (
 # with a row for each position; rotary positions have no matrix, and names of their own in a config
 LEARNED = (("max_position_embeddings", "hidden_size"), ("max_position_embeddings", "dim"))
 FEW = 131_072  # positions that a config without such a name may have in any case
-# a field and what it must be a multiple of
-MULTIPLES = (
-    ("hidden_size", "num_attention_heads"),
-    ("n_embd", "n_head"),
-    ("dim", "n_heads"),
-    ("num_attention_heads", "num_key_value_heads"),
-)
 BITS = 3  # that a weight takes at least, in the formats that are read
 
 
 def _size(name: str) -> tuple[Any, Any]:
-    least = 0 if name in MAY_BE_ZERO else 1
-    kind: Any = Annotated[int, Field(ge=least, le=SIZES[name])]
-    return (kind | None if name in MAY_BE_NONE else kind, None)
+    """One number, or one for each layer, stage or part; null is the architecture's default."""
+    number: Any = Annotated[int, Field(ge=name not in MAY_BE_ZERO, le=SIZES[name])]
+    return (number | list[number] | dict[str, number] | None, None)
 
 
 class Named(BaseModel):
@@ -103,17 +95,10 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
             accepted = f"a whole number from {int(name not in MAY_BE_ZERO)} to {SIZES[name]:,}"
         raise CheckpointError(
             f"{_shown(problem['input'])} was found",
-            where=f"{file}: {'.'.join(map(str, problem['loc']))}",
+            where=f"{file}: {name}",
             accepted=accepted,
             fix=GET_AGAIN,
         ) from None
-    for whole, part in MULTIPLES:
-        if _has(config, whole, part) and config[whole] % config[part] and "head_dim" not in config:
-            raise CheckpointError(
-                f"{config[whole]} is no multiple of {part}: {config[part]}",
-                where=f"{file}: {whole}",
-                fix=GET_AGAIN,
-            )
 
 
 def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
