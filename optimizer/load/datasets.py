@@ -249,7 +249,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     names = names_of(spec, table.features, columns, where_of(spec))
     parsed: list[Sample] = []
     dropped = 0
-    for row in table:
+    for row in _rows_of(table, where_of(spec)):
         values = {field: row[column] for field, column in columns.items()}
         if not _usable(values):
             dropped += 1
@@ -264,6 +264,12 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
             fix="Check split and columns; a row needs a non-empty text.",
         )
     return _Rows(tuple(_unique(parsed, where_of(spec))), names)
+
+
+def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Strings are decoded only here: what is no UTF-8 in the file shows when its row is read."""
+    with reading(where, error=DataError):
+        yield from table
 
 
 def _unique(rows: list[Sample], where: str) -> list[Sample]:

@@ -58,6 +58,7 @@ JSON: dict[str, bytes] = {
     "cut": lines(_rows())[:-20],
     "not JSON": b"hello\nworld\n",
     "not UTF-8": b'{"text": "\xff\xfe"}\n',
+    "a row that is not UTF-8": lines(_rows()).replace(b"bad", b"b\xe6d"),
     "UTF-16": lines(_rows()).decode().encode("utf-16"),
     "a NUL": lines(_rows()) + b'{"text": "a\0b"}\n',
     "numbers": lines([1, 2, 3]),
