@@ -79,11 +79,14 @@ def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) ->
     configured = advised.get("eos_token_id")
     if configured is None:
         configured = getattr(config, "eos_token_id", None)
-    ids = (
-        []
-        if configured is None
-        else [int(i) for i in (configured if isinstance(configured, list) else [configured])]
-    )
+    ids = configured if isinstance(configured, list) else [configured]
+    ids = [] if configured is None else ids
+    if not all(type(i) is int for i in ids):
+        raise CheckpointError(
+            f"{str(configured)[:80]!r} was found",
+            where=f"{GENERATION_CONFIG} or config.json: eos_token_id",
+            accepted="an id, or a list of ids",
+        )
     if not ids:
         raise CheckpointError(
             "no token is said to end a text, so generation would never stop",

@@ -14,6 +14,7 @@ from typing import Any
 from optimizer.errors import CheckpointError
 from optimizer.load import tokenizer_sense, vocabulary_files
 from optimizer.load.checkpoint import read_json
+from optimizer.reading import read_text
 
 FILES = (
     *vocabulary_files.NAMES,
@@ -21,6 +22,8 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+SETTING_BYTES = 50_000_000
 TEXTS = (
     "A plain sentence, in English.",
     "UPPER CASE, Café, naïve, 北京, 😀 and don't!",
@@ -51,6 +54,8 @@ def convert(
             accepted="tokenizer.json, or the vocabulary that transformers makes one from",
             fix="Copy the tokenizer's files from the model that this one was fine-tuned from.",
         )
+    for name in (n for n in SETTINGS if (source / n).is_file()):
+        read_text(source / name, SETTING_BYTES)
     theirs = _transformers_tokenizer(source, trust_remote_code)
     vocabulary_files.check(theirs, source)
     tokenizer_sense.check(theirs, embedding_rows, source, TEXTS)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from optimizer.recipe.fields import MANY, Pattern, Seed
+from optimizer.recipe.fields import MANY, Column, Pattern, Seed
 
 
 class Section(BaseModel):
@@ -39,7 +39,7 @@ class DataSpec(Section):
         "and its newest when absent",
     )
     split: Pattern = "train"
-    columns: dict[str, str] = Field(
+    columns: dict[Column, Column] = Field(
         default_factory=lambda: {"text": "text"},
         description="our field -> the data set's column; fields: text, text_pair, label, score, "
         "tags",

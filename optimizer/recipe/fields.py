@@ -43,5 +43,6 @@ def _inside(path: str) -> str:
 
 
 Version = Annotated[Name, AfterValidator(_not_reserved)]
+Column = Annotated[str, Field(min_length=1, max_length=256)]
 Pattern = Annotated[str, Field(min_length=1, max_length=PATH)]
 Inside = Annotated[str, Field(min_length=1, max_length=PATH), AfterValidator(_inside)]

@@ -71,7 +71,7 @@ def values(good: Path) -> list[Case]:
             write(at, value),
             CHECK,
             # what lies on disk is named as data, wherever the recipe names it
-            culprit=() if "files" in at or "source" in at else ("recipe.yaml",),
+            culprit=() if {"files", "source", "columns"} & {*at} else ("recipe.yaml",),
             harmless=True,
         )
         for at in leaves(yaml.safe_load((good / "recipe.yaml").read_text()))
@@ -186,7 +186,12 @@ OVERRIDES = {
 
 def overrides() -> list[Case]:
     return [
-        Case(f"--set: {name}", lambda folder: None, (*CHECK, "--set", value), ("--set",))
+        Case(
+            f"--set: {name}",
+            lambda folder: None,
+            (*CHECK, "--set", value),
+            ("name=",) if name == "a surrogate" else ("--set",),
+        )
         for name, value in OVERRIDES.items()
         if "\0" not in value  # no command line can hold one
     ]
