@@ -26,7 +26,15 @@ from optimizer.harness.errors import ExplainedError
 JSON_BYTES = 500_000_000  # a tokenizer.json of a million merges has 60 MB
 WORDS = 300  # characters of a library's message that are shown
 # what has to do with what is written, not with what is read: store.disk_errors_explained says it
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)
+OF_THE_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+)
 DOUBT = "If the file is right, run with --debug and report what that prints."
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -97,8 +105,8 @@ def _unreadable(
         reason += f": {e.filename}"
     if isinstance(e, PermissionError):
         return MachineError(
-            f"this user may not read it ({reason})",
-            where=str(where),
+            f"this user may not use it ({reason})",
+            where=str(e.filename or where),
             fix="Change its permissions, or the user.",
         )
     return error(f"it cannot be read ({reason})", where=str(where), fix=fix)
@@ -129,8 +137,19 @@ def read_text(
 ) -> str:
     """A regular file of at most `limit` bytes, as UTF-8. Raises as `check_regular`."""
     check_regular(file, limit, error)
-    with reading(file, error=error, fix=fix):
-        return file.read_text(encoding="utf-8-sig")
+    with reading(file, error=error, fix=fix), file.open("rb") as f:
+        content = f.read(limit + 1)
+    if len(content) > limit:  # some special files say that they have no bytes
+        raise error(f"it has more than {limit:,} bytes", where=str(file))
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise error(
+            f"it is not UTF-8 ({e.reason} at byte {e.start})",
+            where=str(file),
+            accepted="UTF-8",
+            fix="Save it as UTF-8." if fix == "Check the path." else fix,
+        ) from e
 
 
 def read_json(

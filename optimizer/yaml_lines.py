@@ -9,6 +9,7 @@ place for it, and some of it is made to eat all memory.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,17 @@ DIGITS = 40  # of a number; a 64-bit integer has 19
 PLAIN = "a mapping, a list, a string, a number, true, false or null"
 TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", "bool", "null")}
 WORD, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+
+
+class Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as YAML 1.2 does; to YAML 1.1 it is a string without a point."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 
 
 @dataclass
@@ -87,7 +99,7 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
 
     try:
         _count(text, at)
-        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        node: yaml.Node | None = yaml.compose(text, Loader=Loader)
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         problem = getattr(e, "problem", None) or " ".join(str(e).split())
@@ -100,7 +112,7 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
 def _count(text: str, at: Any) -> None:
     """Refuse a document by its events, before any of it is kept."""
     depth = 0
-    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+    for count, event in enumerate(yaml.parse(text, Loader=Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH:
@@ -194,7 +206,7 @@ def _kind(tag: str) -> str:
 
 def _construct(node: yaml.Node, where: str) -> Any:
     """Its value. What two aliases stand for comes twice, so that changing one leaves the other."""
-    loader = yaml.SafeLoader("")
+    loader = Loader("")
     try:
         return json.loads(json.dumps(loader.construct_document(node)))
     except (yaml.YAMLError, ValueError) as e:  # e.g. a merge key of what is no mapping

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from optimizer.errors import CheckpointError, closest
-from optimizer.load.checkpoint import GET_AGAIN, read_header
+from optimizer.load.checkpoint import read_header
 
 LAYERS = 10_000  # of blocks; the deepest model on the hub has a few hundred
 WIDTH = 10_000_000  # of features or heads; the widest has a few ten thousand
@@ -48,9 +48,9 @@ MATRICES = (
     ("hidden_dim", "dim"),
     ("n_positions", "n_embd"),
 )
-# with a row for each position; rotary positions have no matrix, and names of their own in a config
+# with a row for each position, where a model learns them; rotary positions have no matrix
 LEARNED = (("max_position_embeddings", "hidden_size"), ("max_position_embeddings", "dim"))
-FEW = 131_072  # positions that a config without such a name may have in any case
+LEARN_POSITIONS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "opt")
 BITS = 3  # that a weight takes at least, in the formats that are read
 
 
@@ -58,6 +58,9 @@ def _size(name: str) -> tuple[Any, Any]:
     """One number, or one for each layer, stage or part; null is the architecture's default."""
     number: Any = Annotated[int, Field(ge=name not in MAY_BE_ZERO, le=SIZES[name])]
     return (number | list[number] | dict[str, number] | None, None)
+
+
+Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None
 
 
 class Named(BaseModel):
@@ -70,6 +73,10 @@ class Named(BaseModel):
     id2label: dict[Any, Any] | None = None
     label2id: dict[Any, Any] | None = None
     auto_map: dict[str, Any] | None = None
+    layer_norm_eps: Epsilon = None
+    rms_norm_eps: Epsilon = None
+    layer_norm_epsilon: Epsilon = None
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     quantization_config: dict[str, Any] | None = None
 
 
@@ -97,7 +104,7 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
             f"{_shown(problem['input'])} was found",
             where=f"{file}: {name}",
             accepted=accepted,
-            fix=GET_AGAIN,
+            fix="Correct it there, or get the file again.",
         ) from None
 
 
@@ -117,22 +124,23 @@ def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
 
 def check_sizes(config: Mapping[str, Any], folder: Path, file: Path | str) -> None:
     """Raise CheckpointError for a size that the weights in `folder` are too small for, so that
-    nothing of that size is ever allocated. Says nothing where there are no safetensors files."""
-    entries = [
-        entry
-        for weights in sorted(folder.glob("*.safetensors"))
-        for entry in read_header(weights).values()
-    ]
+    nothing of that size is ever allocated. Says nothing where they are not in safetensors files of
+    the usual names."""
+    sharded = sorted(folder.glob("model-*.safetensors"))
+    single = folder / "model.safetensors"
+    used = sharded if (folder / "model.safetensors.index.json").is_file() else [single]
+    entries = [e for weights in used if weights.is_file() for e in read_header(weights).values()]
     if not entries:
         return
     values = sum(entry.end - entry.begin for entry in entries) * 8 // BITS
-    layers = [name for name in SIZES if SIZES[name] == LAYERS and _has(config, name)]
+    shared = "num_hidden_groups" in config  # ALBERT's blocks are one block, applied many times
+    deep = [name for name in SIZES if SIZES[name] == LAYERS and not shared]
+    layers = [name for name in deep if _has(config, name)]
     sizes = [(name,) for name, most in SIZES.items() if most == WIDTH and name in config]
     factored = any(config.get(name) for name in ("embedding_size", "word_embed_proj_dim"))
     matrices = [m for m in MATRICES if not (factored and "hidden_size" in m)]
-    rotary = any(key.startswith(("rope", "rotary")) for key in config)
-    if not rotary and _has(config, "max_position_embeddings"):
-        matrices += LEARNED if config["max_position_embeddings"] > FEW else ()
+    if config.get("model_type") in LEARN_POSITIONS:
+        matrices += LEARNED
     for names in (*sizes, *matrices):
         if _has(config, *names) and prod(config[n] for n in names) > values:
             raise CheckpointError(

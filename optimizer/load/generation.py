@@ -60,6 +60,11 @@ def _defaults(advised: dict[str, Any], file: Path) -> dict[str, Any]:
     """What generation_config.json says of sampling. Raises CheckpointError for a value that the
     option of that name does not take."""
     present = {key: advised[key] for key in SAMPLING if advised.get(key) is not None}
+    for key, value in present.items():  # as other programs write the same
+        if key == "top_k" and isinstance(value, int | float) and value in (-1, int(value)):
+            present[key] = max(int(value), 0)
+        if key == "do_sample" and value in (0, 1):
+            present[key] = bool(value)
     for key, value in present.items():
         try:
             Options.from_json({key: value})

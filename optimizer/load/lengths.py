@@ -23,21 +23,29 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
     config_fields.check does.
     """
     section = recipe.model
+    if section.max_length is not None:
+        _refuse_beyond(section.max_length, recipe, f"model.max_length is {section.max_length}")
     if section.gguf_file is not None or not (fetch or source.is_local(section.source)):
         return
     root = source.peek(section).folder
     with reading(root):
         file = model_folder(root) / "config.json"
         config = read_json(file)
-        config_fields.check(config, file)
+        if not config.get("auto_map"):
+            config_fields.check(config, file)
     positions = next((config[p] for p in POSITIONS if isinstance(config.get(p), int)), None)
+    if positions:
+        _refuse_beyond(positions, recipe, f"the model has {positions} positions ({file})")
+
+
+def _refuse_beyond(longest: int, recipe: Recipe, why: str) -> None:
     for path, length in _lengths(recipe):
-        if positions and length > positions:
+        if length > longest:
             raise RecipeError(
-                f"{length} tokens, and the model has {positions} positions",
+                f"{length} tokens, and {why}",
                 where=path,
-                accepted=f"up to {positions}",
-                fix=f"{file} says so: texts are cut there.",
+                accepted=f"up to {longest}",
+                fix="Texts are cut there, and what is reported would be called by another length.",
             )
 
 

@@ -22,7 +22,18 @@ from optimizer.store import digest_file
 
 PACKAGE = "python-package:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-FILE_ENDINGS = (".json", ".safetensors", ".gguf", ".txt", ".jinja", ".md")
+FILES = (  # that are read by these names
+    "config.json",
+    "generation_config.json",
+    "modules.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # What a text encoder is made of; formats of other frameworks in the same repository are not read.
@@ -180,7 +191,7 @@ def files(source: Source) -> list[Path]:
         if not path.is_dir():
             check_regular(path)
             paths.append(path)
-        elif path.suffix in FILE_ENDINGS:
+        elif path.parent == source.folder and path.name in FILES:
             raise CheckpointError("it is a folder", where=str(path), accepted="a file")
     return paths
 

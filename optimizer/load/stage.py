@@ -76,7 +76,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
             shutil.copyfile(file, checkpoint / file.name)
         document = contract(section, config, model, family, fast, files, resolved.folder)
     for pattern in source.LICENCES:
-        for file in sorted(folder.glob(pattern)):
+        for file in (f for f in sorted(folder.glob(pattern)) if f.is_file()):
             shutil.copyfile(file, checkpoint / file.name)
     if chosen.unused:
         some = ", ".join(chosen.unused[:4]) + (", …" if len(chosen.unused) > 4 else "")

@@ -18,7 +18,7 @@ from optimizer import targets
 from optimizer.errors import InputError, RecipeError, closest
 from optimizer.reading import reading
 from optimizer.recipe import methods
-from optimizer.recipe.schema import Recipe, Section
+from optimizer.recipe.schema import Model, Recipe, Section
 from optimizer.yaml_lines import DEPTH, Lines, read_value, read_yaml
 
 DATA_FIELDS = (
@@ -64,11 +64,20 @@ def located(lines: Lines) -> Iterator[None]:
     except InputError as e:
         path = e.where.split(":")[0].split(" ")[0]
         at = lines.where(_loc(path.split(".")))
-        if path and path.split(".")[0] in lines.sections and at not in e.where:
+        if _is_of_the_recipe(path.split("."), lines) and at not in e.where:
             raise type(e)(
                 e.problem, where=f"{at}: {e.where}", accepted=e.accepted, fix=e.fix
             ) from None
         raise
+
+
+def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
+    """Whether a path names a field, and not a module of a decoder ("model.layers")."""
+    if keys[0] not in lines.sections:
+        return False
+    if len(keys) == 1 or keys[0] != "model":
+        return True
+    return keys[1] in Model.model_fields
 
 
 def _override(document: dict[str, Any], override: str, lines: Lines) -> None:

@@ -37,6 +37,7 @@ class GptqOptions(Section):
     token_limit: float = Field(
         4.0,
         gt=0,
+        le=1e6,
         description="a token counts for at most so many median lengths; massive activations of a "
         "few would be all that counts",
     )
@@ -50,6 +51,7 @@ class GptqOptions(Section):
     max_scale_ratio: float = Field(
         2.0,
         gt=1,
+        le=1e6,
         description="no scale is more than so many times what covers its weights, nor so many "
         "times less",
     )
@@ -85,6 +87,7 @@ class ModelTuningOptions(Section):
     generated: int = Field(
         0,
         ge=0,
+        le=100_000,
         description="windows of the model's own text that only this method learns from, besides "
         "those of calibrate.generated",
     )

@@ -102,6 +102,7 @@ class Allocate(Section):
     average_bits: float | None = Field(
         None,
         gt=0,
+        le=32,
         description="bits per weight, scales (of 16 bits) included; absent: no file becomes larger "
         "than with quantize.weights everywhere",
     )

@@ -163,7 +163,7 @@ class Compress(Section):
 
     memory_gb: float = Field(
         4.0,
-        ge=0.001,
+        ge=1e-9,
         le=100_000,
         description="activations kept in memory; what is beyond it goes to disk",
     )
@@ -224,11 +224,13 @@ class Recipe(Section):
     @field_validator("targets")
     @classmethod
     def _targets_differ(cls, targets: tuple[TargetSection, ...]) -> tuple[TargetSection, ...]:
-        for i, target in enumerate(targets):
-            if target in targets[:i]:
+        asides = {"on_fail": "refuse", "on_missing": "fail"}  # change nothing of what is built
+        built = [target.model_copy(update=asides) for target in targets]
+        for i, target in enumerate(built):
+            if target in built[:i]:
                 raise ValueError(
-                    f"{i} is equal to {targets.index(target)}, so it would be built and judged "
-                    "twice; remove it, or change what should differ"
+                    f"{i} builds the same as {built.index(target)}, so it would be judged twice; "
+                    "remove it, or change what should differ"
                 )
         return targets
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from optimizer.harness import tasks
-from optimizer.harness.bounds import ITERATIONS
+from optimizer.harness.bounds import ITERATIONS, TOKENS
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.fields import BatchSize, Length, Milliseconds, Name, Seconds
 
@@ -41,6 +41,20 @@ class Latency(Section):
         description="gate on the first cell of the grid; for text-generation per new token",
     )
     must_beat_float: bool = True
+
+    @model_validator(mode="after")
+    def _a_batch_fits(self) -> Latency:
+        for axis in ("batch", "sequence"):
+            values = getattr(self, axis)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{axis}: {list(values)} names a size twice")
+        largest = max(self.batch) * max(self.sequence)
+        if largest > TOKENS:
+            raise ValueError(
+                f"batch x sequence is up to {largest:,} tokens, which no machine is known to hold; "
+                f"accepted: up to {TOKENS:,}"
+            )
+        return self
 
 
 class EvaluationSet(Section):
@@ -85,9 +99,9 @@ class Validate(Section):
     quantization_budget: float = Field(
         0.2,
         gt=0,
-        le=1,
-        description="ledger: relative L2 that quantization may move the model's output; at 1 an "
-        "output of zeros would pass",
+        le=100,
+        description="ledger: relative L2 that quantization may move the model's output; an output "
+        "of zeros moves it by 1",
     )
     batch_size: BatchSize = 8
     latency: Latency = Latency()

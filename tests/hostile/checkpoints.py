@@ -145,7 +145,7 @@ def config() -> list[Case]:
             _set("config.json", at, value),
             LOAD,
             ("config.json",),
-            harmless=any(word in name for word in harmless) or name in ("an epsilon of NaN",),
+            harmless=any(word in name for word in harmless),
         )
         for name, (at, value) in CONFIG.items()
     ]

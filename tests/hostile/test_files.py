@@ -14,7 +14,7 @@ import pytest
 from tests.hostile.case import Worker, described, run
 from tests.hostile.groups import decoder_folder, encoder_folder, groups
 
-EVERY = {"recipes": 4, "encoders": 5, "decoders": 6, "data": 2, "gguf": 2}
+EVERY = {"recipes": 4, "encoders": 12, "decoders": 14, "data": 3, "gguf": 3}
 
 
 @pytest.fixture(scope="module")
@@ -54,5 +54,3 @@ def test_there_are_six_hundred_cases_or_more(folders: tuple[Path, Path]) -> None
     shared = sum(-(-size // EVERY[name]) for name, size in sizes.items())
     assert sum(sizes.values()) >= 600
     assert shared >= 300, sizes
-    names = [case.name for _, cases in groups(*folders).values() for case in cases]
-    assert len(set(names)) > 0.9 * len(names), "a repeated name hides which case failed"

@@ -63,7 +63,27 @@ def test_positions_count_only_where_they_are_learned(bert: Path) -> None:
     far = config(bert, max_position_embeddings=10_000_000)
     with pytest.raises(CheckpointError, match="max_position_embeddings"):
         config_fields.check_sizes(far, bert, "config.json")
-    config_fields.check_sizes({**far, "rope_theta": 10_000.0}, bert, "config.json")
+    config_fields.check_sizes({**far, "model_type": "llama"}, bert, "config.json")
+
+
+def test_blocks_that_are_one_block_need_no_tensors_of_their_own(bert: Path) -> None:
+    many = config(bert, num_hidden_layers=500)
+    with pytest.raises(CheckpointError, match="500 blocks"):
+        config_fields.check_sizes(many, bert, "config.json")
+    config_fields.check_sizes({**many, "num_hidden_groups": 1}, bert, "config.json")
+
+
+def test_weights_that_are_not_the_models_are_not_looked_at(bert: Path) -> None:
+    (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
+    (bert / "adapter_model.safetensors").write_bytes(b"nothing of the sort")
+    config_fields.check_sizes(config(bert), bert, "config.json")
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "x"])
+def test_a_constant_that_makes_every_answer_nonsense_is_named(value: object) -> None:
+    for field in ("layer_norm_eps", "rms_norm_eps", "rope_theta"):
+        with pytest.raises(CheckpointError, match=f"config.json: {field}"):
+            config_fields.check({field: value}, "config.json")
 
 
 def test_an_unknown_activation_names_the_closest() -> None:

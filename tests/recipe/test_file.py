@@ -9,6 +9,7 @@ import pytest
 from optimizer.errors import RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe import schema as recipe
+from optimizer.yaml_lines import read_yaml
 
 GOOD = """\
 name: x
@@ -322,3 +323,23 @@ def test_the_json_schema_names_every_section() -> None:
 @pytest.mark.parametrize("file", sorted(Path("recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_shipped_recipe_is_accepted(file: Path) -> None:
     assert recipe_file.read(file).name == file.stem
+
+
+def test_a_module_of_a_decoder_is_not_taken_for_a_section(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("model:\n  source: x\n")
+    lines = read_yaml(file)[1]
+    for where, expected in (
+        ("model.layers.0.mlp: activations", "model.layers.0.mlp: activations"),
+        ("model.source", f"{file}:2: model.source"),
+        ("model.subfolder", f"{file}:1: model.subfolder"),
+    ):
+        with pytest.raises(RecipeError) as caught, recipe_file.located(lines):
+            raise RecipeError("wrong", where=where)
+        assert caught.value.where == expected
+
+
+def test_a_number_may_be_written_with_an_exponent_alone(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("a: 1e-3\nb: 5E+2\nc: 1.5e3\nd: e3\n")
+    assert read_yaml(file)[0] == {"a": 1e-3, "b": 500.0, "c": 1500.0, "d": "e3"}
