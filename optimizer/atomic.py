@@ -159,6 +159,7 @@ def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
         fixes = {
             errno.ENOSPC: f"Free space, or point {option} at another disk; {kept}",
             errno.EDQUOT: f"Free quota, or point {option} at another disk; {kept}",
+            errno.ENAMETOOLONG: f"Give {option} a shorter name.",
             errno.EFBIG: "Raise the limit of a file's size (ulimit -f).",
             errno.EROFS: f"Point {option} at a writable folder.",
             errno.EACCES: f"Point {option} at a folder you may write to.",

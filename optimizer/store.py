@@ -117,7 +117,9 @@ class Store:
     _verified: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.root = self.root.resolve()  # stages start processes of other working directories
+        with disk_errors_explained(self.root, "--store"):
+            self.root = self.root.resolve()  # stages start processes of other working directories
+            self.root.exists()
 
     def reaches(self, stage: str) -> bool:
         """Whether a stage of this name is not behind `until`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from optimizer import pipeline
+from optimizer.atomic import disk_errors_explained
 from optimizer.errors import GateError, InconclusiveError
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
@@ -74,6 +76,9 @@ def finish(
     artifacts/<name>/<version>.failed/report.html. Both appear atomically.
     """
     again = frozenset({"validate"}) if remeasure else frozenset[str]()
+    with disk_errors_explained(artifacts, "--artifacts"):
+        if artifacts.exists() and not artifacts.is_dir():  # told now, not after hours of work
+            raise NotADirectoryError(errno.ENOTDIR, "a file", str(artifacts))
     store = Store(store_root, again=again, until=until)
     outcome = pipeline.run(recipe, store)
     steps = tuple(store.log)

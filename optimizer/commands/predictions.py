@@ -98,7 +98,7 @@ def text(entries: list[dict[str, Any]]) -> str:
     rows = [f"{'step':<10}{'':<8}{'memory':>9}{'disk':>9}{'time':>9}  why"]
     for e in entries:
         need = (
-            f"{_bytes(e['memory']):>9}{_bytes(e['disk']):>9}{_seconds(e['seconds']):>9}"
+            f"{in_bytes(e['memory']):>9}{in_bytes(e['disk']):>9}{_seconds(e['seconds']):>9}"
             if e["what"] == "run"
             else f"{'-':>9}{'-':>9}{'-':>9}"
         )
@@ -106,14 +106,15 @@ def text(entries: list[dict[str, Any]]) -> str:
     running = [e for e in entries if e["what"] == "run"]
     rows.append(
         f"{'total':<10}{len(running)} to run"
-        f"{_bytes(max((e['memory'] for e in running), default=0)):>9}"
-        f"{_bytes(sum(e['disk'] for e in running)):>9}"
+        f"{in_bytes(max((e['memory'] for e in running), default=0)):>9}"
+        f"{in_bytes(sum(e['disk'] for e in running)):>9}"
         f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
     )
     return "\n".join(rows)
 
 
-def _bytes(count: int) -> str:
+def in_bytes(count: int) -> str:
+    """A number of bytes in the unit that fits it."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from optimizer.commands.predictions import in_bytes
 from optimizer.errors import MachineError
 
 PHYSICAL = Path("/proc/meminfo")
@@ -27,8 +28,8 @@ def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -
     largest = max(running, key=lambda step: int(step["memory"]), default=None)
     if largest and memory and largest["memory"] > memory:
         raise MachineError(
-            f"it is predicted to need {largest['memory'] / 1e9:.1f} GB of memory, and this machine "
-            f"has {memory / 1e9:.1f} GB",
+            f"it is predicted to need {in_bytes(largest['memory'])} of memory, and this machine "
+            f"has {in_bytes(memory)}",
             where=f"stage {largest['stage']}",
             fix="Use a machine with more, or see `optimize plan` for what each stage needs "
             f"(compress.memory_gb and the numbers of samples decide). {ANYWAY}",
@@ -36,8 +37,7 @@ def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -
     disk, free = sum(int(step["disk"]) for step in running), shutil.disk_usage(_there(store)).free
     if disk > free:
         raise MachineError(
-            f"the steps are predicted to write {disk / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
-            "free",
+            f"the steps are predicted to write {in_bytes(disk)}, and {in_bytes(free)} are free",
             where=str(store),
             fix=f"Free space, or point --store at another disk. {ANYWAY}",
         )

@@ -28,7 +28,7 @@ def test_the_stage_that_needs_most_is_named(tmp_path: Path) -> None:
 
 def test_disk_is_that_of_all_steps_together(tmp_path: Path) -> None:
     much = [{"stage": "load", "what": "run", "memory": 1, "disk": 10**17} for _ in range(100)]
-    with pytest.raises(MachineError, match=r"predicted to write .* GB are free"):
+    with pytest.raises(MachineError, match=r"predicted to write .* are free"):
         room.check(much, tmp_path / "not" / "there", 10**12)
 
 
@@ -51,3 +51,17 @@ def test_the_estimate_can_be_ignored(
     refused = CliRunner().invoke(main, arguments)
     assert (refused.exit_code, "stage load" in refused.stderr) == (5, True)
     assert CliRunner().invoke(main, [*arguments, "--ignore-estimate"]).exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--store", "--artifacts"])
+def test_a_place_that_cannot_be_is_refused_before_any_work(
+    tiny_bert: Path, tmp_path: Path, option: str
+) -> None:
+    recipe = write_tiny_recipe(tmp_path / "recipe", tiny_bert)
+    (tmp_path / "file").write_text("")
+    names = ["x" * 300, *(["file"] if option == "--artifacts" else [])]
+    for name in names:
+        arguments = ["run", str(recipe), "--until", "load", "--store", str(tmp_path / "store")]
+        done = CliRunner().invoke(main, [*arguments, option, str(tmp_path / name)])
+        assert (done.exit_code, option in done.stderr) == (5, True), done.stderr
+    assert not list(tmp_path.glob("store/load/*"))
