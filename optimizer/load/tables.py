@@ -6,13 +6,15 @@ cache (for hub ids).
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from mmap import ACCESS_READ, mmap
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from optimizer.errors import DataError, MachineError, closest
 from optimizer.harness.temporary import temporary_folder
@@ -23,9 +25,21 @@ from optimizer.recipe.schema import DataSpec
 FILES = 10_000  # in a folder that is a data set
 COLUMNS = 1_000  # of a table; four are read at most
 HEADER = 1_000_000  # bytes of a csv file's first line
+LINE = 64_000_000  # bytes of a csv file's other lines
 DEPTH = 100  # of JSON; a row here has 2
-# a string whole, so that brackets in it do not count; an opening bracket; a closing one
-TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
+CHUNK = 1_000_000  # bytes of JSON that are looked at together
+UNFOLDED = 100_000_000  # bytes of a compressed file, unfolded,
+TIMES = 1_000  # or so many times its size; text unfolds to 3 to 20 times
+FOLDED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
+"""By the first bytes, as `datasets` tells them: the module that opens such a file."""
+# A name and its colon (1: the name); another string whole, so that brackets in it do not count, or
+# up to the chunk's end (2: what closes it); an opening bracket (3); a closing one (4). Each byte is
+# read once: no part gives back what it took, and a string without an end is one match, too.
+TOKENS = re.compile(
+    rb'("(?:[^"\\]++|\\.)*+")\s*+:|"(?:[^"\\]++|\\.)*+("?)|([\[{])|([\]}])', re.DOTALL
+)
+STRING_END = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 
 
@@ -102,35 +116,12 @@ def open_table(spec: DataSpec) -> Any:
 
 
 def _open_table(spec: DataSpec, cache: Path) -> Any:
-    import datasets
     from datasets.exceptions import DatasetNotFoundError
 
-    folder = _folder(spec)
     place = where_of(spec)
     try:
         with _quiet():
-            if spec.source in FILE_FORMATS:
-                if not spec.files:
-                    raise DataError("files is missing", where=place, fix="Give files: [...].")
-                files = [str(f) for f in local_files(spec)]
-                _check_not_empty(files)
-                for file in files if spec.source in CHECKS else ():
-                    CHECKS[spec.source](Path(file))
-                return datasets.load_dataset(
-                    spec.source,
-                    data_files={spec.split: files},
-                    split=spec.split,
-                    cache_dir=str(cache),
-                    keep_in_memory=True,
-                )
-            if folder.is_dir():
-                return datasets.load_dataset(
-                    str(folder), split=spec.split, cache_dir=str(cache), keep_in_memory=True
-                )
-            revision = _commit(spec.source, spec.revision)
-            return datasets.load_dataset(
-                spec.source, spec.name, split=spec.split, revision=revision
-            )
+            return _opened(spec, cache)
     except (ConnectionError, DatasetNotFoundError) as e:
         raise MachineError(
             f"the data set could not be fetched ({str(e).splitlines()[0][:200]})",
@@ -138,8 +129,11 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
             accepted=f"a hub id, a folder, or one of {', '.join(FILE_FORMATS)} with files",
             fix="Check the name and the network; with HF_HUB_OFFLINE set it must be in the cache.",
         ) from e
-    except (DataError, OSError, MemoryError):
+    except (DataError, MachineError):
         raise
+    except (OSError, MemoryError):
+        with reading(place, error=DataError):
+            raise
     except Exception as e:  # the library raises many kinds for one thing: data it cannot read
         cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
         if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
@@ -147,30 +141,182 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
         raise DataError(f"it cannot be read ({cause[0][:200]})", where=place) from e
 
 
-def check_depth(file: Path) -> None:
-    """Raise DataError for JSON that is nested more than DEPTH levels deep: its readers recurse, and
-    one of them ends the process."""
-    depth = 0
-    with file.open("rb") as f, mmap(f.fileno(), 0, access=ACCESS_READ) as content:
-        for token in TOKENS.finditer(content):
-            depth += {1: 1, 2: -1}.get(token.lastindex or 0, 0)
-            if depth > DEPTH:
-                line = content[: token.start()].count(b"\n") + 1
-                raise DataError(
-                    f"it is nested more than {DEPTH} levels deep",
-                    where=f"{file}:{line}",
-                    fix="One text, label or score per column is read; leave the others out.",
-                )
+def _opened(spec: DataSpec, cache: Path) -> Any:
+    import datasets
+
+    if spec.source in FILE_FORMATS:
+        if not spec.files:
+            raise DataError("files is missing", where=where_of(spec), fix="Give files: [...].")
+        files = [str(f) for f in local_files(spec)]
+        _check_not_empty(files)
+        for file in files if spec.source in CHECKS else ():
+            CHECKS[spec.source](Path(file))
+        return datasets.load_dataset(
+            spec.source,
+            data_files={spec.split: files},
+            split=spec.split,
+            cache_dir=str(cache),
+            keep_in_memory=True,
+        )
+    folder = _folder(spec)
+    if folder.is_dir():
+        folder_files(spec)  # not so many that the library would look for ever
+        _check_folder(folder, cache)
+        return datasets.load_dataset(
+            str(folder), split=spec.split, cache_dir=str(cache), keep_in_memory=True
+        )
+    revision = _commit(spec.source, spec.revision)
+    return datasets.load_dataset(spec.source, spec.name, split=spec.split, revision=revision)
 
 
-def check_columns(file: Path) -> None:
-    """Raise DataError for a csv file of more than COLUMNS columns, by its first line."""
-    with file.open("rb") as f:
-        columns = f.readline(HEADER).count(b",") + 1
-    if columns > COLUMNS:
+def _check_folder(folder: Path, cache: Path) -> None:
+    """The checks of the files that the library would read of a folder, of all splits."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
+    kind = type(builder).__module__.rpartition(".")[2]
+    if kind not in CHECKS:
+        return
+    check = CHECKS[kind]
+    if kind == "csv":
+        check = partial(check_columns, separator=builder.config.sep.encode())
+    for files in (builder.config.data_files or {}).values():
+        for file in map(Path, files):
+            if file.is_file():
+                check(file)
+
+
+@contextmanager
+def _unfolded(file: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed where it is compressed with gzip, bzip2 or xz.
+
+    Raises DataError for one whose compressed bytes are damaged.
+    """
+    with reading(file, error=DataError):
+        with file.open("rb") as plain:
+            start = plain.read(max(map(len, FOLDED)))
+        opener = next((FOLDED[magic] for magic in FOLDED if start.startswith(magic)), None)
+        with file.open("rb") if opener is None else opener.open(file, "rb") as content:
+            yield cast(BinaryIO, content)
+
+
+def _check_unfolded(size: int, file: Path) -> None:
+    """Raise DataError where `size` bytes are more than a file may unfold to."""
+    limit = max(UNFOLDED, TIMES * file.stat().st_size)
+    if size > limit:
         raise DataError(
-            f"it has {columns:,} columns",
-            where=f"{file}:1",
+            f"it unfolds to more than {limit:,} bytes",
+            where=str(file),
+            accepted=f"{UNFOLDED:,} bytes, or {TIMES:,} times the file's size",
+            fix="Is it the file you mean? If so, give it unpacked.",
+        )
+
+
+def check_depth(file: Path) -> None:
+    """Raise DataError for JSON that is nested more than DEPTH levels deep, whose readers recurse,
+    one until the process ends; or that has more than COLUMNS names, each a column or a part of one,
+    which they read for minutes."""
+    enclosing: list[int] = []  # of each open bracket, what it is the value of
+    current = 0  # the name that a value would belong to, as the hash of all names on the way to it
+    names: set[int] = set()
+    for token, line in _json_tokens(file):
+        if token.group(1):
+            current = hash((enclosing[-1] if enclosing else 0, token.group(1)))
+            names.add(current)
+        elif token.group(3):
+            enclosing.append(current)
+        elif token.group(4) and enclosing:
+            current = enclosing.pop()
+        if len(enclosing) > DEPTH:
+            raise DataError(
+                f"it is nested more than {DEPTH} levels deep",
+                where=f"{file}:{_line(token, line)}",
+                fix="One text, label or score per column is read; leave the others out.",
+            )
+        if len(names) > COLUMNS:
+            raise DataError(
+                f"it has more than {COLUMNS:,} columns",
+                where=f"{file}:{_line(token, line)}",
+                accepted=f"{COLUMNS:,} or fewer, the names inside of others included",
+                fix="Leave out the columns that hold neither texts nor labels.",
+            )
+
+
+def _line(token: re.Match[bytes], first: int) -> int:
+    return first + token.string.count(b"\n", 0, token.start())
+
+
+def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
+    """Each name and bracket outside of strings, with the line that its chunk begins in."""
+    size, line, rest, in_string = 0, 1, b"", False
+    with _unfolded(file) as content:
+        while chunk := content.read(CHUNK):
+            size += len(chunk)
+            _check_unfolded(size, file)
+            chunk, rest, start = rest + chunk, b"", 0
+            if in_string:
+                end = cast(re.Match[bytes], STRING_END.match(chunk))
+                in_string, start = not end.group(1), end.end()
+                rest = chunk[start:] if in_string else b""  # of an escape, its first half
+            for token in () if in_string else TOKENS.finditer(chunk, start):
+                if token.group(2) == b"":
+                    in_string, rest = True, chunk[token.end() :]
+                    break
+                if token.group(2) is None:
+                    yield token, line
+            line += chunk.count(b"\n", 0, len(chunk) - len(rest))
+
+
+def check_columns(file: Path, separator: bytes = b",") -> None:
+    """Raise DataError for a csv file of more than COLUMNS columns, by its first line, or cells in
+    a row; and for a line of more than LINE bytes."""
+    cell = re.compile(
+        rb'(?:"(?:[^"]++|"")*+("?))?[^S\r\n]*+([S\r\n]?)'.replace(b"S", re.escape(separator))
+    )
+    cells, quoted = 0, False  # separators of the row so far; whether a quote is open
+    for number, line in _csv_lines(file, separator):
+        start = 0
+        if quoted:
+            end = cast(re.Match[bytes], QUOTED_END.match(line))
+            quoted, start = not end.group(1), end.end()
+        elif b'"' not in line and line.count(separator) < COLUMNS:
+            continue
+        for match in () if quoted else cell.finditer(line, start):
+            quoted = match.group(1) == b""
+            cells = cells + 1 if match.group(2) == separator else cells
+            cells = 0 if match.group(2) in (b"\r", b"\n") else cells
+            _check_cells(cells + 1, "cells", f"{file}:{number}")
+            if quoted:
+                break
+
+
+def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines and their numbers, without those between which no quote and few separators are."""
+    size, number = 0, 1
+    with _unfolded(file) as content:
+        _check_cells(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")
+        content.seek(0)
+        while chunk := content.read(CHUNK):
+            end = content.readline(LINE)
+            size += len(chunk) + len(end)
+            _check_unfolded(size, file)
+            if len(end) == LINE:
+                raise DataError(
+                    "a line is too long",
+                    where=f"{file}, after line {number}",
+                    accepted=f"less than {LINE:,} bytes",
+                )
+            chunk += end
+            if b'"' in chunk or chunk.count(separator) >= COLUMNS:
+                yield from enumerate(chunk.splitlines(keepends=True), number)
+            number += chunk.count(b"\n")
+
+
+def _check_cells(count: int, what: str, where: str) -> None:
+    if count > COLUMNS:
+        raise DataError(
+            f"it has {count:,} {what}",
+            where=where,
             accepted=f"{COLUMNS:,} or fewer",
             fix="Leave out the columns that hold neither texts nor labels.",
         )

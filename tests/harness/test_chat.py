@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.errors import InputError
-from optimizer.harness.generate.chat import render
+from optimizer.harness.generate.chat import compiled, render
 from tests.decoders import TEMPLATE
 
 CHAT = [
@@ -61,6 +61,7 @@ def test_a_template_renders_as_in_transformers(
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses it"),
         ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "refuses it"),
         ("{% for %}", "refuses it"),
+        ("x" * 1_000_001, "1,000,001 characters"),
     ],
 )
 def test_a_template_that_refuses_or_reaches_out_is_an_error(
@@ -78,3 +79,10 @@ def test_a_template_cannot_change_the_messages(contract: Any, tokenizer: Any) ->
 def test_messages_are_plain_data(contract: Any, tokenizer: Any) -> None:
     with pytest.raises(InputError, match="plain data"):
         render(contract, tokenizer, [{"role": "user", "content": object()}], "here")
+
+
+@pytest.mark.parametrize(
+    "constant", ["10**(10**8)", "'a' * 10**10", "'%9999999999d' % 1", "'a' | center(10**10)"]
+)
+def test_nothing_is_worked_out_where_a_template_is_compiled(constant: str) -> None:
+    compiled(f"{{{{ {constant} }}}}{{% if {constant} %}}{{% endif %}}{{% set a = {constant} %}}")

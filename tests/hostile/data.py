@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +78,8 @@ JSON: dict[str, bytes] = {
     "one field of 10 MB": lines(
         [*_rows(), {"text": "x" * BIG, "label": 1}, {"text": "good bad " * (BIG // 9), "label": 0}]
     ),
+    "an open string of escaped quotes": b'{"text": "' + b'\\"' * 300_000,
+    "100000 keys": lines([{f"c{i}": i for i in range(100_000)}]),
     "a key of 1 MB": b'{"' + b"k" * 1_000_000 + b'": "a", "text": "b"}\n',
     "two keys of one name": b'{"text": "a", "text": "b", "label": 1}\n' * 20,
     "an object of all": json.dumps({"data": _rows()}).encode(),
@@ -94,6 +98,7 @@ CSV: dict[str, bytes] = {
     "not UTF-8": b"text,label\n\xff\xfe,1\n",
     "UTF-16": csv(_rows()).decode().encode("utf-16"),
     "binary": bytes(range(256)) * 100,
+    "rows of 100000 cells": b"text,label\n" + (b"a," * 100_000 + b"\n") * 20,
     "10000 columns": b",".join(b"c%d" % i for i in range(10_000)) + b"\n",
     "two columns of one name": b"text,text\na,b\nc,d\n",
     "no text column": b"words,label\na,1\n",
@@ -194,13 +199,37 @@ SPECS: dict[str, str] = {
     "a split of dots": "{source: json, files: [calibrate.jsonl], split: '../x'}",
     "a split that is empty": "{source: json, files: [calibrate.jsonl], split: ''}",
     "a split of arithmetic": "{source: json, files: [calibrate.jsonl], split: 'train[:200%]'}",
+    "a folder of nothing": "{source: nothing}",
+    "a folder of no data": "{source: binary}",
+    "a folder of a broken link": "{source: broken}",
+    "a folder of bad configs": "{source: configs}",
+    "a folder of a deep row": "{source: deep}",
+    "a folder of a damaged file": "{source: damaged}",
+    "a folder of processes": "{source: /proc}",
+    "a damaged gzip file": "{source: json, files: [damaged/train.jsonl.gz]}",
+    "a file that unfolds to a thousand times its size": "{source: json, files: [bomb.jsonl.xz]}",
     "csv read as json": "{source: json, files: [table.csv]}",
     "json read as parquet": "{source: parquet, files: [calibrate.jsonl]}",
 }
 
 
+def _folders(folder: Path) -> None:
+    for name in ("nothing", "binary", "broken", "configs", "deep", "damaged"):
+        (folder / name).mkdir()
+    (folder / "binary/a.bin").write_bytes(b"a")
+    (folder / "broken/train.jsonl").symlink_to("nowhere")
+    (folder / "configs/README.md").write_text("---\nconfigs: 7\n---\n")
+    (folder / "configs/train.jsonl").write_bytes(lines(_rows()))
+    (folder / "deep/train.jsonl").write_bytes(lines(_rows()) + b'{"text": ' + b"[" * DEPTH)
+    packed = bytearray(gzip.compress(lines(_rows())))
+    packed[len(packed) // 2] ^= 255
+    (folder / "damaged/train.jsonl.gz").write_bytes(packed)
+    (folder / "bomb.jsonl.xz").write_bytes(lzma.compress(b"\n" * BIG) * 12)
+
+
 def specs() -> list[Case]:
     def write(folder: Path) -> None:
+        _folders(folder)
         os.mkfifo(folder / "fifo")
         (folder / "loop").symlink_to("loop")
         (folder / "table.csv").write_bytes(csv(_rows()))

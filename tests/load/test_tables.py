@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from optimizer.errors import DataError
 from optimizer.load import tables
+from optimizer.recipe.schema import DataSpec
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -37,3 +44,142 @@ def test_a_csv_of_too_many_columns_is_refused(tmp_path: Path) -> None:
     tables.check_columns(written(tmp_path, "a.csv", ",".join("ab") + "\n"))
     with pytest.raises(DataError, match="2,000 columns"):
         tables.check_columns(written(tmp_path, "b.csv", "," * 1999 + "\n"))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_files_are_checked_as_what_they_hold(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    rows = b"".join(b'{"text": "a %d"}\n' % i for i in range(20_000))
+    good, deep, wide = tmp_path / "good.gz", tmp_path / "deep.gz", tmp_path / "wide.gz"
+    good.write_bytes(pack(rows))
+    tables.check_depth(good)
+    deep.write_bytes(pack(rows + b"[" * 200))
+    with pytest.raises(DataError, match=r"deep\.gz:20001: it is nested"):
+        tables.check_depth(deep)
+    wide.write_bytes(pack(b"text\n" + b"," * 2000))
+    with pytest.raises(DataError, match=r"wide\.gz:2: it has 1,001 cells"):
+        tables.check_columns(wide)
+
+
+def test_damaged_gzip_is_refused_by_its_name(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(random.Random(0).randbytes(10_000)))
+    content[-6] ^= 1  # of the checksum
+    (tmp_path / "a.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.gz: it cannot be read"):
+        tables.check_depth(tmp_path / "a.gz")
+
+
+def test_what_unfolds_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.xz").write_bytes(lzma.compress(b"\n" * 10_000_000) * 12)
+    for check in tables.CHECKS.values():
+        with pytest.raises(DataError, match="unfolds to more than 100,000,000"):
+            check(tmp_path / "a.xz")
+
+
+def test_an_open_string_of_escaped_quotes_is_read_once(tmp_path: Path) -> None:
+    file = written(tmp_path, "a.jsonl", '{"text": "' + '\\"' * 1_000_000)
+    started = time.monotonic()
+    tables.check_depth(file)
+    assert time.monotonic() - started < 5
+
+
+def test_a_string_may_lie_across_what_is_read_together(tmp_path: Path) -> None:
+    for before in range(3):  # an escape is cut in two, or not
+        text = "x" * before + '\\"' * tables.CHUNK + "[" * 200
+        tables.check_depth(written(tmp_path, "a.json", f'{{"text": "{text}"}}'))
+        deep = f'{{"text": "{text}", "a": {"[" * 200}'
+        with pytest.raises(DataError, match="nested"):
+            tables.check_depth(written(tmp_path, "b.json", deep))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        json.dumps({f"c{i}": 1 for i in range(1001)}),
+        "\n".join(json.dumps({f"c{i}": 1}) for i in range(1001)),
+        json.dumps({"a": [{f"c{i}": {"b": 1}} for i in range(501)]}),
+    ],
+)
+def test_json_of_too_many_names_is_refused(tmp_path: Path, document: str) -> None:
+    with pytest.raises(DataError, match="more than 1,000 columns"):
+        tables.check_depth(written(tmp_path, "a.json", document))
+
+
+def test_names_of_many_rows_count_once(tmp_path: Path) -> None:
+    row = {"text": "a", "more": [{"x": 1}, {"x": 2}], "label": {"x": {"x": 1}}}
+    tables.check_depth(written(tmp_path, "a.json", json.dumps([row] * 2000)))
+
+
+def test_separators_in_quotes_are_no_cells(tmp_path: Path) -> None:
+    long = '"' + 'a, ""b""\n,' * 2000 + '"'
+    rows = f'text,label\n{long},1\n5" of it,0\n{long},"{"," * 2000}"\n'
+    tables.check_columns(written(tmp_path, "a.csv", rows))
+    with pytest.raises(DataError, match=r"b\.csv:\d+: it has 1,001 cells"):
+        tables.check_columns(written(tmp_path, "b.csv", rows + long + "," * 1000))
+
+
+def test_a_row_across_many_lines_is_one_row(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1,001 cells"):
+        tables.check_columns(written(tmp_path, "a.csv", "text\n" + '"\n",,,' * 500))
+
+
+def folder_spec(folder: Path) -> DataSpec:
+    return DataSpec(source=str(folder), columns={"text": "text"})
+
+
+def deep_rows(folder: Path) -> None:
+    written(folder, "train.jsonl", '{"text": "a"}\n{"text":' + "[" * 50_000)
+
+
+def wide_rows(folder: Path) -> None:
+    written(folder, "train.tsv", "text\tlabel\n" + "\t" * 100_000)
+
+
+def damaged(folder: Path) -> None:
+    content = bytearray(gzip.compress(random.Random(0).randbytes(10_000)))
+    content[-6] ^= 1
+    (folder / "train.jsonl.gz").write_bytes(content)
+
+
+def bad_configs(folder: Path) -> None:
+    written(folder, "README.md", "---\nconfigs: 7\n---\n")
+    written(folder, "train.jsonl", '{"text": "a"}\n')
+
+
+def damaged_elsewhere(folder: Path) -> None:
+    (folder / "train.parquet").write_bytes(b"PAR1 no PAR1")
+
+
+FOLDERS: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda folder: None,
+    "no data": lambda folder: written(folder, "a.bin", "a"),
+    "a broken link": lambda folder: (folder / "train.jsonl").symlink_to("nowhere"),
+    "bad configs": bad_configs,
+    "deep rows": deep_rows,
+    "wide rows": wide_rows,
+    "a damaged file": damaged,
+    "no parquet": damaged_elsewhere,
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "ds").mkdir()
+    FOLDERS[name](tmp_path / "ds")
+    with pytest.raises(DataError, match="ds"):
+        tables.open_table(folder_spec(tmp_path / "ds"))
+
+
+def test_a_folder_of_compressed_rows_is_read(tmp_path: Path) -> None:
+    rows = b"".join(b'{"text": "a %d"}\n' % i for i in range(20_000))
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(rows))
+    written(tmp_path, "vocab.json", json.dumps({f"c{i}": i for i in range(2000)}))
+    assert len(tables.open_table(folder_spec(tmp_path))) == 20_000
+
+
+def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
+    for i in range(tables.FILES + 1):
+        (tmp_path / f"{i}.jsonl").touch()
+    with pytest.raises(DataError, match="more than 10,000 files"):
+        tables.open_table(folder_spec(tmp_path))

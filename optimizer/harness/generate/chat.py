@@ -20,6 +20,8 @@ from ..errors import InputError, MachineError
 if TYPE_CHECKING:
     from ..contract import Contract
 
+TEMPLATE = 1_000_000  # characters; a long published one has 20,000
+
 
 def render(
     contract: Contract, tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str
@@ -79,11 +81,16 @@ def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def compiled(template: str) -> Any:
-    from jinja2 import nodes
+    """The template, ready to be rendered; nothing of it is worked out here. Raises jinja2's
+    TemplateError for what is no Jinja, or has more than TEMPLATE characters."""
+    from jinja2 import nodes, pass_context
     from jinja2.exceptions import SecurityError, TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
+
+    if len(template) > TEMPLATE:
+        raise TemplateError(f"it has {len(template):,} characters; {TEMPLATE:,} at most are read")
 
     class GenerationBlock(Extension):
         """{% generation %}...{% endgeneration %} marks the assistant's words for training."""
@@ -112,9 +119,20 @@ def compiled(template: str) -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
+    @pass_context
+    def unchanged(_: Any, value: Any) -> Any:
+        return value
+
+    # Jinja works out what is constant when it compiles, 10**(10**8) as well. Three things keep it
+    # from that: not optimized; to print a value takes the context; and operators are calls.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationBlock, loopcontrols],
+        optimized=False,
+        finalize=unchanged,
     )
+    environment.intercepted_binops = frozenset(environment.default_binop_table)
     environment.filters["tojson"] = _tojson
     environment.globals["namespace"] = PlainNamespace
     environment.globals["dict"] = lambda *pairs, **values: dict(*pairs, **values)

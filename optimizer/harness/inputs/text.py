@@ -69,7 +69,8 @@ class TextTokenizer:
         """All token ids of each text, whatever its length, without special tokens.
 
         One of more than PIECE characters is tokenized in pieces that end at white space, so memory
-        stays that of a piece.
+        stays that of a piece. With a tokenizer that puts a space before every text it is called
+        with (Llama 2's kind) that is one token more per piece than the whole text would have.
         """
         short = [text if len(text) <= PIECE else "" for text in texts]
         encodings = self._whole.encode_batch(short, add_special_tokens=False)
