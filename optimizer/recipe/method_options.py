@@ -37,7 +37,7 @@ class GptqOptions(Section):
     token_limit: float = Field(
         4.0,
         gt=0,
-        le=1e6,
+        le=1e12,
         description="a token counts for at most so many median lengths; massive activations of a "
         "few would be all that counts",
     )

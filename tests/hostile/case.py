@@ -62,7 +62,7 @@ class Worker:
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()  # closes the pipes too
 
 
 def problems(case: Case, answer: dict[str, Any]) -> list[str]:
