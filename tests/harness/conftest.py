@@ -1,7 +1,8 @@
-"""The decoders of tiny_decoder.py, made once."""
+"""The decoders of tiny_decoder.py and the bundle of small_bundle.py, made once."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
+from tests.package import small_bundle
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +46,15 @@ def runner(decoder_folder: Path) -> OrtRunner:
 def shared(decoder_folder: Path) -> OrtRunner:
     """The same weights, the cache written in place."""
     return OrtRunner(decoder_folder / "shared.onnx", threads=1)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a bundle. Read-only."""
+    return small_bundle.make(tmp_path_factory.mktemp("made")) / "bundle"
+
+
+@pytest.fixture
+def bundle(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(made, tmp_path / "bundle"))

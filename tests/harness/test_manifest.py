@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,17 +38,6 @@ BYTES = (
     b'"files":{"model/a":{"measured":false,"sha256":"aa","size":1},'
     b'"report.json":{"measured":true,"sha256":"bb","size":2}},"manifest_version":2}'
 )
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only."""
-    return small_bundle.make(tmp_path_factory.mktemp("manifest")) / "bundle"
-
-
-@pytest.fixture
-def bundle(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "bundle"))
 
 
 def test_the_digest_is_of_these_bytes() -> None:

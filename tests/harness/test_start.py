@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,26 +11,8 @@ from optimizer.harness import damage
 from tests.package import small_bundle
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only."""
-    return small_bundle.make(tmp_path_factory.mktemp("start")) / "bundle"
-
-
-@pytest.fixture
-def bundle(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "bundle"))
-
-
 def start(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
-    return subprocess.run(
-        [sys.executable, "-B", *arguments],
-        cwd=bundle,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    return small_bundle.python(bundle, "-B", *arguments)
 
 
 def test_any_changed_missing_or_extra_source_is_named(bundle: Path) -> None:

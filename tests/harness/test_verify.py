@@ -4,7 +4,6 @@ bundle runs first."""
 import importlib.util
 import os
 import py_compile
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,34 +17,17 @@ from tests.package import small_bundle
 MARK = "import pathlib; pathlib.Path({!r}).touch()\n"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read-only."""
-    return small_bundle.make(tmp_path_factory.mktemp("verify")) / "bundle"
-
-
-@pytest.fixture
-def bundle(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "bundle"))
-
-
-def python(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=bundle, env=environment, capture_output=True, text=True)
-
-
 def test_a_bundle_as_it_was_made_is_right_and_its_digest_is_printed(bundle: Path) -> None:
-    done = python(bundle, "-I", "-S", "verify.py")
+    done = small_bundle.python(bundle, "-I", "-S", "verify.py")
     digest, differences = problems(bundle)
     assert (done.returncode, done.stderr, differences) == (0, "", [])
     assert digest in done.stdout
 
 
 def test_running_the_harness_leaves_no_bytecode_behind(bundle: Path) -> None:
-    assert python(bundle, "-m", "harness", "check").returncode == 0
+    assert small_bundle.python(bundle, "-m", "harness", "check").returncode == 0
     code = "import harness.bundle, sys; print(sys.dont_write_bytecode)"
-    assert python(bundle, "-c", code).stdout == "True\n"
+    assert small_bundle.python(bundle, "-c", code).stdout == "True\n"
     assert problems(bundle)[1] == []
 
 
@@ -91,7 +73,7 @@ def test_a_change_is_found(message: str, bundle: Path) -> None:
 
 def test_a_difference_is_exit_2_and_a_line(bundle: Path, made: Path) -> None:
     (bundle / "verify.py").write_text("raise SystemExit(0)")
-    done = python(made, "-I", "-S", "verify.py", str(bundle))
+    done = small_bundle.python(made, "-I", "-S", "verify.py", str(bundle))
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("verify.py has 19 bytes") == done.stdout.count("\n") == 1
 
@@ -112,7 +94,7 @@ def unchecked(bundle: Path, name: str, mark: Path) -> None:
 @pytest.mark.parametrize("name", ["__init__.py", "fit.py", "command_line.py"])
 def test_bytecode_is_refused_before_it_runs(name: str, bundle: Path, tmp_path: Path) -> None:
     unchecked(bundle, name, tmp_path / "it ran")
-    assert python(bundle, "-I", "-S", "verify.py").returncode == 2
+    assert small_bundle.python(bundle, "-I", "-S", "verify.py").returncode == 2
     tool = [sys.executable, "-m", "optimizer.cli", "check", str(bundle)]
     done = subprocess.run(tool, capture_output=True, text=True)
     assert done.returncode == 2
@@ -120,7 +102,7 @@ def test_bytecode_is_refused_before_it_runs(name: str, bundle: Path, tmp_path: P
     assert not (tmp_path / "it ran").exists()
     if name == "__init__.py":  # Python itself runs it before any of ours: the documented limit
         return
-    done = python(bundle, "-m", "harness", "check")
+    done = small_bundle.python(bundle, "-m", "harness", "check")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "is not in the manifest" in done.stderr
     assert not (tmp_path / "it ran").exists()
@@ -129,8 +111,8 @@ def test_bytecode_is_refused_before_it_runs(name: str, bundle: Path, tmp_path: P
 @pytest.mark.parametrize("name", ["json.py", "numpy.py", "__future__.py", "harness.py", "re.py"])
 def test_a_module_beside_the_harness_never_runs(name: str, bundle: Path, tmp_path: Path) -> None:
     (bundle / name).write_text(MARK.format(str(tmp_path / "it ran")))
-    assert python(bundle, "-I", "-S", "verify.py").returncode == 2
-    done = python(bundle, "-m", "harness", "predict", "good film")
+    assert small_bundle.python(bundle, "-I", "-S", "verify.py").returncode == 2
+    done = small_bundle.python(bundle, "-m", "harness", "predict", "good film")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"not in the manifest: {name}" in done.stderr
     assert not (tmp_path / "it ran").exists()

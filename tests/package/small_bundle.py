@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -97,3 +100,10 @@ def make(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Path:
     out.mkdir()
     package.run(asked.packaging, *steps(folder / "steps", asked), out=out)
     return out
+
+
+def python(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The interpreter in a bundle's folder, as a receiver starts it: without our path."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=bundle, env=environment, capture_output=True, text=True)
