@@ -105,8 +105,18 @@ def _check_one_label(config: Any) -> None:
         )
 
 
+def _label_name(i: object, label: object) -> str:
+    if not isinstance(label, str | int | float):
+        raise CheckpointError(
+            f"{str(label)[:80]!r} was found",
+            where=f"config.json: id2label.{i}",
+            accepted="the name of a label",
+        )
+    return str(label)
+
+
 def _labels(config: Any) -> list[str]:
-    named = {int(i): str(label) for i, label in config.id2label.items()}
+    named = {int(i): _label_name(i, label) for i, label in config.id2label.items()}
     if sorted(named) != list(range(len(named))):
         raise CheckpointError(
             f"the ids are {sorted(named)}",

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from optimizer.harness.inputs import text as texts
 from optimizer.harness.inputs.text import TextTokenizer
-from tests.conftest import WORDS
+from tests.conftest import WORDS, sentences
 
 
 def opened(folder: Path) -> TextTokenizer:
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -27,8 +26,36 @@ def prose(words: int, seed: int) -> str:
     return "".join(draw.choice(WORDS) + draw.choice(" \n\t") for _ in range(words))
 
 
-@pytest.fixture(params=["tiny_bert", "tiny_llama", "minilm_source"])
+def unigram() -> TextTokenizer:
+    """As XLM-RoBERTa's and ALBERT's: the likeliest cut of each word."""
+    core = Tokenizer(models.Unigram())
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+    )
+    core.train_from_iterator(sentences(400), trainer)
+    return TextTokenizer(core)
+
+
+def undivided() -> TextTokenizer:
+    """As Llama 2's: merges over a text that nothing divides into words."""
+    core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.train_from_iterator(
+        sentences(400), trainers.BpeTrainer(vocab_size=200, show_progress=False)
+    )
+    return TextTokenizer(core)
+
+
+BUILT = {"unigram": unigram, "undivided": undivided}
+
+
+@pytest.fixture(params=["tiny_bert", "tiny_llama", "minilm_source", *BUILT])
 def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
+    if request.param in BUILT:
+        return BUILT[request.param]()
     return opened(request.getfixturevalue(request.param))
 
 

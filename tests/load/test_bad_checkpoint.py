@@ -309,3 +309,17 @@ def test_a_sentence_model_with_a_further_layer(load: Load, bert: Path) -> None:
 def test_a_pooling_that_is_not_covered(load: Load, bert: Path) -> None:
     modules(bert, "Transformer", "Pooling", pooling_mode_max_tokens=True)
     refused(load, bert, "1_Pooling/config.json", "pooling_mode_max_tokens", "mean, cls")
+
+
+@pytest.mark.parametrize("label", [None, ["a"], {"x": 1}])
+def test_a_label_without_a_name(
+    load: Load, tiny_classifier: Path, tmp_path: Path, label: object
+) -> None:
+    folder = Path(shutil.copytree(tiny_classifier, tmp_path / "classifier"))
+    edit_json(folder / "config.json", id2label={"0": "a", "1": label}, label2id=None)
+    refused(load, folder, "id2label.1", "name of a label", task="text-classification")
+
+
+def test_fewer_blocks_than_the_files_hold(load: Load, bert: Path) -> None:
+    edit_json(bert / "config.json", num_hidden_layers=1)
+    refused(load, bert, "encoder.layer.1.", "fewer blocks than the files", "num_hidden_layers")

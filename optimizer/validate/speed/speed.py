@@ -45,9 +45,7 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
     """The report's `speed` section for a target that runs on this machine."""
     latency, target = m.section.validate_.latency, m.section.target
     threads = target.intra_op_threads or cores()
-    # a longer text is cut: its cell is called by what is really timed
-    lengths = dict.fromkeys(min(s, m.contract.text.max_length) for s in latency.sequence)
-    cells = [(b, s) for b in latency.batch for s in lengths]
+    cells = grid(latency, m.contract.text.max_length)
     device = target.runs_on
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -71,6 +69,13 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
         "candidate_bytes": size(m.model, "model.onnx"),
     }
     return section
+
+
+def grid(latency: Latency, longest: int) -> list[tuple[int, int]]:
+    """The cells (batch, sequence) to time, each once. A text longer than the `longest` that the
+    model takes is cut, so its cell is called by what is really timed."""
+    lengths = dict.fromkeys(min(length, longest) for length in latency.sequence)
+    return [(batch, length) for batch in latency.batch for length in lengths]
 
 
 def _timed(

@@ -145,3 +145,9 @@ def test_a_speed_gate_that_cannot_be_measured_here_is_listed_and_does_not_pass()
     assert {g.verdict for g in gates} == {UNMEASURED}
     with pytest.raises(OptimizeError, match="no verdict"):
         overall(gates)
+
+
+def test_a_cell_is_called_by_the_length_that_is_timed() -> None:
+    latency = Latency(batch=(1, 4), sequence=(16, 128, 512))
+    assert speed.grid(latency, 64) == [(1, 16), (1, 64), (4, 16), (4, 64)]
+    assert speed.grid(latency, 512) == [(b, s) for b in (1, 4) for s in (16, 128, 512)]
