@@ -28,7 +28,7 @@ from optimizer.commands.plan import plan
 from optimizer.commands.predict import predict
 from optimizer.commands.run import run
 from optimizer.commands.schema import schema
-from optimizer.errors import OptimizeError
+from optimizer.errors import OptimizeError, RecipeError
 from optimizer.progress import leave, say, show
 
 if TYPE_CHECKING:
@@ -80,7 +80,11 @@ class Commands(click.Group):
                 raise
             _report_error(e, ctx.params["json_output"])
             raise SystemExit(e.exit_code) from None
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except click.ClickException as e:
+            if ctx.params["json_output"]:
+                _show_document(RecipeError(e.format_message(), where="command line"))
             raise
         except BrokenPipeError:  # nobody reads the help of a command
             leave(sys.stdout)
@@ -124,7 +128,11 @@ def _report_error(error: OptimizeError | HarnessError, as_json: bool) -> None:
     with suppress(SystemExit):  # where nobody reads it: the exit code says it too
         say(f"error: {error}")
     if as_json:
-        show(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
+        _show_document(error)
+
+
+def _show_document(error: OptimizeError | HarnessError) -> None:
+    show(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

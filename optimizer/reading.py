@@ -18,12 +18,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from optimizer.errors import CheckpointError, InputError, MachineError
 from optimizer.harness.errors import ExplainedError
 
-JSON_BYTES = 500_000_000  # a tokenizer.json of a million merges has 60 MB
+JSON_BYTES = 100_000_000  # a tokenizer.json of a million merges has 60 MB; 210 MB take 8 s
 WORDS = 300  # characters of a library's message that are shown
 # what has to do with what is written, not with what is read: store.disk_errors_explained says it
 OF_THE_DISK = (
@@ -36,6 +37,11 @@ OF_THE_DISK = (
     errno.ENFILE,
 )
 DOUBT = "If the file is right, run with --debug and report what that prints."
+MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(NotImplementedError, TypeError),
+)
+PACKAGE = Path(__file__).parent
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -52,15 +58,18 @@ def reading(
     accepted: str = "",
     fix: str = "",
     error: type[InputError] = CheckpointError,
+    own_faults: bool = False,
 ) -> Iterator[None]:
     """Whatever a library raises inside is `error` (exit 2), or MachineError (exit 5) where memory
-    or a permission is missing. Our own errors, and an interrupt of the user's, pass unchanged.
+    or a permission is missing. Our own errors, an interrupt of the user's, and an end of the
+    program (load/own_code.py) pass unchanged.
 
     where: the file, and the field where it is known. accepted, fix: parts of the message.
+    own_faults: a fault of our own code passes too; for a block that does more than parse.
     """
     try:
         yield
-    except (ExplainedError, KeyboardInterrupt, GeneratorExit):
+    except (ExplainedError, KeyboardInterrupt, GeneratorExit, SystemExit):
         raise
     except MemoryError as e:
         raise MachineError(
@@ -72,19 +81,23 @@ def reading(
         if e.errno in OF_THE_DISK:
             raise
         raise _unreadable(e, where, fix, error) from e
-    except SystemExit as e:
-        raise error(
-            f"the code in it ended the program (exit {e.code})",
-            where=str(where),
-            fix=fix or "Read that code before you trust it.",
-        ) from e
     except BaseException as e:
+        if own_faults and _is_own(e):
+            raise
         raise error(
             f"it cannot be read ({words(e)})",
             where=str(where),
             accepted=accepted,
             fix=f"{fix} {DOUBT}".strip(),
         ) from e
+
+
+def _is_own(e: BaseException) -> bool:
+    """Whether it is of a kind that a mistake in a program raises, and a file of ours raised it."""
+    if not isinstance(e, MISTAKES):
+        return False
+    *_, (frame, _) = walk_tb(e.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(PACKAGE)
 
 
 def words(e: BaseException) -> str:

@@ -52,6 +52,14 @@ def test_a_good_recipe_checks_with_exit_0(recipe: Path) -> None:
     assert (result.exit_code, "fine" in result.output) == (0, True)
 
 
+@pytest.mark.parametrize("words", [["nope"], ["check", "--nope"], ["check"], ["bench", "--batch"]])
+def test_a_wrong_command_line_is_a_document_too(words: list[str]) -> None:
+    result = optimize("--json", *words)
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["exit_code"]) == (2, 2)
+    assert document["found"]
+
+
 def test_a_recipe_path_alone_means_run() -> None:
     result = optimize("missing.yaml")
     assert result.exit_code == 2

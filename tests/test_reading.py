@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer import reading as reading_module
 from optimizer.errors import CheckpointError, DataError, MachineError, RecipeError
 from optimizer.reading import check_regular, read_json, read_text, reading
 
@@ -49,9 +50,23 @@ def test_a_panic_of_rust_code_is_caught_though_it_is_no_exception() -> None:
         Tokenizer.from_str(json.dumps(document))
 
 
-def test_code_that_ends_the_program_ends_in_an_error() -> None:
-    with pytest.raises(CheckpointError, match=r"ended the program \(exit 0\)"), reading("x.py"):
-        raise SystemExit(0)
+def _mistake() -> None:
+    code = compile("{}['x']", str(reading_module.PACKAGE / "load/planted.py"), "exec")
+    exec(code)
+
+
+def test_a_mistake_of_ours_is_not_the_files_fault() -> None:
+    with pytest.raises(KeyError), reading("model", own_faults=True):
+        _mistake()
+    with pytest.raises(CheckpointError, match="KeyError"), reading("model"):
+        _mistake()
+
+
+@pytest.mark.parametrize("raising", ["json.loads('{')", "json.loads(3)", "{}['x']"])
+def test_what_a_library_raises_is_the_files_fault_in_our_blocks_too(raising: str) -> None:
+    code = compile(f"import json\n{raising}", "/site-packages/library.py", "exec")
+    with pytest.raises(CheckpointError), reading("model", own_faults=True):
+        exec(code)
 
 
 def test_our_own_errors_and_interrupts_pass_unchanged() -> None:

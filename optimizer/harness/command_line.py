@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import bounds
 from . import generation_commands as generation
@@ -48,24 +48,28 @@ TEXTS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        args = _parser().parse_args(words)
+    except InputError as e:
+        return _failed(e, as_json="--json" in words)
     try:
         with ExitStack() as stack:
             code: int = args.run(_folder(args.bundle, stack), args)
             sys.stdout.flush()
             return code
     except HarnessError as e:
-        return _failed(e, args)
+        return _failed(e, args.json)
     except BrokenPipeError:  # whoever read has enough; nor is the interpreter to write at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:
-        return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args)
+        return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json)
 
 
-def _failed(error: HarnessError, args: argparse.Namespace) -> int:
+def _failed(error: HarnessError, as_json: bool) -> int:
     """Say what went wrong; returns the exit code."""
-    if args.json:
+    if as_json:
         print(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
     else:
         _say(str(error))
@@ -273,8 +277,15 @@ def _verdict(row: dict[str, Any]) -> list[str]:
     return lines + ([f"         {row['install']}"] if row["install"] else [])
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are answered as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message, where=self.prog, fix=f"{self.format_usage().strip()}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m harness",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from optimizer.load.families import FAMILIES, Family
 from optimizer.load.recognise import recognised
 
 
-def family(config: Any) -> Family:
+def family(config: Any, code: Path | None = None) -> Family:
     """The facts of a config (a transformers config, or the dict of config.json).
+
+    code: a folder whose own *.py, if it has any, is trusted to define the architecture.
 
     An architecture without a row is understood when its base model has one list of equal blocks
     that holds all but a few of its linear layers; it then has no smooth pairs. A decoder also
@@ -22,7 +25,7 @@ def family(config: Any) -> Family:
     model_type = str(fields.get("model_type") or "")
     if model_type in FAMILIES:
         return _as_configured(FAMILIES[model_type], fields)
-    return recognised(model_type, config)
+    return recognised(model_type, config, code)
 
 
 def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:

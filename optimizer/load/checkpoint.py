@@ -34,7 +34,8 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-MAX_HEADER = 100_000_000  # the reference reader's own limit
+MAX_HEADER = 50_000_000  # bytes: 500 for each of as many as
+MAX_TENSORS = 100_000  # in one file: 256 experts in 60 blocks have that many, in 100 files or more
 AXES = 8  # of a tensor; a convolution's weight has 5
 GET_AGAIN = "Get the file again: the download was cut short or the file was changed."
 
@@ -67,6 +68,14 @@ def read_header(file: Path) -> dict[str, Entry]:
                 fix=GET_AGAIN,
             )
         raw = f.read(length)
+    objects = raw.count(b"{")  # one for each tensor; a million cost 12 s and 0.9 GB to parse
+    if objects > MAX_TENSORS:
+        raise CheckpointError(
+            f"its header has {objects:,} objects",
+            where=str(file),
+            accepted=f"up to {MAX_TENSORS:,} tensors in a file",
+            fix="Save the model in several files (max_shard_size of save_pretrained).",
+        )
     try:
         document = json.loads(raw)
         metadata = document.get("__metadata__", {})

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from optimizer.errors import CheckpointError, closest
+from optimizer.load import rope_fields
 from optimizer.load.checkpoint import read_header
 
 LAYERS = 10_000  # of blocks; the deepest model on the hub has a few hundred
@@ -106,6 +107,15 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
             accepted=accepted,
             fix="Correct it there, or get the file again.",
         ) from None
+    for key in config.get("id2label") or {}:
+        if not (str(key).isascii() and str(key).isdigit() and len(str(key)) < 10):
+            raise CheckpointError(
+                f"key {str(key)[:80]!r} is no number of an output",
+                where=f"{file}: id2label",
+                accepted='{"0": a label, "1": another, ...}',
+                fix="Number the labels in the order of the classifier's outputs.",
+            )
+    rope_fields.check(config, file)
 
 
 def check_activations(config: Mapping[str, Any], file: Path | str) -> None:

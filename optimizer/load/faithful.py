@@ -30,9 +30,12 @@ from optimizer.load.model import auto_class
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
+from optimizer.reading import reading
 from optimizer.recipe.schema import Model
 
 WHOLE = 1_500_000_000  # bytes of float32 that may be held together
+WEIGHTS = (".safetensors", ".bin", ".gguf")
+NAMES = 200  # characters of the list of files, in a message
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
@@ -83,7 +86,8 @@ def kept(name: str) -> bool:
 def _theirs(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any:
     extra = {} if section.gguf_file is None else {"gguf_file": section.gguf_file}
     extra |= {} if config is None else {"config": config}
-    with quiet():
+    names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
+    with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():
         return auto_class(section.task).from_pretrained(
             folder,
             attn_implementation="eager",

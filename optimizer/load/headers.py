@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimizer.load import source
+from optimizer.load import own_code, source
 from optimizer.load.config import check_task, model_folder, read_config
 from optimizer.load.model import parameter_shapes, skeleton_from_config
 from optimizer.reading import reading
@@ -17,7 +17,7 @@ def shapes(section: Model) -> Shapes:
     Raises what the load stage would for a source or a config it cannot use.
     """
     folder = model_folder(source.peek(section).folder)
-    with reading(folder):
+    with own_code.contained(folder), reading(folder, own_faults=True):
         config = read_config(folder, section)
         check_task(config, section, folder)
         model = skeleton_from_config(config, section.task, section.trust_remote_code)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -59,10 +60,10 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
                 dtype=torch.float32,
                 trust_remote_code=trust_remote_code,
             )
-    except (Exception, SystemExit) as e:  # each architecture fails in its own way, or its own code
+    except Exception as e:  # each architecture fails in its own way
         raise CheckpointError(
             f"transformers builds no {task} model of type {config.model_type!r} ({words(e)})",
-            where="config.json",
+            where=_culprit(config),
             fix="Use a checkpoint of a model that transformers has for this task, with the "
             f"config.json it was saved with. {DOUBT}",
         ) from e
@@ -70,6 +71,15 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     if tasks.task(task).headless and getattr(model, "pooler", None) is not None:
         model.pooler = None
     return cast(nn.Module, model.eval().requires_grad_(False))
+
+
+def _culprit(config: Any) -> str:
+    """The field that a model is most often not built for, or the file."""
+    file = str(Path(str(config.name_or_path or "")) / "config.json")
+    pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(pad, int) and isinstance(rows, int) and not -rows <= pad < rows:
+        return f"{file}: pad_token_id ({pad}; vocab_size is {rows})"
+    return file
 
 
 @contextmanager

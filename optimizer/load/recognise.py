@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from optimizer.errors import CheckpointError
 from optimizer.harness.tasks import feature_extraction, text_generation
+from optimizer.load import own_code
 from optimizer.load.families import FAMILIES, Family, is_causal
 from optimizer.load.model import STORED_TRANSPOSED, skeleton_from_config
 
@@ -21,12 +23,15 @@ OUTSIDE = 3  # linear layers a model may have outside its blocks: projections of
 GENERIC_FIX = "Add a row for this model_type to optimizer/load/families.py."
 
 
-def recognised(model_type: str, config: Any) -> Family:
+def recognised(model_type: str, config: Any, code: Path | None = None) -> Family:
     """A family read off a skeleton: of the base model, or of the model with its head when
-    transformers knows the architecture as a causal language model."""
-    if isinstance(config, Mapping):
-        from transformers import AutoConfig
+    transformers knows the architecture as a causal language model. code: as architecture.family."""
+    from transformers import AutoConfig
 
+    trusted = code is not None and any(code.glob("*.py"))
+    if isinstance(config, Mapping) and trusted:
+        config = AutoConfig.from_pretrained(code, trust_remote_code=True)
+    elif isinstance(config, Mapping):
         fields = {k: v for k, v in config.items() if k != "model_type"}
         try:
             config = AutoConfig.for_model(model_type, **fields)
@@ -41,7 +46,15 @@ def recognised(model_type: str, config: Any) -> Family:
         return _recognised_decoder(
             model_type, skeleton_from_config(config, text_generation.TASK.name)
         )
-    model: Any = skeleton_from_config(config, feature_extraction.TASK.name)
+    own = type(config).__module__.startswith(own_code.COPIES)
+    if own and "AutoModel" not in (getattr(config, "auto_map", None) or {}):
+        raise CheckpointError(
+            f"its own code for {model_type!r} names no model without a head",
+            where=f"{code or ''}/config.json: auto_map",
+            accepted="AutoModel, beside the class of the task",
+            fix='Add it, e.g. "AutoModel": "modeling.MyModel".',
+        )
+    model: Any = skeleton_from_config(config, feature_extraction.TASK.name, trusted)
     blocks = block_list(model, model_type)
     embeddings = next(
         (

@@ -16,12 +16,12 @@ from pathlib import Path, PurePosixPath
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.harness.tasks import feature_extraction
 from optimizer.load.checkpoint import read_json
-from optimizer.reading import check_regular, reading, words
+from optimizer.reading import JSON_BYTES, check_regular, reading, words
 from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
 
 PACKAGE = "python-package:"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 FILES = (  # that are read by these names
     "config.json",
     "generation_config.json",
@@ -33,6 +33,13 @@ FILES = (  # that are read by these names
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+)
+# bytes, before anything reads it: the vocabularies of a million tokens have 60 MB; others as many
+# as a list of all labels or tensors
+LIMITS = dict.fromkeys(
+    [name for name in FILES if name.endswith(".json")], 20_000_000
+) | dict.fromkeys(
+    ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"), JSON_BYTES
 )
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
@@ -180,6 +187,7 @@ def files(source: Source) -> list[Path]:
         parts = path.relative_to(source.folder).parts
         if any(part.startswith(".") or part == "__pycache__" for part in parts):
             continue
+        _check_name(path)
         with reading(path, fix="It is a link that leads nowhere: remove it, or get the file."):
             target = path.resolve(strict=True)
         if not target.is_relative_to(source.root):
@@ -189,11 +197,22 @@ def files(source: Source) -> list[Path]:
                 fix="Copy the file into the folder if you trust it.",
             )
         if not path.is_dir():
-            check_regular(path)
+            check_regular(path, LIMITS.get(path.name))
             paths.append(path)
         elif path.parent == source.folder and path.name in FILES:
             raise CheckpointError("it is a folder", where=str(path), accepted="a file")
     return paths
+
+
+def _check_name(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"the name {path.name!a} is not UTF-8",
+            where=str(path.parent),
+            fix="Rename the file, or remove it.",
+        ) from None
 
 
 def _boundary(folder: Path) -> Path:
@@ -245,7 +264,7 @@ def _package(section: Model, name: str) -> Source:
     }
     candidates = sorted(map(str, with_weights or folders))
     if section.subfolder is not None:
-        subfolder = section.subfolder.strip("/")
+        subfolder = str(PurePosixPath(section.subfolder))
         candidates = [c for c in candidates if c == subfolder or c.endswith(f"/{subfolder}")]
     if len(candidates) != 1:
         everything = ", ".join(sorted(map(str, with_weights or folders))) or "none"
@@ -296,6 +315,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
+        HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -308,6 +328,12 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
             "the hub asks for a login that may read this model",
             where=where,
             fix="Accept its terms on the hub, then run: hf auth login",
+        ) from e
+    except HFValidationError as e:
+        raise CheckpointError(
+            f"that is no name of a model on the hub ({_first_line(e)})",
+            where=where,
+            accepted="a hub id (owner/name), a folder, or python-package:<name>",
         ) from e
     except (RepositoryNotFoundError, RevisionNotFoundError) as e:
         what = "revision" if isinstance(e, RevisionNotFoundError) else "model"

@@ -21,7 +21,7 @@ from typing import Any
 from optimizer import outside_task, reading, safetensors_stream
 from optimizer.harness import tasks
 from optimizer.harness.temporary import temporary_folder
-from optimizer.load import architecture, faithful, headers, source, tokenizer, weights
+from optimizer.load import architecture, faithful, headers, own_code, source, tokenizer, weights
 from optimizer.load.checkpoint import read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
@@ -46,7 +46,7 @@ SETTINGS = (
 def run(section: Model, out: Path) -> None:
     """Write the three. Raises CheckpointError, MachineError or RecipeError."""
     resolved = source.resolve(section)
-    with reading.reading(resolved.folder):
+    with own_code.contained(resolved.folder), reading.reading(resolved.folder, own_faults=True):
         _write_folder(section, resolved, out)
 
 
@@ -57,7 +57,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     check_task(config, section, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
     check_covered(config, section, model, folder)
-    family = architecture.family(config)
+    family = architecture.family(config, folder if section.trust_remote_code else None)
     origin = provider(section, folder)
     _say_incomplete(section)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import CheckpointError
-from optimizer.load import tokenizer_sense, vocabulary_files
+from optimizer.harness.inputs import expansion
+from optimizer.load import tokenizer_fields, tokenizer_sense, vocabulary_files
 from optimizer.load.checkpoint import read_json
 from optimizer.reading import read_text
 
@@ -56,6 +57,8 @@ def convert(
         )
     for name in (n for n in SETTINGS if (source / n).is_file()):
         read_text(source / name, SETTING_BYTES)
+    tokenizer_fields.check(source)
+    _check_expansion(source / "tokenizer.json")
     theirs = _transformers_tokenizer(source, trust_remote_code)
     vocabulary_files.check(theirs, source)
     tokenizer_sense.check(theirs, embedding_rows, source, TEXTS)
@@ -70,6 +73,20 @@ def convert(
     elif own.is_file():
         _agrees(theirs, source, own)
     return theirs
+
+
+def _check_expansion(file: Path) -> None:
+    """Raise CheckpointError where the steps of a tokenizer.json make a text too long to hold."""
+    if not file.is_file():
+        return
+    over = expansion.excess(read_json(file))
+    if over is not None:
+        raise CheckpointError(
+            over.problem,
+            where=f"{file}: {over.field}",
+            accepted=f"up to {over.accepted}",
+            fix="Get the tokenizer that the model was trained with.",
+        )
 
 
 def _transformers_tokenizer(source: Path, trust_remote_code: bool) -> Any:
@@ -87,7 +104,7 @@ def _transformers_tokenizer(source: Path, trust_remote_code: bool) -> Any:
     except Exception as e:  # tokenizers raises bare Exception for a file it cannot parse
         raise CheckpointError(
             f"the tokenizer cannot be read ({' '.join(str(e).split())[:200]})",
-            where=str(source),
+            where=f"{source}: {', '.join(n for n in FILES if (source / n).is_file())}",
             fix="Get tokenizer.json again, or save one with a fast tokenizer of transformers.",
         ) from e
     finally:

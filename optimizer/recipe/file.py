@@ -23,6 +23,9 @@ from optimizer.yaml_lines import DEPTH, Lines, read_value, read_yaml
 
 DATA_FIELDS = (
     ("calibrate", "data"),
+    ("reduce", "calibrate", "data"),
+    ("reduce", "recover", "data"),
+    ("qat", "data"),
     ("validate", "data"),
     ("validate", "train"),
     ("validate", "latency", "data"),
@@ -193,7 +196,11 @@ def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> 
     hint = ""
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         hint = closest(first["input"], _words(first.get("ctx", {}).get("expected", "")))
-    return RecipeError(f"{value[:80]} was found{hint}{more}", where=where, accepted=message)
+    word = first["type"] == "string_type" and isinstance(first["input"], int | float)
+    quoted = "Put it in quotes, if it is meant as a word." if word else ""
+    return RecipeError(
+        f"{value[:80]} was found{hint}{more}", where=where, accepted=message, fix=quoted
+    )
 
 
 def _words(expected: str) -> list[str]:

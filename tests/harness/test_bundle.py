@@ -59,6 +59,16 @@ def predicted(
     return code, [json.loads(line) for line in out.splitlines()], err
 
 
+@pytest.mark.parametrize("words", [[], ["predict", "--threads", "x"], ["check", "--nope"], ["no"]])
+def test_a_wrong_command_line_is_a_document_too(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_code"] == 2
+    assert "usage" in document["fix"]
+
+
 def typed(data: bytes) -> io.TextIOWrapper:
     """Standard input that holds `data`."""
     return io.TextIOWrapper(io.BytesIO(data))

@@ -1,5 +1,6 @@
 """Chat templates, judged by transformers."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate.chat import compiled, render
+from optimizer.harness.generate.sandbox import PER_CHARACTER, UNITS, WORK, Work
 from tests.decoders import TEMPLATE
 
 CHAT = [
@@ -61,7 +63,7 @@ def test_a_template_renders_as_in_transformers(
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses it"),
         ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "refuses it"),
         ("{% for %}", "refuses it"),
-        ("x" * 1_000_001, "1,000,001 characters"),
+        ("x" * 100_001, "100,001 characters"),
     ],
 )
 def test_a_template_that_refuses_or_reaches_out_is_an_error(
@@ -86,3 +88,49 @@ def test_messages_are_plain_data(contract: Any, tokenizer: Any) -> None:
 )
 def test_nothing_is_worked_out_where_a_template_is_compiled(constant: str) -> None:
     compiled(f"{{{{ {constant} }}}}{{% if {constant} %}}{{% endif %}}{{% set a = {constant} %}}")
+
+
+NESTED = "{% set n = namespace(x=['a'], y=['a']) %}{% for i in range(60) %}" + "".join(
+    f"{{% set n.{v} = [n.{v}, n.{v}] %}}" for v in "xy"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 10**(10**8) }}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a' | center(10**10) }}{{ 'a'.center(10**10) }}",
+        "{{ '%9999999999d' % 1 }}{{ '{:9999999999}'.format(1) }}",
+        "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
+        "{% endfor %}",
+        NESTED + "{% endfor %}{{ n.x == n.y }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ range(99999) | select('none') | first }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60)}}",
+        "{% set x = 'a' * 10**7 %}{% for i in range(99999) %}{% if x[1:] %}{% endif %}{% endfor %}",
+        "{{ ('x\n' * 10**5) | indent(10**5) }}",
+        "{{ ','.join(['a' * 10**5] * 10**5) }}",
+    ],
+)
+def test_a_template_that_takes_too_much_is_stopped(
+    template: str, contract: Any, tokenizer: Any
+) -> None:
+    with pytest.raises(InputError, match=r"refuses it \((it computes|\*\* makes|a field)"):
+        render(with_template(contract, template), tokenizer, CHAT, "here")
+
+
+@pytest.mark.parametrize(("messages", "characters"), [(2000, 5), (1, 500_000)])
+def test_a_long_conversation_takes_a_tenth_of_what_it_may(messages: int, characters: int) -> None:
+    template = (
+        "{% set ns = namespace(last=0) %}{% for m in messages[1:] %}"
+        "{% if m.role == 'user' and m.content is string %}{% set ns.last = loop.index0 %}"
+        "{% endif %}"
+        "{% if '</t>' in m.content %}{{ m.content.split('</t>')[-1].lstrip() }}{% endif %}"
+        "{{ '<' + m.role + '>' + m.content | trim + '</s>' }}"
+        "{% if loop.index0 == messages | length - 1 %}{{ m | tojson }}{% endif %}{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "x" * characters}] * messages
+    work = Work((UNITS + PER_CHARACTER * len(json.dumps(chat))) // 10)
+    compiled(template).render(messages=chat, **{WORK: work})

@@ -118,6 +118,8 @@ CONFIG: dict[str, tuple[tuple[Any, ...], Any]] = {
     "a rope without a factor": (("rope_scaling",), {"rope_type": "linear"}),
     "a rope that is a word": (("rope_parameters",), "yes"),
     "a theta of zero": (("rope_theta",), 0),
+    "a yarn of zero": (("rope_scaling",), {"rope_type": "yarn", "factor": 0}),
+    "a yarn the wrong way": (("rope_scaling",), {"rope_type": "yarn", "beta_slow": 64}),
     "model_type a list": (("model_type",), ["bert"]),
     "model_type unknown": (("model_type",), "mine"),
     "model_type of vision": (("model_type",), "vit"),
@@ -138,7 +140,7 @@ CONFIG: dict[str, tuple[tuple[Any, ...], Any]] = {
 
 
 def config() -> list[Case]:
-    harmless = ("torch_dtype", "dtype", "architectures", "dropout", "rope", "theta", "pad_token")
+    harmless = ("torch_dtype", "dtype", "architectures", "dropout", "a rope", "theta")
     return [
         Case(
             f"config.json: {name}",
@@ -263,6 +265,11 @@ HEADERS: dict[str, Callable[[Path], None]] = {
     "deep": _header(lambda d: b'{"a": ' + DEEP + b"}"),
     "a list": _header(lambda d: b"[]"),
     "nothing": _header(lambda d: b"{}"),
+    "a million tensors": _header(
+        lambda d: json.dumps(
+            {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(10**6)}
+        ).encode()
+    ),
     "a name of 1 MB": _header(lambda d: d.update({"x" * 1_000_000: next(iter(d.values()))})),
 }
 
@@ -365,6 +372,21 @@ TOKENIZERS: dict[str, Callable[[Path], None]] = {
             }
         ],
     ),
+    "a letter that becomes a million": _in_tokenizer(
+        "normalizer", {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 10**6}
+    ),
+    "thirty steps that double": _in_tokenizer(
+        "normalizer",
+        {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 30,
+        },
+    ),
+    "a text repeated": _tokenizer(
+        lambda d: d["post_processor"].update(
+            single=[{"Sequence": {"id": "A", "type_id": 0}}] * 9999
+        )
+    ),
     "no version": _tokenizer(lambda d: d.pop("version")),
     "no decoder": _in_tokenizer("decoder", None),
     "a decoder of nothing": _in_tokenizer("decoder", {"type": "Nonsense"}),
@@ -448,6 +470,9 @@ def generation() -> list[Case]:
             "no Jinja": b"{% for m in messages %}{{",
             "an unknown tag": b"{% nonsense %}",
             "not UTF-8": b"\xff\xfe{{ messages }}",
+            "a huge number": b"{{ 10**(10**8) }}",
+            "a huge text": b"{{ 'a'*10**10 }}{{ 'x'|center(10**10) }}",
+            "loops in loops": b"{% for a in range(99999) %}" * 3 + b"{% endfor %}" * 3,
         }.items()
     ]
 
@@ -486,8 +511,20 @@ def remote_code() -> list[Case]:
 
     trusted = (*LOAD, "--set", "model.trust_remote_code=true")
     return [
-        Case("remote code: exits when read", write("pass", "sys.exit(0)"), trusted, ("exit 0",)),
-        Case("remote code: exits when built", write("sys.exit(0)", ""), trusted, ("SystemExit",)),
+        Case("remote code: exits when read", write("pass", "sys.exit(0)"), trusted, ("mine.py",)),
+        Case("remote code: exits when built", write("sys.exit(0)", ""), trusted, ("mine.py",)),
+        Case(
+            "remote code: interrupts",
+            write("pass", "raise KeyboardInterrupt"),
+            trusted,
+            ("mine.py", "KeyboardInterrupt"),
+        ),
+        Case(
+            "remote code: a generator's end",
+            write("raise GeneratorExit", ""),
+            trusted,
+            ("mine.py",),
+        ),
         Case("remote code: not trusted", write("pass", "sys.exit(0)"), LOAD, ("config.json",)),
         Case("remote code: no Python", write("pass", "def ("), trusted, ("config.json",)),
     ]

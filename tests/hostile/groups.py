@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.hostile import checkpoints, data, gguf_files, recipes
+from tests.hostile import checkpoints, data, gguf_files, oddities, recipes
 from tests.hostile.case import Case, Worker, described, run
 
 
@@ -39,6 +39,7 @@ def groups(encoder: Path, decoder: Path) -> dict[str, tuple[Path, list[Case]]]:
         "encoders": (encoder, checkpoints.encoder(encoder)),
         "decoders": (decoder, checkpoints.decoder(decoder)),
         "data": (encoder, data.cases()),
+        "oddities": (encoder, oddities.cases(encoder)),
         "gguf": (decoder, gguf_files.cases()),
     }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from optimizer.errors import CheckpointError, RecipeError
+from optimizer.load.checkpoint import MAX_TENSORS
 from tests.load.conftest import Load, edit_json, edit_weights
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
@@ -59,6 +60,13 @@ def test_a_header_of_an_impossible_length(load: Load, bert: Path, length: int) -
     file = bert / "model.safetensors"
     file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
     refused(load, bert, str(file), "corrupt", "again")
+
+
+def test_a_header_of_more_tensors_than_a_model_has_is_not_parsed(load: Load, bert: Path) -> None:
+    file = bert / "model.safetensors"
+    text = b"{" * (MAX_TENSORS + 1)  # no JSON, which a parser would say
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    refused(load, bert, str(file), f"{MAX_TENSORS + 1:,} objects", f"{MAX_TENSORS:,} tensors")
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -4])

@@ -89,3 +89,43 @@ def test_a_constant_that_makes_every_answer_nonsense_is_named(value: object) -> 
 def test_an_unknown_activation_names_the_closest() -> None:
     with pytest.raises(CheckpointError, match=r'hidden_act: .gelo.*did you mean "gelu"'):
         config_fields.check_activations({"hidden_act": "gelo"}, "config.json")
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("rope", "wrong"),
+    [
+        (YARN, {"factor": 0}),
+        (YARN, {"factor": -2.0}),
+        (YARN, {"factor": True}),
+        (YARN, {"factor": float("inf")}),
+        (YARN, {"beta_fast": 1, "beta_slow": 32}),
+        (YARN, {"beta_slow": 32}),
+        (YARN, {"original_max_position_embeddings": 0}),
+        (YARN, {"attention_factor": 0}),
+        (LLAMA3, {"low_freq_factor": 4.0}),
+        (LLAMA3, {"rope_theta": 0}),
+        ({"rope_type": "longrope"}, {"short_factor": [1.0, 0.0]}),
+    ],
+)
+def test_a_rope_without_meaning_is_named(
+    name: str, rope: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    field = list(wrong)[-1]
+    for config, path in (
+        ({name: rope | wrong}, f"{name}.{field}"),
+        ({name: {"full_attention": rope | wrong}}, f"{name}.full_attention.{field}"),
+    ):
+        with pytest.raises(CheckpointError, match=rf"config\.json: {path}: .*Accepted"):
+            config_fields.check(config, "config.json")
+    config_fields.check({name: rope}, "config.json")
+
+
+@pytest.mark.parametrize("key", ["a", "-1", "1.0", "²"])
+def test_labels_are_numbered(key: str) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: id2label: .*no number"):
+        config_fields.check({"id2label": {key: "good"}}, "config.json")

@@ -16,6 +16,7 @@ from optimizer.errors import CheckpointError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import decode, encode
+from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.headers import shapes
 from optimizer.load.model import parameter_shapes, skeleton, torch_model
@@ -276,6 +277,21 @@ def test_trusted_code_is_copied_and_used(load: Load, bert: Path) -> None:
     assert (out / "checkpoint/mine.py").is_file()
     model = torch_model(open_checkpoint(out), "sentence-embedding")
     assert model.marked
+    checkpoint = open_checkpoint(out)
+    assert family(checkpoint.config, checkpoint.folder).blocks == "encoder.layer"
+
+
+def test_trusted_code_without_a_headless_model_is_refused(load: Load, bert: Path) -> None:
+    (bert / "mine.py").write_text(
+        "from transformers import BertConfig, BertForSequenceClassification\n"
+        "class MineConfig(BertConfig):\n    model_type = 'mine'\n"
+        "class Mine(BertForSequenceClassification):\n    config_class = MineConfig\n"
+    )
+    task = "text-classification"
+    auto_map = {"AutoConfig": "mine.MineConfig", "AutoModelForSequenceClassification": "mine.Mine"}
+    edit_json(bert / "config.json", model_type="mine", auto_map=auto_map)
+    with pytest.raises(CheckpointError, match=r"config\.json: auto_map: .* AutoModel"):
+        load(bert, task, trust_remote_code=True)
 
 
 def test_code_that_is_not_trusted_is_not_copied(load: Load, bert: Path) -> None:

@@ -343,3 +343,19 @@ def test_a_number_may_be_written_with_an_exponent_alone(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     file.write_text("a: 1e-3\nb: 5E+2\nc: 1.5e3\nd: e3\n")
     assert read_yaml(file)[0] == {"a": 1e-3, "b": 500.0, "c": 1500.0, "d": "e3"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("name: x", "name: 123", "r.yaml:1: name"),
+        ("name: x", "name: true", "r.yaml:1: name"),
+        ("metric: cosine", "metric: cosine\n  labels: {0: bad}", "r.yaml:16"),
+    ],
+)
+def test_a_number_in_the_place_of_a_word_is_to_be_quoted(
+    tmp_path: Path, old: str, new: str, where: str
+) -> None:
+    with pytest.raises(RecipeError, match=r"(?i)put it in quotes") as caught:
+        read(tmp_path, GOOD.replace(old, new))
+    assert where in str(caught.value)

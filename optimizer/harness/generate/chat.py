@@ -1,10 +1,10 @@
 """Lay a conversation out as the text the model was trained on, by its chat template.
 
-Templates are Jinja and come with the checkpoint, so they run in Jinja's sandbox and see plain
-data only. The environment is that of transformers (utils/chat_template_utils.py), without which
-published templates do not render alike: blocks trimmed, loop controls, a {% generation %} block
-that prints its body, tojson without HTML escapes, raise_exception, strftime_now, and a dict and a
-namespace through which a template cannot reach into Python.
+Templates are Jinja and come with the checkpoint, so they run in a sandbox (sandbox.py) and see
+plain data only. The environment is that of transformers (utils/chat_template_utils.py), without
+which published templates do not render alike: blocks trimmed, loop controls, a {% generation %}
+block that prints its body, tojson without HTML escapes, raise_exception, strftime_now, and a dict
+and a namespace through which a template cannot reach into Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import InputError, MachineError
 if TYPE_CHECKING:
     from ..contract import Contract
 
-TEMPLATE = 1_000_000  # characters; a long published one has 20,000
+TEMPLATE = 100_000  # characters; a long published one has 20,000. Compiled in 5 s at most
 
 
 def render(
@@ -57,18 +57,32 @@ def render(
             fix="pip install jinja2",
         ) from None
     try:
-        return str(
-            compiled(template).render(
-                messages=plain,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **_special_tokens(contract, tokenizer),
-            )
-        )
+        return laid_out(template, plain, _special_tokens(contract, tokenizer))
     except Exception as e:  # a template is a program of the checkpoint's, in a sandbox
         why = str(e) if isinstance(e, TemplateError) else f"{type(e).__name__}: {e}"
         raise InputError(f"the chat template refuses it ({why:.300})", where=where) from None
+
+
+def laid_out(template: str, messages: list[Any], special_tokens: Mapping[str, str]) -> str:
+    """The text of a conversation.
+
+    special_tokens: {"bos_token", "eos_token", "pad_token": text}, of which each may be absent.
+    Raises sandbox.TooMuch for a template that takes too much memory or time, TemplateError for
+    what it refuses by itself, and whatever else its expressions raise.
+    """
+    from .sandbox import PER_CHARACTER, UNITS, WORK, Work
+
+    size = len(json.dumps(messages))
+    return str(
+        compiled(template).render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **special_tokens,
+            **{WORK: Work(UNITS + PER_CHARACTER * size)},
+        )
+    )
 
 
 def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
@@ -83,11 +97,12 @@ def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
 def compiled(template: str) -> Any:
     """The template, ready to be rendered; nothing of it is worked out here. Raises jinja2's
     TemplateError for what is no Jinja, or has more than TEMPLATE characters."""
-    from jinja2 import nodes, pass_context
+    from jinja2 import nodes
     from jinja2.exceptions import SecurityError, TemplateError
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
+
+    from .sandbox import Sandbox
 
     if len(template) > TEMPLATE:
         raise TemplateError(f"it has {len(template):,} characters; {TEMPLATE:,} at most are read")
@@ -119,26 +134,18 @@ def compiled(template: str) -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    @pass_context
-    def unchanged(_: Any, value: Any) -> Any:
-        return value
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
 
-    # Jinja works out what is constant when it compiles, 10**(10**8) as well. Three things keep it
-    # from that: not optimized; to print a value takes the context; and operators are calls.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[GenerationBlock, loopcontrols],
-        optimized=False,
-        finalize=unchanged,
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
-    environment.intercepted_binops = frozenset(environment.default_binop_table)
-    environment.filters["tojson"] = _tojson
+    environment.add_filter("tojson", _tojson)
     environment.globals["namespace"] = PlainNamespace
     environment.globals["dict"] = lambda *pairs, **values: dict(*pairs, **values)
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
+    environment.globals["strftime_now"] = strftime_now
+    return environment.bounded(environment.parse(template))
 
 
 def _tojson(

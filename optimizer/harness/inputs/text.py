@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -12,6 +13,7 @@ import numpy as np
 from ..bounds import TEXT as READ_AT_MOST
 from ..errors import BundleError, InputError
 from .batch import Array, Batch
+from .expansion import excess
 from .kind import Encoded, InputKind
 
 if TYPE_CHECKING:
@@ -111,8 +113,13 @@ def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
     if not path.is_file():
         raise BundleError("the tokenizer is missing", where=str(path))
     try:
+        over = excess(json.loads(path.read_bytes()))
+        if over is not None:
+            raise BundleError(
+                over.problem, where=f"{path}: {over.field}", accepted=f"up to {over.accepted}"
+            )
         tokenizer = Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, BundleError):
         raise
     except BaseException as e:  # the library raises bare Exception, and panics of Rust
         raise BundleError(f"not a tokenizer ({e})", where=str(path)) from None
