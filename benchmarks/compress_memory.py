@@ -1,6 +1,7 @@
-"""Peak memory of compress against depth: random encoders of one width, each in its own process.
+"""Peak memory of a stage against depth: random encoders of one width, each in its own process.
 
     python benchmarks/compress_memory.py --width 256 --layers 6 48
+    python benchmarks/compress_memory.py --width 256 --layers 6 48 --reduce second_order
 
 Prints one JSON document: {layers: {weights_mb, peak_mb, seconds}}. The peak is VmHWM, which
 starts at zero in a new process; ru_maxrss may start at what the parent had when it forked.
@@ -64,6 +65,27 @@ def compress(folder: Path) -> dict[str, Any]:
     (folder / "out").mkdir()
     started = time.monotonic()
     STAGE.run(section, folder / "load", out=folder / "out")
+    return taken(folder, started)
+
+
+def reduce(folder: Path, importance: str) -> dict[str, Any]:
+    """Leave out a quarter of its neurons, and say what that took."""
+    from optimizer.recipe.schema import Calibrate, DataSpec, Reduce, Reduction
+    from optimizer.reduce.stage import STAGE
+
+    rows = DataSpec(source="json", files=(str(folder / "rows.jsonl"),))
+    section = Reduction(
+        reduce=Reduce.model_validate({"goal": {"keep": 0.83}, "importance": importance}),
+        calibrate=Calibrate(data=rows, samples=16, sequence_length=32),
+        task="feature-extraction",
+    )
+    (folder / "out").mkdir()
+    started = time.monotonic()
+    STAGE.run(section, folder / "load", out=folder / "out")
+    return taken(folder, started)
+
+
+def taken(folder: Path, started: float) -> dict[str, Any]:
     status = Path("/proc/self/status").read_text()
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     size = (folder / "load" / "checkpoint" / "model.safetensors").stat().st_size
@@ -74,12 +96,13 @@ def compress(folder: Path) -> dict[str, Any]:
     }
 
 
-def measure(width: int, layers: int) -> dict[str, Any]:
-    """Make and compress one encoder, each in a fresh process."""
+def measure(width: int, layers: int, importance: str | None) -> dict[str, Any]:
+    """Make and compress (or reduce) one encoder, each in a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
-        for command in ("make", "compress"):
+        for command in ("make", "reduce" if importance else "compress"):
+            last = [importance] if importance and command == "reduce" else [str(width), str(layers)]
             out = subprocess.run(
-                [sys.executable, __file__, command, folder, str(width), str(layers)],
+                [sys.executable, __file__, command, folder, *last],
                 check=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -92,12 +115,15 @@ def main() -> None:
         make(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     elif sys.argv[1:2] == ["compress"]:
         print(json.dumps(compress(Path(sys.argv[2]))))
+    elif sys.argv[1:2] == ["reduce"]:
+        print(json.dumps(reduce(Path(sys.argv[2]), sys.argv[3])))
     else:
         parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
         parser.add_argument("--width", type=int, default=256)
         parser.add_argument("--layers", type=int, nargs="+", default=[6, 48])
+        parser.add_argument("--reduce", help="an importance: measure reduce instead")
         options = parser.parse_args()
-        found = {str(n): measure(options.width, n) for n in options.layers}
+        found = {str(n): measure(options.width, n, options.reduce) for n in options.layers}
         print(json.dumps(found, indent=1))
 
 

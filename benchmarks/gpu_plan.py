@@ -124,7 +124,14 @@ def proof(recipe: str, runtime: str, planned: bool = False) -> Part:
 
 
 RUNTIMES = (RTX, "tensorrt", "onnxruntime")
-BEYOND = ("smollm2-int4", "smollm2-int8", "llama-3.2-1b-int4", "qwen3-4b-int4")
+BEYOND = (
+    "smollm2-int4",
+    "smollm2-int8",
+    "minilm-pruned-int8",
+    "smollm2-sparse-int4",
+    "llama-3.2-1b-int4",
+    "qwen3-4b-int4",
+)
 """Recipes whose compression does not fit beside the other parts."""
 
 PARTS = (

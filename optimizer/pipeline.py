@@ -53,7 +53,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
 
     Two checkpoints run through it: `reference` is what the user gave, and what everything is judged
-    against; `base` is the one that goes on. They are the same until a stage makes a smaller one.
+    against; `base` is the one that goes on: the reference, or what reduce, recover and qat made.
 
     Every target is built before the first is judged. A bundle is packaged only when every gate
     passed of the targets in it. Ends early, with what there is by then, where store.until says so.
@@ -67,6 +67,9 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.load.stage import STAGE as load
     from optimizer.lower.stage import STAGE as lower
     from optimizer.package.stage import STAGE as package
+    from optimizer.reduce.qat import STAGE as qat
+    from optimizer.reduce.recover import STAGE as recover
+    from optimizer.reduce.stage import STAGE as reduce
     from optimizer.validate.stage import STAGE as validate
     from optimizer.validate.stage import check_inputs
 
@@ -75,22 +78,34 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         missing_packages.check(recipe)
     outcome, step = Outcome(), store.step
     with suppress(Stopped):
-        reference = base = step(load, recipe.model)
+        reference = smaller = base = step(load, recipe.model)
         if reference.done:  # not yet, in a first `optimize plan`
             check_inputs(recipe.validation(recipe.targets[0]), reference.path)
-        state = step(compress, recipe.compression, base)
+        if recipe.reduce:
+            base = smaller = step(reduce, recipe.reduction, reference)
+            if recipe.recovery:
+                base = step(recover, recipe.recovery, reference, smaller)
+        state, untrained = step(compress, recipe.compression, base), base
+        if recipe.qat:
+            base = state = step(qat, recipe.training, reference, base, state)
         each = [t.without_on_fail for t in recipe.targets]
         # A target without a graph is lowered from the checkpoint itself.
         graphs = [step(export, t.export, base, state) if t.export else base for t in each]
         models = [step(lower, t, base, state, g) for t, g in zip(each, graphs, strict=True)]
         engines = [step(build, t, m) for t, m in zip(each, models, strict=True)]
+        # Where base is another model: the reference, its float graph, what the steps between made.
+        originals: list[tuple[Step, ...]] = [()] * len(each)
+        if recipe.reduce or recipe.qat:
+            wholes = [step(export, t.export, reference) if t.export else base for t in each]
+            originals = [(reference, whole, smaller, untrained) for whole in wholes]
+        parts = zip(each, graphs, models, engines, originals, strict=True)
         reports = [
-            step(validate, recipe.validation(t), reference, state, graph, model, engine)
-            for t, graph, model, engine in zip(each, graphs, models, engines, strict=True)
+            step(validate, recipe.validation(t), base, state, graph, model, engine, *original)
+            for t, graph, model, engine, original in parts
         ]
-        parts = zip(recipe.targets, models, engines, reports, strict=True)
-        outcome.built = tuple(Built(*part) for part in parts)
+        results = zip(recipe.targets, models, engines, reports, strict=True)
+        outcome.built = tuple(Built(*result) for result in results)
         if verdict(outcome.built) == "pass":
             folders = [s for b in outcome.built for s in b.steps]
-            outcome.bundle = step(package, recipe.packaging, reference, state, *folders)
+            outcome.bundle = step(package, recipe.packaging, base, state, *folders)
     return outcome

@@ -146,6 +146,13 @@ class QTensor:
             values -= self.zero_point[own].float()[..., None]
         return values.mul_(self.scale[own][..., None]).reshape(codes.shape)
 
+    def nonzero(self) -> Tensor:
+        """(out, in) bool: where the value is other than 0, which is the zero point's."""
+        if self.zero_point is None:
+            return self.codes != 0
+        grouped = self.codes.reshape(len(self.codes), self._groups, -1)
+        return (grouped != self.zero_point[..., None]).reshape(self.codes.shape)
+
     @property
     def _groups(self) -> int:
         return int(self.scale.shape[1])

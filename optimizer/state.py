@@ -27,10 +27,14 @@ state.json, keys sorted, UTF-8, no spaces after separators:
     activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
                  left in float | one static range each (`ranges`) | per token, at run time;
                  a module that a note calls "weight-only" has its input left in float
-    sparsity     {parameter: pattern}
+    sparsity     {parameter: pattern}          "2:4" | "N:M" | "unstructured <amount>", as
+                 optimizer/sparsity.py says; the mask is not stored: a pruned weight is an integer
+                 that equals its zero point or, where the parameter has no codes, 0 in `replaced`
     notes        [{module, what, why}, ...] in walk order: fallbacks, modules left in float
 A reader must refuse: another version; a tensor in one file and not in the other; a shape or
-dtype other than above; a scale that is not finite, positive and on the scale grid.
+dtype other than above; a scale that is not finite, positive and on the scale grid; a parameter in
+sparsity without codes or a replaced value, or whose weights other than zero its pattern forbids
+(seen when the parameter is opened). A writer refuses them as well.
 
 Laws: read(write(s)) == s.  write(read(folder)) == the same bytes.  The bytes do not depend on
 the order in which parameters were added.
@@ -43,6 +47,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
@@ -51,6 +56,7 @@ from torch import Tensor
 from optimizer import packing
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import Granularity, QTensor, Scheme, to_scale_grid
+from optimizer.sparsity import Pattern, broken
 
 VERSION = 1
 Activations = Literal["tensor", "token"] | None
@@ -153,10 +159,29 @@ class CompressedState:
         """What its input is multiplied by before it is quantized, if anything."""
         return self.factors.get(input_name(module))
 
+    def pattern_of(self, parameter: str) -> Pattern | None:
+        """In which its weights are zero, if it is pruned."""
+        text = self.sparsity.get(parameter)
+        return None if text is None else Pattern.parse(text)
+
+    @property
+    def pruned_floats(self) -> list[str]:
+        """Parameters that are pruned and not quantized."""
+        return [p for p in self.sparsity if p not in self.weights]
+
     def activations_of(self, module: str) -> Activations:
         """How this module's input is coded: as all are, unless a note says weight-only."""
         only = any(n.module == module and n.what == "weight-only" for n in self.notes)
         return None if only else self.activations
+
+
+def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> None:
+    """Raise ValueError for a weight other than zero that the parameter's pattern forbids."""
+    if text is None:
+        return
+    problem = broken(q != 0 if isinstance(q, Tensor) else q.nonzero(), Pattern.parse(text))
+    if problem:
+        raise ValueError(f"{parameter}: {problem}")
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -186,13 +211,22 @@ def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
 
 
 def write(state: CompressedState, folder: Path) -> None:
-    """Write the two files into an existing folder, streaming: one tensor in memory at a time."""
+    """Write the two files into an existing folder, streaming: one tensor in memory at a time.
+
+    Raises ValueError for a parameter that its pattern of sparsity forbids.
+    """
     from optimizer import safetensors_stream
+
+    _check_pruned(state.sparsity, [*state.weights, *state.replaced])
+    floats = set(state.pruned_floats)
 
     def entries() -> Iterator[tuple[str, Tensor]]:
         for parameter, q in state.weights.items():
+            _check_pattern(parameter, q, state.sparsity.get(parameter))
             yield from tensors_of(parameter, q).items()
         for parameter, t in state.replaced.items():
+            if parameter in floats:
+                _check_pattern(parameter, t, state.sparsity[parameter])
             yield parameter, t.float().contiguous()
         for site, t in state.factors.items():
             yield f"{site}.factor", t.float().contiguous()
@@ -225,8 +259,9 @@ def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
 class _LazyWeights(Mapping[str, QTensor]):
     """Opens one QTensor at a time from an open safetensors file."""
 
-    def __init__(self, file: Path, schemes: dict[str, dict[str, object]]) -> None:
-        self._file, self._schemes = file, schemes
+    def __init__(self, file: Path, document: dict[str, Any]) -> None:
+        self._file, self._sparsity = file, document["sparsity"]
+        self._schemes: dict[str, dict[str, object]] = document["schemes"]
 
     def __getitem__(self, parameter: str) -> QTensor:
         from safetensors import safe_open
@@ -245,7 +280,9 @@ class _LazyWeights(Mapping[str, QTensor]):
         if scheme.bits < 8:
             codes = unpack_nibbles(codes, cast(int, entry["inputs"]))
         try:
-            return QTensor(codes, scale, zero, scheme)
+            q = QTensor(codes, scale, zero, scheme)
+            _check_pattern(parameter, q, self._sparsity.get(parameter))
+            return q
         except ValueError as e:
             raise CheckpointError(str(e), where=f"{self._file}: {parameter}") from None
 
@@ -260,8 +297,14 @@ class _LazyWeights(Mapping[str, QTensor]):
 
 
 class _LazyFloats(Mapping[str, Tensor]):
-    def __init__(self, file: Path, names: list[str], suffix: str = "") -> None:
-        self._file, self._names, self._suffix = file, names, suffix
+    def __init__(
+        self,
+        file: Path,
+        names: list[str],
+        suffix: str = "",
+        sparsity: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._file, self._names, self._suffix, self._sparsity = file, names, suffix, sparsity
 
     def __getitem__(self, parameter: str) -> Tensor:
         from safetensors import safe_open
@@ -269,7 +312,12 @@ class _LazyFloats(Mapping[str, Tensor]):
         if parameter not in self._names:
             raise KeyError(parameter)
         with safe_open(self._file, "pt") as f:
-            return cast(Tensor, f.get_tensor(parameter + self._suffix))
+            values = cast(Tensor, f.get_tensor(parameter + self._suffix))
+        try:
+            _check_pattern(parameter, values, self._sparsity.get(parameter))
+        except ValueError as e:
+            raise CheckpointError(str(e), where=f"{self._file}: {parameter}") from None
+        return values
 
     def __contains__(self, parameter: object) -> bool:
         return parameter in self._names
@@ -300,19 +348,30 @@ def read(folder: Path) -> CompressedState:
         _check_tensors(document, stored)
         if document["activations"] not in (None, "tensor", "token"):
             raise ValueError(f"activations {document['activations']!r}")
+        sparsity = document["sparsity"]
+        _check_pruned(sparsity, [*document["schemes"], *document["replaced"]])
+        floats = {p: text for p, text in sparsity.items() if p not in document["schemes"]}
         return CompressedState(
-            weights=_LazyWeights(file, document["schemes"]),
-            replaced=_LazyFloats(file, document["replaced"]),
+            weights=_LazyWeights(file, document),
+            replaced=_LazyFloats(file, document["replaced"], sparsity=floats),
             factors=_LazyFloats(file, document["factors"], ".factor"),
             ranges={site: Range(*pair) for site, pair in document["ranges"].items()},
             activations=document["activations"],
-            sparsity=document["sparsity"],
+            sparsity=sparsity,
             notes=tuple(Note(**n) for n in document["notes"]),
         )
     except KeyError as e:
         raise CheckpointError(f"state.json has no {e}", where=str(folder)) from None
     except (ValueError, TypeError, AttributeError) as e:
         raise CheckpointError(str(e), where=str(folder)) from None
+
+
+def _check_pruned(sparsity: Mapping[str, str], parameters: list[str]) -> None:
+    """Raise ValueError for a pattern that is none, or of a parameter that the state has not."""
+    for parameter, text in sparsity.items():
+        Pattern.parse(text)
+        if parameter not in parameters:
+            raise ValueError(f"sparsity names {parameter}, which has neither codes nor a value")
 
 
 def _check_tensors(

@@ -35,7 +35,10 @@ from optimizer.recipe.schema import Section
 from optimizer.source_digest import source_digest
 
 MADE_FROM = "made_from.json"
-STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
+STAGES = (
+    *("load", "reduce", "recover", "compress", "qat", "export", "lower", "build"),
+    *("validate", "package"),
+)
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # of every tensor, from the checkpoint's headers

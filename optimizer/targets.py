@@ -45,7 +45,8 @@ class Accepts:
     weight_zero_point: asymmetric weights. dynamic_activations: granularity: token. group_sizes,
     int4_granularities: what is kept packed. codes_looked_up: takes rows of an int8 table, so that
     an embedding stays quantized. no_integer_kernels: {device: why} of those where quantized
-    activations would run in float.
+    activations would run in float. zeros_alone: takes pruned weights that stay float.
+    sparse_kernels: the patterns for which it has kernels that skip zeros.
     """
 
     weight_zero_point: bool = True
@@ -54,6 +55,8 @@ class Accepts:
     int4_granularities: tuple[str, ...] = ("group",)
     codes_looked_up: bool = True
     no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
+    zeros_alone: bool = True
+    sparse_kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,12 @@ ONNXRUNTIME = Target(
 RTX = Target(
     name="tensorrt-rtx",
     section=TensorRTTarget,
-    accepts=Accepts(weight_zero_point=False, dynamic_activations=False, codes_looked_up=False),
+    accepts=Accepts(
+        weight_zero_point=False,
+        dynamic_activations=False,
+        codes_looked_up=False,
+        sparse_kernels=("2:4",),
+    ),
     check="optimizer.targets:tensorrt_options",
     lower="optimizer.lower.tensorrt:lower",
     fit="optimizer.build.tensorrt:fit",
@@ -162,7 +170,9 @@ RTX = Target(
 COMPRESSED_TENSORS = Target(
     name="compressed-tensors",
     section=CompressedTensorsTarget,
-    accepts=Accepts(int4_granularities=("group", "channel"), codes_looked_up=False),
+    accepts=Accepts(
+        int4_granularities=("group", "channel"), codes_looked_up=False, zeros_alone=False
+    ),
     lower="optimizer.lower.compressed_tensors_folder:lower",
     estimate="optimizer.lower.compressed_tensors_folder:estimate",
     files=("model/config.json", "model/*"),
@@ -217,6 +227,7 @@ def check(recipe: Recipe) -> None:
         target, at = of(section.runtime), f"targets.{i}"
         _check_weights(recipe, at, target)
         _check_activations(recipe, at, section, target)
+        _check_zeros(recipe, at, target)
         if target.check:
             resolve(target.check)(recipe, section, at)
         _check_calibrated_length(recipe, section, at)
@@ -256,6 +267,31 @@ def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
         for target in _loadable()
         if does(target.accepts) and (not device or device in target.section.devices())
     )
+
+
+def _check_zeros(recipe: Recipe, at: str, target: Target) -> None:
+    """Pruned weights that stay float, which few runtimes gain anything by."""
+    sparsity, row = recipe.sparsity, target.accepts
+    if sparsity is None or not recipe.quantize.leaves_float:
+        return
+    if not row.zeros_alone:
+        raise RecipeError(
+            f"sparsity alone is not accepted by target {target.name} ({at}): its format has no "
+            "place for zeros, and nothing is quantized",
+            where="sparsity",
+            fix="Add a quantize section, e.g. quantize: {methods: [gptq], ...}, or remove "
+            f"{target.name}.",
+        )
+    timed = recipe.validate_.latency.must_beat_float and not target.untimed
+    if timed and str(sparsity.shape) not in row.sparse_kernels:
+        raise RecipeError(
+            f"true with sparsity alone: target {target.name} ({at}) multiplies by zeros as by "
+            f"other numbers, so that {sparsity.shape} weights are no faster than dense ones",
+            where="validate.latency.must_beat_float",
+            fix="Set must_beat_float: false if zeros alone were the goal, add a quantize section, "
+            "or use a target with sparse kernels: "
+            f"{_others(lambda a: bool(a.sparse_kernels))} (2:4).",
+        )
 
 
 def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:

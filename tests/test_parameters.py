@@ -11,7 +11,9 @@ import optimizer
 
 PACKAGE = Path(optimizer.__file__).parent
 MOST = 6
-FILES = sorted(f for part in ("compress", "validate") for f in (PACKAGE / part).rglob("*.py"))
+FILES = sorted(
+    f for part in ("reduce", "compress", "validate") for f in (PACKAGE / part).rglob("*.py")
+)
 LINES = 60
 
 

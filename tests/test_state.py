@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from optimizer import safetensors_stream, state
+from optimizer.compress.methods.magnitude import magnitude
 from optimizer.compress.methods.rtn import rtn
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor, Scheme
+from optimizer.sparsity import Pattern
 from optimizer.state import (
     CompressedState,
     Note,
@@ -33,19 +36,26 @@ from tests.conftest import heavy_tailed
 SITE = "block.0.a:input"
 
 
+def pruned(weight: torch.Tensor) -> torch.Tensor:
+    return weight * magnitude(weight, Pattern.parse("2:4"))
+
+
 def example() -> CompressedState:
     return CompressedState(
         weights={
-            "block.0.a.weight": rtn(heavy_tailed((6, 8), 1), Scheme(8)),
+            "block.0.a.weight": rtn(pruned(heavy_tailed((6, 8), 1)), Scheme(8)),
             "block.0.b.weight": rtn(heavy_tailed((3, 16), 2), Scheme(4, False, "group", 8)),
             "block.1.odd.weight": rtn(heavy_tailed((2, 7), 3), Scheme(3)),
             "block.1.t.weight": rtn(heavy_tailed((2, 4), 4), Scheme(8, False, "tensor")),
         },
-        replaced={"block.0.a.bias": heavy_tailed((6,), 5)},
+        replaced={
+            "block.0.a.bias": heavy_tailed((6,), 5),
+            "block.0.c.weight": pruned(heavy_tailed((4, 8), 7)),
+        },
         ranges={SITE: Range(-0.3, 1.7), "block.0.b:input": Range.symmetric(2.5)},
         factors={SITE: heavy_tailed((8,), 6).abs() + 0.5},
         activations="tensor",
-        sparsity={"block.0.a.weight": "2:4"},
+        sparsity={"block.0.a.weight": "2:4", "block.0.c.weight": "2:4"},
         notes=(Note("head", "float", "keep_float: häd"), Note("x", "fallback", "second")),
     )
 
@@ -211,3 +221,40 @@ def test_opening_a_state_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.Mon
 def test_names_of_a_modules_weight_and_input_lead_back_to_it() -> None:
     module = "encoder.layer.0.output.dense"
     assert owner_of(weight_name(module)) == owner_of(input_name(module)) == module
+
+
+@pytest.mark.parametrize("sparsity", [{"block.0.a.weight": "2/4"}, {"gone.weight": "2:4"}])
+def test_a_pattern_that_is_none_or_of_no_parameter_is_refused(
+    sparsity: dict[str, str], tmp_path: Path
+) -> None:
+    made = example()
+    with pytest.raises(ValueError, match=r"accepted|neither codes nor"):
+        write(replace(made, sparsity=sparsity), tmp_path)
+    write(made, tmp_path)
+    document = json.loads((tmp_path / "state.json").read_text())
+    (tmp_path / "state.json").write_text(json.dumps(document | {"sparsity": sparsity}))
+    with pytest.raises(CheckpointError, match=r"accepted|neither codes nor"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["block.0.b.weight", "block.0.c.weight"])
+def test_a_weight_that_its_pattern_forbids_is_refused_by_writer_and_reader(
+    name: str, tmp_path: Path
+) -> None:
+    dense = heavy_tailed((4, 8), 8)
+    made = example()
+    sound = replace(made, replaced={**made.replaced, "block.0.c.weight": dense}, sparsity={})
+    with pytest.raises(ValueError, match=f"{name}: .* weights are kept"):
+        write(replace(sound, sparsity={name: "2:4"}), tmp_path)
+    write(sound, tmp_path)
+    document = json.loads((tmp_path / "state.json").read_text())
+    (tmp_path / "state.json").write_text(json.dumps(document | {"sparsity": {name: "2:4"}}))
+    wrong = read(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{name}: .* weights are kept"):
+        _ = wrong.weights[name] if name in wrong.weights else wrong.replaced[name]
+
+
+@pytest.mark.parametrize("scheme", [Scheme(4, False, "group", 4), Scheme(8, False, "tensor")])
+def test_a_pruned_integer_is_the_zero_point(scheme: Scheme) -> None:
+    weight = pruned(heavy_tailed((4, 8), 9) + 0.05)
+    assert bool((~rtn(weight, scheme).nonzero())[weight == 0].all())

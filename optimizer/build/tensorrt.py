@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from optimizer.harness.engines import spans
 from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.trt import builder, inspect
 from optimizer.harness.runtimes.trt.cuda import first_device
-from optimizer.harness.runtimes.trt.products import PRODUCTS
+from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.harness.runtimes.trt.watch import PARTS
 from optimizer.progress import meter
 from optimizer.recipe.schema import TensorRTTarget
 
 ENGINE = "model.engine"
 TIMING_CACHE = "timing.cache"
+SPARSE_KERNELS = "2:4"
 
 
 def fit(section: TensorRTTarget) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
     """See stage.py. Raises harness.errors.MachineError when it cannot be built here, BuildError
     when the builder does not take the model."""
     engine = out / ENGINE
-    lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))["modules"]
+    document = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
+    lowering, options = document["modules"], _options(section, document.get("sparsity", {}))
     cache = engine.with_name(TIMING_CACHE)
     with meter("build: engine", PARTS) as tell:
         network = builder.build(
@@ -63,22 +65,46 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
             engine,
             shapes=spans(_profiles(section)),
             product=section.runtime,
-            options=section.options,
+            options=options,
             modules={name: entry["codes"] for name, entry in lowering.items()},
             timing_cache=cache,
             progress=lambda _phase, done, _of: tell(done),
         )
+    inspected = inspect_network(lowering, network)
+    if options.sparse_weights:
+        _sparse_kernels(inspected, network["sparse"])
     return {
         "engine": engine.name,
-        "inspected": inspect_network(lowering, network),
+        "inspected": inspected,
         "network": network,
         "timing_cache": cache.name if cache.is_file() else None,
         "fit": {
             "runtime_version": network["version"],
             "compute_capabilities": network["compute_capabilities"],
+            "sparse_weights": options.sparse_weights,
             **_built_on(section),
         },
     }
+
+
+def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> Options:
+    """sparsity: {module: pattern}. Kernels for 2:4 are asked for where weights are, unless the
+    recipe says otherwise."""
+    if section.sparse_weights is not None:
+        return section.options
+    return replace(section.options, sparse_weights=SPARSE_KERNELS in sparsity.values())
+
+
+def _sparse_kernels(inspected: dict[str, Any], messages: list[str]) -> None:
+    """Say which layers run in kernels for sparse weights, in the builder's words, or that it does
+    not say."""
+    if messages:
+        inspected["known"].append(f"kernels for 2:4 sparse weights: {'; '.join(messages)}")
+    else:
+        inspected["unknown"].append(
+            "which layers run in kernels for 2:4 sparse weights: the builder was told to use them "
+            "where they are faster (SPARSE_WEIGHTS), and says nothing of it"
+        )
 
 
 def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:

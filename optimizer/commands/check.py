@@ -42,7 +42,9 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
 
     resolved, _ = checked.read(recipe, overrides, fetch=False)
     missing_packages.check(resolved)
-    for spec in data_specs(resolved.calibrate, resolved.validate_).values():
+    for spec in data_specs(
+        resolved.calibrate, resolved.validate_, resolved.reduce, resolved.qat
+    ).values():
         check_header(spec)
     names = [t.runtime for t in resolved.targets]
     if obj["json"]:

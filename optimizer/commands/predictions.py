@@ -33,11 +33,15 @@ def document(store: Store) -> list[dict[str, Any]]:
 
 def _refuse_misfits(store: Store) -> None:
     steps = {step["step"].stage: step for step in store.log}
-    load, compress = steps.get("load"), steps.get("compress")
-    if load and compress and load["step"].done and not compress["step"].done:
+    reduce, compress = steps.get("reduce"), steps.get("compress")
+    if reduce and reduce["inputs"][0].done and not reduce["step"].done:
+        from optimizer.reduce.stage import check as check_reduce
+
+        check_reduce(reduce["section"], reduce["inputs"][0].path)
+    if compress and compress["inputs"][0].done and not compress["step"].done:
         from optimizer.compress.stage import check
 
-        check(compress["section"], load["step"].path)
+        check(compress["section"], compress["inputs"][0].path)
 
 
 def _entry(logged: dict[str, Any], root: Path, shapes: Shapes) -> dict[str, Any]:

@@ -15,7 +15,12 @@ from optimizer.progress import show
 @with_recipe
 @click.option(
     "--until",
-    type=click.Choice(["load", "compress", "export", "lower", "build", "validate", "package"]),
+    type=click.Choice(
+        [
+            *("load", "reduce", "recover", "compress", "qat", "export", "lower", "build"),
+            *("validate", "package"),
+        ]
+    ),
     default="package",
     show_default=True,
     help="Stop after this stage.",

@@ -6,8 +6,8 @@ memory = the libraries + the larger of (what lies outside the blocks, read once 
          what a weight should become) + the streams, as far as
          compress.memory_gb lets them be held + what one batch makes inside a block; with
          quantize.allocate not less than the whole model and what its outputs get
-disk   = codes and scales + folded floats, twice while they are put together + the streams, kept
-         to go on after a kill and where memory has no room for them
+disk   = codes and scales, or floats that are only pruned + folded floats, twice while they are put
+         together + the streams, kept to go on after a kill and where memory has no room for them
 time   = multiply-adds of all passes at a measured rate, texts filling half the sequence length
          (windows of a decoder fill all of it)
 """
@@ -48,16 +48,20 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     generates = tasks.task(section.task).generates
     tokens = calibrate.samples * calibrate.sequence_length if calibrate else 0
     batch = calibrate.batch_size * calibrate.sequence_length if calibrate else 0
-    streams = 2 if quantize.float_reference else 1
+    streams = 2 if section.float_reference else 1
     stream = 4 * tokens * hidden * streams
     budget = int(section.compress.memory_gb * 1e9)
     in_memory = min(2 * stream if streams == 1 else 3 * stream, budget)
     lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
-    with_moments = any(m.moments for m in quantize.chosen)
-    statistics = 4 * widest**2 + 8 * widest * hidden if with_moments else 0
+    sparsity = section.sparsity
+    looks = sparsity is not None and sparsity.record.calibrated
+    with_moments = looks or any(m.moments for m in quantize.chosen)
+    matrices = 3 if sparsity is not None else 1  # a mask's best values need H beside its factor
+    statistics = 4 * matrices * widest**2 + 8 * widest * hidden if with_moments else 0
     inside = 12 * batch * widest if generates else 0
     codes = linear * quantize.weights.bits // 8 + 4 * linear // (quantize.weights.group_size or 256)
+    codes = 4 * linear if quantize.leaves_float else codes
     shares = {"": 0, "some": linear // 4, "all": linear + outside}
     folded = 4 * max((shares[m.folds] for m in quantize.chosen), default=0)
     full = tokens if generates else tokens / 2
@@ -82,4 +86,7 @@ def _passes(section: Compression) -> float:
     if calibrate is None:
         return 0
     passes = 3.0 + 2 * quantize.bias_correction + (quantize.activations is not None)
-    return passes + sum(m.passes(quantize, calibrate) for m in quantize.chosen)
+    methods = sum(m.passes(quantize, calibrate) for m in quantize.chosen)
+    pruning = section.sparsity.record.passes if section.sparsity is not None else 0.0
+    # one statistic serves both
+    return passes + (max(methods, pruning) if methods else pruning)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.qtensor import Scheme
+from optimizer.recipe.sparsity import Sparsity
 
 FILE = "modules.json"
 
@@ -37,12 +38,22 @@ def joined(*remarks: str | None) -> str:
     return "; ".join(filter(None, remarks))
 
 
-def label(scheme: Scheme, activations: str | None) -> str:
-    """ "W8 channel, A8 tensor": the scheme in the report's words."""
+def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | None = None) -> str:
+    """ "W8 channel, A8 tensor, 2:4 sparse": the scheme in the report's words. scheme None: the
+    weight stays float."""
+    zeros = f"{sparsity.shape} sparse" if sparsity is not None else ""
+    if scheme is None:
+        return joined_by_comma("float", zeros)
     size = f" {scheme.group_size}" if scheme.group_size else ""
     sign = "" if scheme.symmetric else " asymmetric"
-    inputs = f", A8 {activations}" if activations else ""
-    return f"W{scheme.bits} {scheme.granularity}{size}{sign}{inputs}"
+    inputs = f"A8 {activations}" if activations else ""
+    weight = f"W{scheme.bits} {scheme.granularity}{size}{sign}"
+    return joined_by_comma(weight, inputs, zeros)
+
+
+def joined_by_comma(*words: str) -> str:
+    """Those that are not empty, as one."""
+    return ", ".join(filter(None, words))
 
 
 def significant(value: float) -> float:

@@ -1,8 +1,8 @@
 """Compress the blocks of one segment, whose float weights are in memory, and move the stream on.
 
-In order: fold smoothing, choose ranges, round the weights, tune them, correct biases, and pass the
-stream through the quantized blocks while measuring. What is chosen for a block is chosen on the
-inputs it will really see: those of the blocks before it after they were quantized.
+In order: fold smoothing, choose ranges, prune and round the weights, tune them, correct biases, and
+pass the stream through the compressed blocks while measuring. What is chosen for a block is chosen
+on the inputs it will really see: those of the blocks before it after they were compressed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from optimizer.compress.apply import bias_correction, rounding
 from optimizer.compress.apply.activation_ranges import ranges
 from optimizer.compress.apply.folding import Folded
-from optimizer.compress.apply.rounding import FloatWeight, Inputs, Rounded
+from optimizer.compress.apply.rounding import Inputs, Rounded
 from optimizer.compress.methods.rtn import relative_error
 from optimizer.compress.module_rows import Row, joined, label, significant
 from optimizer.compress.simulate import QuantLinear, set_parameter
@@ -27,8 +27,9 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.qtensor import QTensor, Scheme
 from optimizer.recipe.quantize import Quantize
+from optimizer.recipe.sparsity import Sparsity
 from optimizer.references import resolve
-from optimizer.state import CompressedState, Range, input_name
+from optimizer.state import CompressedState, Range, input_name, weight_name
 
 MEASURED = 2048  # tokens that a module's output error and saturation are taken over
 
@@ -58,7 +59,8 @@ def compress(
         for name, value in tuned.norm_weights.items():
             set_parameter(group.model, name, value)
         replaced = {**replaced, **tuned.norm_weights}
-    weights = {f"{name}.weight": q for name, q in chosen.weights.items()}
+    weights = {weight_name(name): q for name, q in chosen.weights.items()}
+    replaced = {**replaced, **{weight_name(name): w for name, w in chosen.floats.items()}}
     quantized, rows = _replaced_by(group, inputs, chosen, folded)
     corrections: dict[str, Tensor] = {}
     if quantize.bias_correction:
@@ -72,26 +74,39 @@ def compress(
         ranges={input_name(n): r for n, r in covered.items()},
         factors={input_name(n): f for n, f in folded.factors.items()},
         activations=mode,
+        sparsity={weight_name(n): str(s.shape) for n, s in group.sparsity.items()},
         notes=tuple(notes),
     )
     return state, list(rows.values()), corrections
 
 
 def compress_uncalibrated(
-    schemes: Mapping[str, Scheme], tensors: Mapping[str, Tensor], quantize: Quantize
+    schemes: Mapping[str, Scheme],
+    sparsity: Mapping[str, Sparsity],
+    tensors: Mapping[str, Tensor],
+    quantize: Quantize,
 ) -> tuple[CompressedState, list[Row]]:
-    """Every weight rounded by itself, one in memory at a time: there is no calibration data, so
-    nothing is measured."""
+    """Every weight pruned and rounded by itself, one in memory at a time: there is no calibration
+    data, so nothing is measured."""
     mode = quantize.activations.granularity if quantize.activations else None
-    weights: dict[str, QTensor] = {}
-    rows = []
-    for name, scheme in schemes.items():
-        weight = FloatWeight(name, tensors[f"{name}.weight"], scheme)
-        q, remark = rounding.rounded(weight, quantize.block_rounding, quantize)
-        error = significant(relative_error(weight.values, q.dequantize()))
-        weights[f"{name}.weight"] = q
-        rows.append(Row(name, label(scheme, mode), weight_error=error, note=remark))
-    return CompressedState(weights, activations=mode), rows
+    whole, rows = Rounded(), []
+    for name in dict.fromkeys([*schemes, *sparsity]):
+        scheme, values = schemes.get(name), tensors[weight_name(name)]
+        rounding.by_itself(whole, (name, values), scheme, sparsity.get(name), quantize)
+        error = significant(relative_error(values, _values(whole.all[name])))
+        words = label(scheme, mode, sparsity.get(name))
+        rows.append(Row(name, words, weight_error=error, note=whole.remarks[name]))
+    state = CompressedState(
+        {weight_name(name): q for name, q in whole.weights.items()},
+        {weight_name(name): w for name, w in whole.floats.items()},
+        activations=mode,
+        sparsity={weight_name(n): str(s.shape) for n, s in sparsity.items()},
+    )
+    return state, rows
+
+
+def _values(q: QTensor | Tensor) -> Tensor:
+    return q if isinstance(q, Tensor) else q.dequantize()
 
 
 def _replaced_by(
@@ -100,14 +115,15 @@ def _replaced_by(
     """What stands in for each module, and what the report says before anything is measured."""
     quantized: dict[str, QuantLinear] = {}
     rows: dict[str, Row] = {}
-    for name, scheme in group.schemes.items():
+    every = chosen.all
+    for name in group.modules:
         linear = group.linear(name)
-        q, covered = chosen.weights[name], inputs.ranges.get(name)
+        q, covered = every[name], inputs.ranges.get(name)
         quantized[name] = inputs.quantized(name, linear, q)
-        error = relative_error(inputs.weight(name, linear), q.dequantize())
+        error = relative_error(inputs.weight(name, linear), _values(q))
         rows[name] = Row(
             name,
-            label(scheme, inputs.mode),
+            label(group.schemes.get(name), inputs.mode, group.sparsity.get(name)),
             weight_error=significant(error),
             range=[covered.low, covered.high] if covered else None,
             note=joined(folded.remarks.get(name), chosen.remarks.get(name)),

@@ -3,17 +3,18 @@ weight is read or any text is run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import cast
 
 from torch import Tensor, nn
 
+from optimizer.compress.walk.blocks import inside
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError, closest
 from optimizer.qtensor import Scheme, divides, group_sizes
-from optimizer.recipe.schema import Quantize, Weights
+from optimizer.recipe.schema import Quantize, Sparsity, Weights
 from optimizer.state import Note
 
 WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
@@ -21,7 +22,8 @@ WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Selection:
-    """quantized: {module: scheme} inside the blocks; outside: {module: scheme} of a decoder's
+    """quantized: {module: scheme} inside the blocks; pruned: {module: the recipe's section} there
+    of those that sparsity prunes; outside: {module: scheme} of a decoder's
     head and token embedding, where the recipe quantizes them; blocks: the names of the blocks, in
     the list's order; notes: why each other weighted module stays float; choices: what allocate may
     give to a module instead, its scheme among them; reasons: why a module got the scheme it has."""
@@ -32,11 +34,54 @@ class Selection:
     outside: Mapping[str, Scheme] = field(default_factory=dict)
     choices: Mapping[str, tuple[Scheme, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    pruned: Mapping[str, Sparsity] = field(default_factory=dict)
+
+    def inside(self, blocks: Collection[str]) -> tuple[dict[str, Scheme], dict[str, Sparsity]]:
+        """What is quantized and what is pruned in some blocks."""
+        quantized = {n: s for n, s in self.quantized.items() if inside(n, blocks)}
+        return quantized, {n: s for n, s in self.pruned.items() if inside(n, blocks)}
 
 
-def select(source: ModelSource, quantize: Quantize) -> Selection:
+def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = None) -> Selection:
     """By the skeleton alone. Raises RecipeError for a pattern that matches nothing, for a group
-    size that does not divide a module's inputs, and when nothing would be left to quantize."""
+    size or an N:M that does not divide a module's inputs, and when nothing would be left to
+    compress."""
+    chosen = _quantized(source, quantize)
+    if sparsity is None:
+        return chosen
+    pruned = _pruned(source, tuple(chosen.quantized), sparsity)
+    if not quantize.leaves_float:
+        return replace(chosen, pruned=pruned)
+    dense = [Note(n, "float", "sparsity: kept dense") for n in chosen.quantized if n not in pruned]
+    return replace(chosen, quantized={}, pruned=pruned, notes=(*chosen.notes, *dense))
+
+
+def _pruned(
+    source: ModelSource, candidates: tuple[str, ...], sparsity: Sparsity
+) -> dict[str, Sparsity]:
+    """Of the linear layers in the blocks that keep_float does not name, those that are pruned."""
+    chosen = matched(source.model, sparsity.modules, "sparsity.modules")
+    dense = matched(source.model, sparsity.keep_dense, "sparsity.keep_dense")
+    pruned = {n: sparsity for n in candidates if n in chosen and n not in dense}
+    if not pruned:
+        raise RecipeError(
+            "every linear layer is kept dense, so there is nothing to prune",
+            where="sparsity.modules",
+            accepted="patterns of linear layers inside the blocks that quantize.keep_float leaves",
+            fix="Widen sparsity.modules, or remove a pattern of keep_dense.",
+        )
+    for name in pruned:
+        inputs = cast(nn.Linear, source.model.get_submodule(name)).in_features
+        if not sparsity.shape.divides(inputs):
+            raise RecipeError(
+                f"{sparsity.shape.of} does not divide the {inputs} inputs of {name}",
+                where="sparsity.pattern",
+                fix=f"Use a pattern that divides them, or add {name!r} to sparsity.keep_dense.",
+            )
+    return pruned
+
+
+def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
     model, family = source.model, source.family
     patterns = matched(model, quantize.keep_float, "quantize.keep_float")
     rules = _rules(model, quantize)

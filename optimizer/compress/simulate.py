@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
 from optimizer.qtensor import QTensor
-from optimizer.state import Activations, CompressedState, Range, input_name
+from optimizer.state import Activations, CompressedState, Range, input_name, owner_of
 
 AT_ONCE = 1 << 22  # values of a weight
 
@@ -125,6 +125,7 @@ def simulated(
     """
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     parameters = dict(twin.named_parameters(remove_duplicate=False))
+    pruned = set(state.pruned_floats)
     unknown = sorted({*state.weights, *state.replaced} - parameters.keys())
     if unknown:
         raise CheckpointError(
@@ -133,6 +134,8 @@ def simulated(
             fix="Use the checkpoint and the task that this state was made from.",
         )
     for name, value in state.replaced.items():
+        if only is not None and name in pruned and owner_of(name) not in only:
+            continue
         set_parameter(twin, name, value)
         parameters[name] = twin.get_parameter(name)
     for name in state.weights:

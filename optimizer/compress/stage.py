@@ -40,13 +40,11 @@ from optimizer.compress.walk import freed_memory
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
-from optimizer.compress.walk.model_source import ModelSource
-from optimizer.harness import tasks
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import materialize, release, skeleton
+from optimizer.compress.walk.model_source import ModelSource, open_source
+from optimizer.load.model import materialize, release
 from optimizer.progress import bar, say
 from optimizer.recipe import methods
+from optimizer.recipe import sparsity as sparse
 from optimizer.recipe.schema import Compression
 from optimizer.references import resolve
 from optimizer.state import CompressedState
@@ -72,18 +70,7 @@ def run(section: Compression, source: Path, out: Path) -> None:
 
 def check(section: Compression, source: Path) -> None:
     """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
-    select(_opened(section, source), section.quantize)
-
-
-def _opened(section: Compression, folder: Path) -> ModelSource:
-    """The skeleton of what load wrote, and its tensors."""
-    checkpoint = open_checkpoint(folder)
-    architecture = family(checkpoint.config)
-    model: Any = skeleton(checkpoint, section.task)
-    if architecture.kind == "decoder":
-        model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
-    prefix, inputs = architecture.prefix(section.task), tasks.task(section.task).inputs
-    return ModelSource(model, checkpoint.tensors, architecture, prefix, inputs)
+    select(open_source(section.task, source), section.quantize, section.sparsity)
 
 
 @dataclass(frozen=True)
@@ -101,8 +88,8 @@ def compress(
     section: Compression, source: Path, batches: Callable[[], Sequence[Batch]], out: Path
 ) -> None:
     """As `run`, on batches of one's own, made once the recipe is known to fit the model."""
-    opened, quantize = _opened(section, source), section.quantize
-    selection = select(opened, quantize)
+    opened, quantize = open_source(section.task, source), section.quantize
+    selection = select(opened, quantize, section.sparsity)
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
     for method in quantize.of_kind("model-transform"):
@@ -149,10 +136,10 @@ def _own_text(
 
 def _walk(job: _Job) -> list[Path]:
     """Compress every segment that is not yet under `progress`; returns all their folders."""
-    quantize, selection, progress = job.section.quantize, job.selection, job.progress
+    selection, progress = job.selection, job.progress
     budget = Budget(int(job.section.compress.memory_gb * 1e9))
     hidden = Buffer(budget, progress / "hidden")
-    reference = Buffer(budget, progress / "reference") if quantize.float_reference else None
+    reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
     stream = capture(job.source, selection.blocks, job.batches, hidden, reference)
     stream.float = job.section.compress.precision
     groups = (
@@ -182,17 +169,17 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
     """Compress the blocks of some uses, and put what comes of them into the folder."""
     source, quantize, selection = job.source, job.section.quantize, job.selection
     blocks = _blocks(stream, uses, selection)
-    schemes = {m: s for m, s in selection.quantized.items() if walk.inside(m, blocks)}
+    schemes, sparsity = selection.inside(blocks)
     corrections: Mapping[str, Tensor] = {}
     if job.batches:
         for block in blocks:
             materialize(source.model, block, source.tensors)
-        group = BlockGroup(source.model, source.family, stream, uses, blocks, schemes)
+        group = BlockGroup(source.model, source.family, stream, uses, blocks, schemes, sparsity)
         part, rows, corrections = segments.compress(group, quantize, job.progress / "scratch")
         for block in blocks:
             release(source.model, block)
     else:
-        part, rows = segments.compress_uncalibrated(schemes, source.tensors, quantize)
+        part, rows = segments.compress_uncalibrated(schemes, sparsity, source.tensors, quantize)
     if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
         lm_head.keep_moments(source, stream, job.progress / MOMENTS)
     rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]
@@ -223,7 +210,10 @@ def _tuned(
 
 def _wide(source: ModelSource, selection: Selection) -> bool:
     """Whether what a layer makes is large beside everything else in memory."""
-    weights = (source.model.get_parameter(f"{name}.weight") for name in selection.quantized)
+    weights = (
+        source.model.get_parameter(f"{name}.weight")
+        for name in {**selection.quantized, **selection.pruned}
+    )
     return any(weight.numel() > ALONE for weight in weights)
 
 
@@ -279,6 +269,7 @@ def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, o
         ranges=_chained([p.ranges for p in parts]),
         factors=_chained([p.factors for p in parts]),
         activations=parts[-1].activations,
+        sparsity=_chained([p.sparsity for p in parts]),
         notes=(*selection.notes, *(n for p in parts for n in p.notes)),
     )
     state.write(whole, out)
@@ -302,7 +293,7 @@ def files(section: Compression) -> Mapping[str, str]:
     from optimizer.load.datasets import digest
 
     rows = {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
-    return rows | methods.code(section.quantize.in_use)
+    return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)
 
 
 STAGE = Stage(

@@ -33,23 +33,25 @@ from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import skeleton
 from optimizer.progress import say
 from optimizer.recipe.schema import Export
+from optimizer.state import CompressedState
 from optimizer.store import Estimate, Shapes, Stage
 
 
-def run(section: Export, source: Path, state: Path, *, out: Path) -> None:
-    """source: the load stage's folder. state: the compress stage's; only `replaced` is used.
+def run(section: Export, source: Path, state: Path | None = None, *, out: Path) -> None:
+    """source: the folder of load or reduce. state: the compress stage's; only `replaced` is used.
+    Without one the graph is the checkpoint's own.
 
     Raises LedgerError when the graph and the torch model disagree, OptimizeError when a weight
     cannot be found in the graph.
     """
     contract = json.loads((source / "contract.json").read_text(encoding="utf-8"))
     checkpoint = open_checkpoint(source)
-    compressed = compressed_state.read(state)
+    compressed = CompressedState({}) if state is None else compressed_state.read(state)
     model = skeleton(checkpoint, contract["task"])
     untie(model, compressed.replaced)
     fill_buffers(model, checkpoint.tensors, compressed.replaced)
     values = Values(model, checkpoint.tensors, compressed.replaced)
-    architecture = family(checkpoint.config)
+    architecture = family(checkpoint.config, checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
     graph = float_graph(model, values, contract, section, blocks)
     onnx_file.save(graph, out / "model.onnx")

@@ -39,6 +39,38 @@ class SmoothPair:
 
 
 @dataclass(frozen=True)
+class FeedForward:
+    """The neurons of a block: row i of each of `up` (of a gated one gate and up; of a fused one
+    each of `parts` equal slices of its rows) computes neuron i, which column i of `down` reads.
+    width: the config's name for how many there are."""
+
+    up: tuple[str, ...]
+    down: str
+    width: str = "intermediate_size"
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention of a block whose config carries the size of a head, so that there can be fewer
+    heads on the same hidden width. A key/value head goes with the query heads that read it, which
+    lie side by side.
+
+    heads, groups, size: the config's names for query heads, key/value heads and the size of one.
+    divides: the field that the number of query heads must divide, where transformers asks it.
+    """
+
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    output: str = "self_attn.o_proj"
+    heads: str = "num_attention_heads"
+    groups: str = "num_key_value_heads"
+    size: str = "head_dim"
+    divides: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture.
 
@@ -51,6 +83,11 @@ class Family:
     it is not known. writes: the linears of a block whose output is added to the residual. value,
     output: the attention projections that a smooth pair joins. position_ids: whether the model
     takes them. transposed: linears whose weight a checkpoint holds as (in, out).
+
+    For making a smaller checkpoint: feed_forward, the neurons; attention, the heads, None where the
+    config cannot carry fewer (the size of a head is hidden_size / heads there); depth, the config's
+    name for the number of blocks, "" where not every block can be left out; per_block, its lists
+    with a value per block.
     """
 
     model_type: str
@@ -70,6 +107,10 @@ class Family:
     output: str = ""
     position_ids: bool = True
     transposed: tuple[str, ...] = ()
+    feed_forward: FeedForward | None = None
+    attention: Heads | None = None
+    depth: str = ""
+    per_block: tuple[str, ...] = ()
 
     def is_transposed(self, parameter: str) -> bool:
         """Whether a checkpoint holds this parameter as (in, out)."""
@@ -93,6 +134,8 @@ _BERT = Family(
     embeddings="embeddings",
     linears=(*_BERT_ATTENTION, "attention.output.dense", "intermediate.dense", "output.dense"),
     smooth=(SmoothPair("attention.self.value", ("attention.output.dense",)),),
+    feed_forward=FeedForward(("intermediate.dense",), "output.dense"),
+    depth="num_hidden_layers",
 )
 _ROBERTA = replace(_BERT, model_type="roberta", base="roberta", positions_after_padding=True)
 
@@ -118,6 +161,10 @@ _LLAMA = Family(
     writes=("self_attn.o_proj", "mlp.down_proj"),
     value="self_attn.v_proj",
     output="self_attn.o_proj",
+    feed_forward=FeedForward(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"),
+    attention=Heads(divides="hidden_size"),
+    depth="num_hidden_layers",
+    per_block=("layer_types", "no_rope_layers"),
 )
 _GPT2 = Family(
     model_type="gpt2",
@@ -136,6 +183,8 @@ _GPT2 = Family(
     final_norm="ln_f",
     writes=("attn.c_proj", "mlp.c_proj"),
     transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+    feed_forward=FeedForward(("mlp.c_fc",), "mlp.c_proj", "n_inner"),
+    depth="n_layer",
 )
 _OPT = Family(
     model_type="opt",
@@ -157,6 +206,8 @@ _OPT = Family(
     value="self_attn.v_proj",
     output="self_attn.out_proj",
     position_ids=False,
+    feed_forward=FeedForward(("fc1",), "fc2", "ffn_dim"),
+    depth="num_hidden_layers",
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -178,6 +229,8 @@ FAMILIES: Mapping[str, Family] = {
                 "ffn.lin2",
             ),
             smooth=(SmoothPair("attention.v_lin", ("attention.out_lin",)),),
+            feed_forward=FeedForward(("ffn.lin1",), "ffn.lin2", "hidden_dim"),
+            depth="n_layers",
         ),
         Family(
             model_type="mpnet",
@@ -191,6 +244,8 @@ FAMILIES: Mapping[str, Family] = {
             ),
             smooth=(SmoothPair("attention.attn.v", ("attention.attn.o",)),),
             positions_after_padding=True,
+            feed_forward=FeedForward(("intermediate.dense",), "output.dense"),
+            depth="num_hidden_layers",
         ),
         Family(
             model_type="albert",
@@ -209,6 +264,7 @@ FAMILIES: Mapping[str, Family] = {
                 SmoothPair("albert_layers.0.attention.value", ("albert_layers.0.attention.dense",)),
             ),
             shared_blocks=True,
+            feed_forward=FeedForward(("albert_layers.0.ffn",), "albert_layers.0.ffn_output"),
         ),
         Family(
             model_type="deberta-v2",
@@ -222,6 +278,8 @@ FAMILIES: Mapping[str, Family] = {
                 "output.dense",
             ),
             smooth=(SmoothPair("attention.self.value_proj", ("attention.output.dense",)),),
+            feed_forward=FeedForward(("intermediate.dense",), "output.dense"),
+            depth="num_hidden_layers",
         ),
         Family(
             model_type="modernbert",
@@ -236,12 +294,14 @@ FAMILIES: Mapping[str, Family] = {
                 SmoothPair("mlp.Wi", ("mlp.Wo",), part=(1, 2)),
             ),
             pre_norm=True,
+            # no depth: its first block has no norm before attention, so no other can be the first
+            feed_forward=FeedForward(("mlp.Wi",), "mlp.Wo", parts=2),
         ),
         _LLAMA,
-        replace(_LLAMA, model_type="mistral"),
-        replace(_LLAMA, model_type="qwen2"),
-        replace(_LLAMA, model_type="qwen3"),
-        replace(_LLAMA, model_type="smollm3"),
+        replace(_LLAMA, model_type="mistral", attention=Heads()),
+        replace(_LLAMA, model_type="qwen2", attention=Heads()),
+        replace(_LLAMA, model_type="qwen3", attention=Heads()),
+        replace(_LLAMA, model_type="smollm3", attention=Heads()),
         _GPT2,
         _OPT,
     )

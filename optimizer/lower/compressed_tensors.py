@@ -90,7 +90,7 @@ def write(
         "modules": {m: c.describe() for m, c in sorted(codings.items())},
         "float": floats,
         "decoded": [table.removesuffix(".weight")] if table in state.weights else [],
-        "notes": config.notes(codings),
+        "notes": [*config.notes(codings), *config.zeros(state)],
     }
 
 

@@ -160,6 +160,19 @@ def notes(coded: dict[str, Coding]) -> list[str]:
     return remarks
 
 
+def zeros(state: CompressedState) -> list[str]:
+    """What becomes of pruned weights: the sparse formats that compressed-tensors had
+    (sparse-24-bitmask, sparse-bitmask, marlin-24) are refused by its reader after 0.14."""
+    if not state.sparsity:
+        return []
+    patterns = " and ".join(sorted(set(state.sparsity.values())))
+    return [
+        f"{len(state.sparsity)} weights are sparse ({patterns}), stored dense: compressed-tensors "
+        "reads no sparse format any more, so that the folder is not smaller and nothing is faster "
+        "for it"
+    ]
+
+
 def quantization_config(coded: dict[str, Coding], ignore: list[str]) -> dict[str, Any]:
     """The document, the same whatever the order of `coded`."""
     alike: dict[Coding, list[str]] = {}

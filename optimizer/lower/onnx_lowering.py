@@ -24,13 +24,15 @@ from optimizer.state import CompressedState
 @dataclass(frozen=True)
 class Lowered:
     """A dialect's model. activations: {module: how its input is quantized}; packed: {module: the
-    initializer that holds its integers, where the dialect moved them}; attention: see stage.py."""
+    initializer that holds its integers, where the dialect moved them}; attention: see stage.py;
+    zeros: what the runtime makes of pruned weights."""
 
     dialect: str
     model: ir.Model
     activations: Mapping[str, str]
     packed: Mapping[str, str] = field(default_factory=dict)
     attention: Mapping[str, Any] | None = None
+    zeros: str = ""
 
 
 def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
@@ -61,9 +63,22 @@ def write(
         "modules": modules,
         "float": sorted(set(names.modules) - set(modules)),
         "attention": lowered.attention,
+        **_sparse(lowered, names, state),
     }
     text = json.dumps(document, indent=1, sort_keys=True)
     (out / "lowering.json").write_text(text, encoding="utf-8")
+
+
+def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str, Any]:
+    """What the document says of pruned weights, where there are any."""
+    modules = {n: state.sparsity[p] for n, p in names.parameter_of.items() if p in state.sparsity}
+    if not modules:
+        return {}
+    patterns = " and ".join(sorted(set(modules.values())))
+    return {
+        "sparsity": modules,
+        "notes": [f"{len(modules)} modules are sparse ({patterns}): {lowered.zeros}"],
+    }
 
 
 def describe(scheme: Scheme) -> str:

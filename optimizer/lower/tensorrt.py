@@ -8,10 +8,15 @@ from optimizer.lower import onnx_lowering, trt_qdq
 from optimizer.lower.onnx_lowering import Lowered
 from optimizer.recipe.schema import TensorRTTarget
 
+ZEROS = (
+    "the ONNX file is dense; TensorRT has kernels for 2:4 sparse weights, which it uses where they "
+    "are faster, and for no other pattern"
+)
+
 
 def lower(section: TensorRTTarget, _source: Path, state: Path, graph: Path, out: Path) -> None:
     """See stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     activations = trt_qdq.lower(model, names, compressed, section.float)
-    lowered = Lowered("trt_qdq", model, activations)
+    lowered = Lowered("trt_qdq", model, activations, zeros=ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)

@@ -160,8 +160,12 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
     """The digest of the rows of every data set the recipe reads, by what it is used for."""
     from optimizer.load import datasets
 
+    reduce, recovery, training = recipe.reduce, recipe.recovery, recipe.training
     used = {
         "calibrate": recipe.calibrate.data if recipe.calibrate else None,
+        "reduce": reduce.calibrate.data if reduce and reduce.calibrate else None,
+        "recover": recovery.data if recovery else None,
+        "qat": training.data if training else None,
         "validate": recipe.validate_.data,
         "train": recipe.validate_.train,
         "latency": recipe.validate_.latency.data,

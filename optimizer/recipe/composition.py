@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from optimizer.harness import tasks
 from optimizer.recipe import methods
 from optimizer.recipe.methods import Method
 
 if TYPE_CHECKING:
+    from optimizer.recipe.data import DataSpec
     from optimizer.recipe.quantize import Quantize
+    from optimizer.recipe.recover import Learning
 
 
 def check(quantize: Quantize) -> None:
@@ -25,6 +28,39 @@ def check(quantize: Quantize) -> None:
         record = methods.METHODS.get(name)
         if record is not None and record.options is not None:
             raise ValueError(f"{name}: options are given, and methods does not name {name}")
+
+
+def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
+    """Raise ValueError for labels that cannot be learned from."""
+    place = f"{learning.PLACE}.losses.labels"
+    if not learning.losses.labels:
+        return
+    record = tasks.task(task)
+    if not record.classifies or record.per_position:
+        raise ValueError(f"{place}: only text-classification has a label per text; leave it out")
+    if "label" not in data.columns:
+        raise ValueError(
+            f"{place}: its data has no label; add columns: {{text: ..., label: ...}}, or leave it "
+            "out"
+        )
+
+
+def check_training(quantize: Quantize) -> None:
+    """Raise ValueError for what qat cannot train: it needs integers of linears that the checkpoint
+    has under their names."""
+    if quantize.leaves_float:
+        raise ValueError("qat trains integers, and the recipe quantizes nothing; remove qat")
+    if transforms := quantize.of_kind("model-transform"):
+        raise ValueError(
+            f"qat with {_names(transforms)}: its embeddings are other than the checkpoint's, and "
+            "qat trains none; remove one of them"
+        )
+    for name in ("head", "embedding"):
+        if getattr(quantize, name) != "float":
+            raise ValueError(
+                f"qat with quantize.{name}: embeddings and what is tied to them are not trained; "
+                f"use {name}: float"
+            )
 
 
 def _names(records: tuple[Method, ...] | list[Method]) -> str:
@@ -47,6 +83,9 @@ def _check_alone(quantize: Quantize) -> None:
     if quantize.passes_through and (len(quantize.chosen) > 1 or more):
         name = _names(quantize.of_kind("pass-through"))
         raise ValueError(f"{name} takes the checkpoint's own codes; nothing else can be asked for")
+    if quantize.leaves_float and (len(quantize.chosen) > 1 or more):
+        name = _names(quantize.of_kind("float"))
+        raise ValueError(f"{name} leaves every weight in float; nothing else can be asked for")
 
 
 def _check_rounding(quantize: Quantize) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from optimizer.recipe.fields import MANY, Column, Pattern, Seed
+from optimizer.recipe.fields import MANY, BatchSize, Column, Length, Pattern, Seed
 
 
 class Section(BaseModel):
@@ -62,3 +62,27 @@ class DataSpec(Section):
         if twice:
             raise ValueError(f"label {twice[0]!r} is named twice, so its id is not clear")
         return labels
+
+
+class Calibrate(Section):
+    data: DataSpec
+    samples: int = Field(
+        256,
+        ge=1,
+        le=MANY,
+        description="texts; for text-generation windows of sequence_length tokens",
+    )
+    sequence_length: Length = Field(
+        128,
+        description="texts are cut to this many tokens; for "
+        "text-generation they are joined and cut into windows of exactly as many",
+    )
+    batch_size: BatchSize = 8
+    generated: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="text-generation: windows of the float model's own text beside the given ones; "
+        "the whole model is in memory to write them",
+    )
+    seed: Seed = 0

@@ -11,13 +11,11 @@ from optimizer.recipe.data import Section
 from optimizer.recipe.fields import MANY, BatchSize, Seed
 
 
-class GptqOptions(Section):
-    """optimizer/compress/methods/gptq.py"""
+class MomentOptions(Section):
+    """Of every method that chooses by the second moments of a weight's inputs; what they are made
+    of is said in optimizer/compress/methods/hessian.py."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "asymmetric": "float_target",
-        "widest": "max_scale_ratio",
-    }
+    RENAMED: ClassVar[Mapping[str, str]] = {"asymmetric": "float_target"}
 
     act_order: bool = Field(
         True, description="round the inputs with the largest second moment first (static groups)"
@@ -48,6 +46,16 @@ class GptqOptions(Section):
         description="the first token of a text, on which attention rests, stands for at least this "
         "share of its tokens",
     )
+
+
+class GptqOptions(MomentOptions):
+    """optimizer/compress/methods/gptq.py"""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        **MomentOptions.RENAMED,
+        "widest": "max_scale_ratio",
+    }
+
     max_scale_ratio: float = Field(
         2.0,
         gt=1,

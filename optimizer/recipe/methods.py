@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 GROUP = "optimizer.methods"
 Kind = Literal[
-    "model-transform", "smoothing", "rounding", "block-tuning", "model-tuning", "pass-through"
+    "model-transform",
+    "smoothing",
+    "rounding",
+    "float",
+    "block-tuning",
+    "model-tuning",
+    "pass-through",
 ]
 """Where in the walk a method works, in this order, and how `apply` is called (the types are those
 of optimizer/compress/; quantize is the recipe's whole section):
@@ -32,6 +38,7 @@ of optimizer/compress/; quantize is the recipe's whole section):
 model-transform  (ModelSource, quantize) -> ModelSource: the same function in other weights
 smoothing        (BlockGroup, quantize) -> Folded: of a group of blocks, before they are rounded
 rounding         (FloatWeight, quantize) -> (QTensor, note): the integers of one weight
+float            (Prunable) -> (Tensor, note): weights stay float, pruned by the sparsity section
 block-tuning     (BlockGroup, {module: QTensor}, quantize) -> (Tuned, note): after that
 model-tuning     (ModelSource, CompressedState, Windows, compression) -> (Tuned, note): after the
                  walk; options derive from ModelTuningOptions
@@ -83,6 +90,8 @@ class Method:
     or folded "away" to ones. learns_norms: they follow a gradient. unties_head: a tied head
     becomes a weight of its own.
 
+    takes_mask: leaves a pruned weight 0 (FloatWeight.mask), so that it goes with sparsity.
+
     passes: how often the calibration tokens go through the blocks for it. moments: memory for
     matrices as large as the square of the widest input.
     """
@@ -103,6 +112,7 @@ class Method:
     folds_norms: Literal["", "scaled", "away"] = ""
     learns_norms: bool = False
     unties_head: Callable[[Quantize], bool] = _never
+    takes_mask: bool = False
     passes: Callable[[Quantize, Calibrate], float] = _no_passes
     moments: bool = False
 
@@ -119,9 +129,17 @@ _LIMITS = "optimizer.validate.ledger.rounding_limits:"
 _APPLY = "optimizer.compress.apply."
 
 NEAREST = Method(
-    "rtn", "rounding", _APPLY + "rtn:round_weight", law="nearest", limits=_LIMITS + "nearest"
+    "rtn",
+    "rounding",
+    _APPLY + "rtn:round_weight",
+    law="nearest",
+    limits=_LIMITS + "nearest",
+    takes_mask=True,
 )
 """What rounds where the recipe names nothing else."""
+
+UNROUNDED = Method("float_weights", "float", _APPLY + "float_weights:prune_weight", takes_mask=True)
+"""What stands in for rounding where a recipe has a sparsity section and no quantize section."""
 
 OUTPUT_SEARCHED = Method(
     "awq",
@@ -131,6 +149,7 @@ OUTPUT_SEARCHED = Method(
     limits=_LIMITS + "clipped",
     calibrated=True,
     second_moments=True,
+    takes_mask=True,
 )
 """How awq rounds by itself: to nearest, each range searched by the output error."""
 
@@ -157,6 +176,7 @@ METHODS: Mapping[str, Method] = {
             folds="all",
             folds_norms="away",
             unties_head=lambda quantize: quantize.rotation.residual,
+            takes_mask=True,
         ),
         Method(
             "smoothquant",
@@ -166,6 +186,7 @@ METHODS: Mapping[str, Method] = {
             needs_activations=True,
             folds="some",
             folds_norms="scaled",
+            takes_mask=True,
             passes=lambda _quantize, _calibrate: 1,
         ),
         Method(
@@ -177,6 +198,7 @@ METHODS: Mapping[str, Method] = {
             range_search=lambda quantize: OUTPUT_SEARCHED if quantize.awq.clip else None,
             folds="all",
             folds_norms="scaled",
+            takes_mask=True,
             passes=lambda _quantize, _calibrate: 1,
             moments=True,
         ),
@@ -191,6 +213,7 @@ METHODS: Mapping[str, Method] = {
             calibrated=True,
             second_moments=True,
             float_reference=_gptq_aims_at_float,
+            takes_mask=True,
             passes=lambda _quantize, _calibrate: 2.5,
             moments=True,
         ),
@@ -218,7 +241,9 @@ METHODS: Mapping[str, Method] = {
             calibrated=True,
             weight_only=True,
             learns_norms=True,
+            takes_mask=True,
         ),
+        UNROUNDED,
         Method("pass_through", "pass-through", _APPLY + "pass_through:take"),
     )
 }

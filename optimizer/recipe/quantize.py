@@ -155,7 +155,8 @@ class Quantize(Section):
     method: MethodName | None = Field(
         None,
         description="one module in optimizer/compress/apply/; rtn when neither is given. "
-        "pass_through: the codes of a checkpoint that is quantized already",
+        "pass_through: the codes of a checkpoint that is quantized already; float_weights: none, "
+        "the default beside sparsity where quantize is absent",
     )
     methods: tuple[MethodName, ...] = Field(
         (), description="several of them, composed in order, e.g. [awq, gptq]"
@@ -224,6 +225,11 @@ class Quantize(Section):
     def passes_through(self) -> bool:
         """Whether the checkpoint's own integers are taken as they are."""
         return bool(self.of_kind("pass-through"))
+
+    @property
+    def leaves_float(self) -> bool:
+        """Whether nothing is rounded."""
+        return bool(self.of_kind("float"))
 
     @property
     def static_activations(self) -> bool:

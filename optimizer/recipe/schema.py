@@ -7,25 +7,29 @@ YAML; `schema()` is the JSON schema for editors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from optimizer.errors import closest
 from optimizer.harness import tasks
-from optimizer.recipe import methods
-from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import (
-    MANY,
-    BatchSize,
-    Inside,
-    Length,
-    Name,
-    Pattern,
-    Seed,
-    Version,
-)
+from optimizer.recipe import composition, methods
+from optimizer.recipe import sparsity as sparse
+from optimizer.recipe.data import Calibrate, DataSpec, Section
+from optimizer.recipe.fields import Inside, Length, Name, Pattern, Version
 from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
+from optimizer.recipe.recover import Qat
+from optimizer.recipe.reduce import Reduce
+from optimizer.recipe.sparsity import Sparsity
+from optimizer.recipe.stage_sections import (
+    Compress,
+    Compression,
+    QuantizationAware,
+    Recovery,
+    Reduction,
+    Task,
+    Validation,
+    data_specs,
+)
 from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.targets import (
     CompressedTensorsTarget,
@@ -46,7 +50,10 @@ from optimizer.recipe.validate import (
 
 __all__ = [
     "Activations",
+    "Calibrate",
+    "Compress",
     "CompressedTensorsTarget",
+    "Compression",
     "DataSpec",
     "EvaluationSet",
     "Export",
@@ -54,33 +61,21 @@ __all__ = [
     "LayerRule",
     "Metric",
     "OnnxRuntimeTarget",
+    "QuantizationAware",
     "Quantize",
+    "Recovery",
+    "Reduce",
+    "Reduction",
     "Section",
     "Shapes",
+    "Sparsity",
     "TargetSection",
+    "Task",
     "TensorRTTarget",
     "Validate",
+    "Validation",
     "Weights",
-]
-
-
-def _task(name: str) -> tasks.Task:
-    """The record of a task. Raises ValueError for one that is not known."""
-    try:
-        return tasks.task(name)
-    except KeyError:
-        known = tasks.names()
-        raise ValueError(
-            f"{name!r} is not a task{closest(name, known)} Accepted: {', '.join(known)}"
-        ) from None
-
-
-def _list_tasks(schema: dict[str, Any]) -> None:
-    schema["enum"] = tasks.names()
-
-
-Task = Annotated[
-    str, AfterValidator(lambda name: _task(name).name), Field(json_schema_extra=_list_tasks)
+    "data_specs",
 ]
 
 
@@ -111,42 +106,6 @@ class Model(Section):
     trust_remote_code: bool = False
 
 
-class Calibrate(Section):
-    data: DataSpec
-    samples: int = Field(
-        256,
-        ge=1,
-        le=MANY,
-        description="texts; for text-generation windows of sequence_length tokens",
-    )
-    sequence_length: Length = Field(
-        128,
-        description="texts are cut to this many tokens; for "
-        "text-generation they are joined and cut into windows of exactly as many",
-    )
-    batch_size: BatchSize = 8
-    generated: int = Field(
-        0,
-        ge=0,
-        le=100_000,
-        description="text-generation: windows of the float model's own text beside the given ones; "
-        "the whole model is in memory to write them",
-    )
-    seed: Seed = 0
-
-
-def data_specs(calibrate: Calibrate | None, validate: Validate) -> dict[str, DataSpec]:
-    """Every data set by its place in the recipe."""
-    named = {
-        "calibrate": calibrate.data if calibrate else None,
-        "validate.data": validate.data,
-        **{f"validate.also.{name}.data": part.data for name, part in validate.also.items()},
-        "validate.train": validate.train,
-        "validate.latency.data": validate.latency.data,
-    }
-    return {place: spec for place, spec in named.items() if spec is not None}
-
-
 class Package(Section):
     RENAMED: ClassVar[Mapping[str, str]] = {
         "formats": "targets: [{runtime: compressed-tensors}]",
@@ -158,40 +117,6 @@ class Package(Section):
     licence: str = Field("", description="of the model; read from the checkpoint when empty")
 
 
-class Compress(Section):
-    """How the walk over the blocks is carried out."""
-
-    memory_gb: float = Field(
-        4.0,
-        ge=1e-9,
-        le=100_000,
-        description="activations kept in memory; what is beyond it goes to disk",
-    )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="what products are computed in while calibrating; bf16 is several times faster "
-        "on processors that have it",
-    )
-
-
-class Compression(Section):
-    """What the compress stage reads: calibration and quantization are one walk."""
-
-    calibrate: Calibrate | None
-    quantize: Quantize
-    task: Task
-    compress: Compress = Compress()
-
-
-class Validation(Section):
-    """What the validate stage reads: the gates, and the target they are judged on."""
-
-    validate_: Validate = Field(alias="validate")
-    quantize: Quantize
-    calibrate: Calibrate | None
-    target: AnyTarget
-
-
 class Packaging(Section):
     """What the package stage reads: the recipe as resolved goes into the manifest."""
 
@@ -200,14 +125,25 @@ class Packaging(Section):
     package: Package
 
 
+def _quantize(before: dict[str, Any]) -> Quantize:
+    """Where the recipe says nothing: rounding to nearest, or none beside sparsity. before: the
+    sections above."""
+    if before.get("sparsity") is None:
+        return Quantize()
+    return Quantize(method=methods.UNROUNDED.name)
+
+
 class Recipe(Section):
     """The whole YAML. `where` maps a path such as "targets.0.runtime" to "file:line"."""
 
     name: Name
     model: Model
     calibrate: Calibrate | None = None
-    quantize: Quantize = Quantize()
+    reduce: Reduce | None = None
+    sparsity: Sparsity | None = None
+    quantize: Quantize = Field(default_factory=_quantize)
     compress: Compress = Compress()
+    qat: Qat | None = None
     targets: tuple[AnyTarget, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     package: Package = Package()
@@ -257,6 +193,35 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _calibration_when_needed(self) -> Recipe:
+        if self.reduce and self.reduce.calibrated and not (self.reduce.calibrate or self.calibrate):
+            raise ValueError(
+                "calibrate is missing, and reduce chooses what to keep by what it computes from "
+                "text; add calibrate: {data: ...} or reduce.calibrate, or use importance: "
+                "magnitude without depth"
+            )
+        if self.reduce and self.reduce.recover and self._recovery_data is None:
+            raise ValueError(
+                "reduce.recover has no text to learn from; add reduce.recover.data (texts without "
+                "labels suffice), or calibrate: {data: ...}"
+            )
+        if self.sparsity is not None and self.sparsity.record.calibrated and not self.calibrate:
+            raise ValueError(
+                f"calibrate is missing, and sparsity.method {self.sparsity.method} looks at "
+                "activations; add calibrate: {data: ...}, or use method: magnitude"
+            )
+        if self.qat:
+            composition.check_training(self.quantize)
+        for learning, data in (
+            (self.reduce.recover if self.reduce else None, self._recovery_data),
+            (self.qat, self._training_data),
+        ):
+            if learning and data:
+                composition.check_labels(learning, data, self.model.task)
+        if self.qat and self._training_data is None:
+            raise ValueError(
+                "qat has no text to learn from; add qat.data (texts without labels suffice), or "
+                "calibrate: {data: ...}"
+            )
         if self.quantize.calibrated and self.calibrate is None:
             names = ", ".join(methods.calibrated())
             raise ValueError(
@@ -265,6 +230,60 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _pruning_and_rounding_compose(self) -> Recipe:
+        if self.sparsity is not None:
+            sparse.check(self.sparsity, self.quantize)
+        elif self.quantize.leaves_float:
+            raise ValueError(
+                f"quantize.method {methods.UNROUNDED.name} without a sparsity section leaves "
+                "nothing to compress; add sparsity, or use another method"
+            )
+        return self
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """None without a reduce section."""
+        if self.reduce is None:
+            return None
+        chosen = self.reduce.calibrate or self.calibrate
+        return Reduction(
+            reduce=self.reduce.model_copy(update={"recover": None}),  # a step of its own
+            calibrate=chosen if self.reduce.calibrated else None,
+            task=self.model.task,
+            compress=self.compress,
+        )
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """None without reduce.recover."""
+        recover = self.reduce.recover if self.reduce else None
+        data = self._recovery_data
+        if recover is None or data is None:
+            return None
+        return Recovery(recover=recover, data=data, task=self.model.task)
+
+    @property
+    def _recovery_data(self) -> DataSpec | None:
+        reduce = self.reduce
+        if reduce is None or reduce.recover is None:
+            return None
+        calibrate = reduce.calibrate or self.calibrate
+        return reduce.recover.data or (calibrate.data if calibrate else None)
+
+    @property
+    def training(self) -> QuantizationAware | None:
+        """None without qat."""
+        data = self._training_data
+        if self.qat is None or data is None:
+            return None
+        return QuantizationAware(qat=self.qat, data=data, task=self.model.task)
+
+    @property
+    def _training_data(self) -> DataSpec | None:
+        own = self.qat.data if self.qat else None
+        return own or (self.calibrate.data if self.calibrate else None)
+
     @property
     def compression(self) -> Compression:
         return Compression(
@@ -272,11 +291,19 @@ class Recipe(Section):
             quantize=self.quantize,
             task=self.model.task,
             compress=self.compress,
+            sparsity=self.sparsity,
         )
 
     def validation(self, target: TargetSection) -> Validation:
         return Validation(
-            validate=self.validate_, quantize=self.quantize, calibrate=self.calibrate, target=target
+            validate=self.validate_,
+            quantize=self.quantize,
+            calibrate=self.calibrate,
+            reduce=self.reduce,
+            recovery=self.recovery,
+            training=self.training,
+            target=target,
+            sparsity=self.sparsity,
         )
 
     @property

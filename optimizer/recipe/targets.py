@@ -223,7 +223,10 @@ class TensorRTTarget(TargetSection):
     workspace_gb: Annotated[builtins.float, Field(gt=0, le=100_000)] | None = Field(
         None, description="device memory a kernel may use while it runs; the builder's own limit"
     )
-    sparse_weights: bool = Field(False, description="kernels for 2:4 sparse weights where faster")
+    sparse_weights: bool | None = Field(
+        None,
+        description="kernels for 2:4 sparse weights where faster; null: where the recipe prunes so",
+    )
     hardware_compatible: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
         "none", description="GPUs beyond the one it is built on"
     )
@@ -242,7 +245,7 @@ class TensorRTTarget(TargetSection):
     @property
     def options(self) -> Options:
         """What the builder is told, beside the shapes."""
-        return Options.from_json(self.model_dump())
+        return Options.from_json(self.model_dump() | {"sparse_weights": bool(self.sparse_weights)})
 
     @property
     def depends_on_gpu(self) -> bool:

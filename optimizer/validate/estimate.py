@@ -23,6 +23,7 @@ from optimizer.validate.ledger.ledger_texts import ledger_texts
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
 COPIES = 3  # of a float graph's weights, while its pieces run
+REFERENCE = 2  # times a smaller model, the one it was made of; both are in memory
 LONGEST = 128  # tokens of a ledger input
 CHARACTERS = 4  # of a token of English, about
 
@@ -33,6 +34,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     elements = sum(math.prod(s) for s in shapes.values())
     generates = settings.metric == "perplexity"
     memory = LIBRARIES + _ledger(section, shapes, elements, generates)
+    if section.reduce:
+        memory += REFERENCE * 4 * elements
     latency = settings.latency
     rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
     if generates:
@@ -59,7 +62,8 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
     per_token = 4 * sum(map(sum, linear))
     sampled, whole = _tokens(section, per_token, generates)
-    compared = any(m.law not in ("", "nearest") for m in section.quantize.chosen)
+    pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
+    compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
     kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     return 4 * (elements + quantized + folded + COPIES * elements) + kept
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.validate.ledger.breach import breach
@@ -49,6 +49,13 @@ def from_decision(name: str, decision: Decision, what: str) -> Gate:
             else "; the drop is so near the margin that no number of examples would decide"
         )
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
+
+
+def advised(gate: Gate, advice: str) -> Gate:
+    """A gate whose message, where it failed, ends with what to do."""
+    if gate.verdict != "fail":
+        return gate
+    return replace(gate, message=f"{gate.message}; {advice}")
 
 
 def lost(decision: Decision) -> str:

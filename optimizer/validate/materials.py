@@ -18,6 +18,7 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.load.datasets import batches, calibration_rows, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
+from optimizer.recipe.data import Calibrate
 from optimizer.state import owner_of
 from optimizer.validate import decoder
 from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace
@@ -89,9 +90,10 @@ class Materials(RunArtifacts):
         groups.append(encode(texts[:3], length=min(longest, width + 7)))
         return groups
 
-    def calibration(self) -> Iterator[Batch]:
-        """The calibration texts as the compress stage saw them; none when it needed none."""
-        settings = self.section.calibrate
+    def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
+        """The calibration texts as the compress stage saw them; none when it needed none. other: as
+        a stage that was given these saw them."""
+        settings = other or self.section.calibrate
         if settings is None:
             return
         task = self.contract.task_record
@@ -160,14 +162,28 @@ class Materials(RunArtifacts):
         return self.traces(self.folded_model, self.sampled, self.compares_outputs)
 
     @cached_property
+    def unpruned_traces(self) -> list[Trace]:
+        """Of the float model that compression aims at: folded, nothing pruned."""
+        if not self.state.pruned_floats:
+            return self.folded_traces
+        return self.traces(self.float_model, self.sampled, self.compares_outputs)
+
+    @cached_property
     def simulated_traces(self) -> list[Trace]:
         return self.traces(self.simulated_model, self.sampled, self.compares_outputs)
 
     @property
     def compares_outputs(self) -> bool:
-        """Whether modules' outputs are compared with those of plain rounding: see
+        """Whether modules' outputs are compared with those of plain rounding or pruning: see
         ledger/rounding_laws.py."""
-        return any(self.rounding(name).compared for name in self.state.weights)
+        return any(self.compared_by_output(n) for n in (*self.state.weights, *self.state.sparsity))
+
+    def compared_by_output(self, parameter: str) -> bool:
+        """Whether what became of a parameter is judged by what comes out."""
+        pruned, sparsity = parameter in self.state.sparsity, self.section.sparsity
+        if pruned and sparsity is not None and sparsity.record.law != "recomputed":
+            return True
+        return parameter in self.state.weights and self.rounding(parameter).compared
 
     @cached_property
     def correct(self) -> CorrectRuns:
@@ -192,11 +208,19 @@ class Materials(RunArtifacts):
         return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
 
     def rounded_weight(self, parameter: str) -> Tensor:
-        """The float weight (out, in) that was rounded: folded, without its input's factor."""
+        """The float weight (out, in) that was compressed: folded, without its input's factor."""
         replaced = self.state.replaced
-        value = replaced[parameter] if parameter in replaced else self.parameters[parameter]
+        folded = parameter in replaced and parameter not in self.state.pruned_floats
+        value = replaced[parameter] if folded else self.parameters[parameter]
         factor = self.state.factor_of(owner_of(parameter))
         return value.float() if factor is None else value.float() / factor[None]
+
+    def kept_weight(self, parameter: str) -> Tensor:
+        """As rounded_weight, with 0 where it was pruned."""
+        weight, q = self.rounded_weight(parameter), self.state.weights[parameter]
+        if parameter not in self.state.sparsity or q.codes.shape != weight.shape:
+            return weight
+        return weight * q.nonzero()
 
     @cached_property
     def offset_biases(self) -> dict[str, Tensor]:

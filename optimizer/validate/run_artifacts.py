@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,14 @@ from optimizer.state import CompressedState
 
 @dataclass
 class RunArtifacts:
-    """The folders of a run, each the stage's of that name (source: load, state_folder: compress,
-    graph: export, model: lower, engine: build), and what they hold."""
+    """The folders of a run, each the stage's of that name (source: load, or the last of reduce,
+    recover and qat; state_folder: compress, or qat; graph: export, model: lower, engine: build),
+    and what they hold.
+
+    Where the model is another than the reference, its numbers are compared with its own, quality
+    and speed with the reference's: original, original_graph: of load and of its export. smaller: of
+    reduce, else of load. untrained: what was compressed, before qat: of recover, else smaller.
+    """
 
     section: Validation
     source: Path
@@ -37,6 +43,42 @@ class RunArtifacts:
     graph: Path
     model: Path
     engine: Path
+    original: Path | None = field(default=None, kw_only=True)
+    original_graph: Path | None = field(default=None, kw_only=True)
+    smaller: Path | None = field(default=None, kw_only=True)
+    untrained: Path | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def reference_model(self) -> nn.Module:
+        """What quality and speed are judged against: the user's own model in torch."""
+        if self.original is None:
+            return self.float_model
+        return torch_model(open_checkpoint(self.original), self.task)
+
+    @cached_property
+    def smaller_model(self) -> nn.Module:
+        """What reduce made, before it learned anything."""
+        return self._model_of(self.smaller)
+
+    @cached_property
+    def untrained_model(self) -> nn.Module:
+        """What was compressed, before the compressed model was trained."""
+        return self._model_of(self.untrained)
+
+    def _model_of(self, folder: Path | None) -> nn.Module:
+        if folder in (None, self.source):
+            return self.float_model
+        return torch_model(open_checkpoint(folder), self.task)
+
+    @property
+    def reference(self) -> Path:
+        """Its folder."""
+        return self.original or self.source
+
+    @property
+    def reference_graph(self) -> Path:
+        """The folder of its float graph."""
+        return self.original_graph or self.graph
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -85,7 +127,7 @@ class RunArtifacts:
 
     @cached_property
     def family(self) -> Family:
-        return family(self.checkpoint.config)
+        return family(self.checkpoint.config, self.checkpoint.folder)
 
     @cached_property
     def rounded_alone(self) -> set[str]:

@@ -33,8 +33,9 @@ def inputs(
     contract = contracts.read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", contract)
     texts: dict[str, Any] = {}
+    own = section.reduce.calibrate if section.reduce else None
     for name, rows in data.items():
-        calibrate = section.calibrate if name == "calibrate" else None
+        calibrate = {"calibrate": section.calibrate, "reduce.calibrate": own}.get(name)
         length = calibrate.sequence_length if calibrate else None
         measured = text_sense.measure(rows, contract, tokenizer, length)
         text_sense.check(measured, name)

@@ -9,6 +9,9 @@ Writes report.json:
     sense         does what goes in make sense: see sense.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
+    reduced       {importance, methods, sizes, weights, left_out} of reduced.json; null without one
+    learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
+                  trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
                   when something else than what serves the target answered for it
     also          {name: the same on each further set, and report_only: whether it has no gate}
@@ -40,12 +43,13 @@ from optimizer.load.datasets import Sample, calibration_rows, check_disjoint, di
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
+from optimizer.reduce.distill import texts
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
 from optimizer.validate import on_gpu, sense
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
-from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger import learned_laws, ledger, reduce_laws
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.ledger_texts import ledger_texts
 from optimizer.validate.materials import Materials
@@ -61,6 +65,8 @@ from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import generation_speed, speed
 
+LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
+"""The data sets that nothing is judged on."""
 ELSEWHERE = (
     "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"
@@ -68,15 +74,15 @@ ELSEWHERE = (
 
 
 def run(section: Validation, *folders: Path, out: Path) -> None:
-    """folders: of load, compress, export, lower and build. Raises DataError when the data sets
-    overlap or lack what the metric needs, MachineError when what judges the target is not
-    installed (unless on_missing: defer)."""
+    """folders: of load, compress, export, lower and build; where the model is another than the
+    reference, of the step that made it instead of load, and at the end of load, of the reference's
+    export, of reduce, and of what was compressed (see RunArtifacts).
+    Raises DataError when the data sets overlap or lack what the metric needs, MachineError when
+    what judges the target is not installed (unless on_missing: defer)."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
-    source, state, graph, model, engine = folders
-    contract = contracts.read(source / "contract.json")
+    contract = contracts.read(folders[0] / "contract.json")
     data = _data(section, contract.task_record)
-    texts = ledger_texts(data["validate.data"])
-    materials = Materials(section, source, state, graph, model, engine, texts)
+    materials = _materials(section, folders, ledger_texts(data["validate.data"]))
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
         machine = _machine()
@@ -89,12 +95,14 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "machine": machine,
         "sense": sensed,
         "ledger": [e.as_dict() for e in entries],
+        "reduced": reduce_laws.figures(materials),
+        "learned": learned_laws.figures(materials),
         "quality": None,
         "also": {},
         "speed": None,
         "not_measured": {},
         "engine": {k: materials.inspected.get(k) for k in ("deferred", "why")},
-        "modules": json.loads((state / "modules.json").read_text(encoding="utf-8")),
+        "modules": json.loads((materials.state_folder / "modules.json").read_text("utf-8")),
         "fallbacks": _fallbacks(materials),
     }
     gates = [_ledger_gate(entries)]
@@ -119,6 +127,24 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
 
 
+def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[str]) -> Materials:
+    source, state, graph, model, engine, *originals = folders
+    original, original_graph, smaller, untrained = (*originals, *[None] * 4)[:4]
+    return Materials(
+        section,
+        source,
+        state,
+        graph,
+        model,
+        engine,
+        texts=texts,
+        original=original,
+        original_graph=original_graph,
+        smaller=smaller,
+        untrained=untrained,
+    )
+
+
 def _answered(
     m: Materials, sets: Rows, reference: answers.Reference | None, report: dict[str, Any]
 ) -> list[Gate]:
@@ -128,6 +154,8 @@ def _answered(
     with _one_torch_thread():
         judged = _quality(m, sets, reference, device)
     gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, judged)
+    if m.section.reduce and not m.section.recovery:
+        gates = [gating.advised(gate, "add reduce.recover") for gate in gates]
     report["sense"] |= sense.after(m, judged[FIRST][0], report["quality"])
     if note := ELSEWHERE if elsewhere else targets.of(m.section.target.runtime).answered_by:
         for judged_on in (report["quality"], *report["also"].values()):
@@ -169,7 +197,12 @@ def _machine() -> dict[str, Any]:
 
 def specs(section: Validation) -> dict[str, DataSpec]:
     """The data sets of a section by their place in the recipe."""
-    return data_specs(section.calibrate, section.validate_)
+    named = data_specs(section.calibrate, section.validate_, section.reduce)
+    if section.recovery:
+        named["reduce.recover.data"] = section.recovery.data
+    if section.training:
+        named["qat.data"] = section.training.data
+    return named
 
 
 def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
@@ -177,7 +210,11 @@ def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
     rows = {name: samples(spec) for name, spec in specs(section).items()}
     if section.calibrate:
         rows["calibrate"] = calibration_rows(section.calibrate, task)
-    check_disjoint(rows)
+    if section.reduce and section.reduce.calibrate:
+        rows["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
+    learning = [name for name in LEARNING if name in rows]  # what two of them read is no overlap
+    together = {" or ".join(learning): [r for name in learning for r in rows[name]]}
+    check_disjoint({**together, **{n: rows[n] for n in rows if n not in learning}})
     return rows
 
 
@@ -213,6 +250,10 @@ def check_inputs(section: Validation, source: Path) -> None:
     contract = contracts.read(source / "contract.json")
     data = _data(section, contract.task_record)
     evaluation.check(section.validate_, data, contract)
+    if section.recovery:
+        texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
+    if section.training:
+        texts(section.training.qat, section.training.data, contract, source / "checkpoint")
     for measured in sense.inputs(section, source, data)["texts"].values():
         sense.warn(measured["warnings"])
 

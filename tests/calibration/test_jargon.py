@@ -12,7 +12,7 @@ from optimizer.load.datasets import check_disjoint, samples
 from optimizer.recipe.schema import DataSpec
 
 FOLDER = Path(__file__).parents[2] / "calibration"
-NAMES = ("calibrate", "evaluate", "time")
+NAMES = ("calibrate", "evaluate", "time", "sentences")
 
 
 def spec(name: str) -> DataSpec:
@@ -34,6 +34,8 @@ def test_no_paragraph_is_in_two_sets() -> None:
     parts = {n: {p for s in rows for p in s.text.split("\n\n")} for n, rows in sets.items()}
     assert not parts["calibrate"] & (parts["evaluate"] | parts["time"])
     assert not parts["evaluate"] & parts["time"]
+    judging = " ".join(s.text.replace("\n", " ") for n in ("evaluate", "time") for s in sets[n])
+    assert not [s for s in parts["sentences"] if s in judging]
 
 
 def test_every_set_says_whose_it_is() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from optimizer.recipe import composition
+from optimizer.recipe.data import DataSpec
 from optimizer.recipe.quantize import Quantize
+from optimizer.recipe.recover import LossWeights, Recover
 
 W8A8 = {"activations": {}}
 
@@ -49,3 +53,34 @@ def test_awq_searches_ranges_where_nothing_else_chooses_integers(
 ) -> None:
     record = Quantize.model_validate(section).block_rounding
     assert record.apply == f"optimizer.compress.apply.{rounding}"
+
+
+@pytest.mark.parametrize(
+    ("quantize", "words"),
+    [
+        ({"method": "rotation"}, "qat with rotation"),
+        ({"head": {"bits": 8}}, "quantize.head"),
+    ],
+)
+def test_qat_is_refused_where_it_cannot_train(quantize: dict[str, Any], words: str) -> None:
+    section = Quantize.model_validate_json(json.dumps(quantize))
+    with pytest.raises(ValueError, match=words):
+        composition.check_training(section)
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "words"),
+    [
+        ("token-classification", {"text": "t", "tags": "g"}, "only text-classification"),
+        ("sentence-embedding", {"text": "t", "label": "l"}, "only text-classification"),
+        ("text-classification", {"text": "t"}, "has no label"),
+    ],
+)
+def test_labels_are_learned_only_where_there_are_some(
+    task: str, columns: dict[str, str], words: str
+) -> None:
+    data = DataSpec(source="json", files=("a.jsonl",), columns=columns)
+    learning = Recover(losses=LossWeights(labels=1))
+    with pytest.raises(ValueError, match=words):
+        composition.check_labels(learning, data, task)
+    composition.check_labels(Recover(), data, task)

@@ -90,5 +90,5 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
     """To nearest, each range by the output error."""
     assert weight.second_moments is not None
-    q = output_searched(weight.values, weight.second_moments, weight.scheme)
+    q = output_searched(weight.kept, weight.second_moments, weight.scheme)
     return q, "ranges by output error"

@@ -10,4 +10,4 @@ from optimizer.recipe.quantize import Quantize
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
     """The integers, and nothing to remark on."""
-    return rtn(weight.values, weight.scheme), ""
+    return rtn(weight.kept, weight.scheme), ""

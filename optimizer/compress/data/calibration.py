@@ -15,10 +15,10 @@ from optimizer.compress.walk.capture import Batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import DataError, RecipeError
 from optimizer.progress import say
-from optimizer.recipe.schema import Compression
+from optimizer.recipe.schema import Compression, Reduction
 
 
-def batches(section: Compression, source: Path) -> list[Batch]:
+def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     """Token batches: of a decoder full windows; else texts of like length together, so that
     little is padding."""
     from optimizer.harness import contract as contracts

@@ -10,6 +10,10 @@ Large activations go first (act-order), while the most others can still answer f
 of neighbours by their mean, inputs within a group by their own. A scale so stays with neighbours
 in the stored order, and no permutation reaches the codes. The descent that follows (refine.py)
 visits groups and inputs in the same order.
+
+With a mask (out, in) what is False there stays 0, whose integer is the zero point. The target is
+then the best float values on that support (support.py): for integers on it, the error is that from
+there but for a constant.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.methods import hessian as hessians
-from optimizer.compress.methods.refine import refined
+from optimizer.compress.methods.refine import Bounds, refined
 from optimizer.compress.methods.rtn import searched
+from optimizer.compress.methods.support import least_squares
 from optimizer.qtensor import QTensor, Scheme, absmax_scale, stacked, to_scale_grid
 
 VALUES = 1 << 22  # of a weight at a time: outputs do not see each other, and are held often
@@ -66,47 +71,66 @@ def gptq(
     Raises ValueError for NaN or infinity in any argument, an H that cannot be inverted, or a group
     that does not divide the inputs.
     """
-    out, inputs = W.shape
-    W, H = W.float(), H.float()
-    if not all(bool(torch.isfinite(w).all()) for w in W.split(hessians.PART)):
-        raise ValueError("weight: holds NaN or infinity")
+    H = H.float()
     if not in_place:
         H, P = H.clone(), None if P is None else P.clone()
+    return _rounded(W, H, scheme, options, P, None)
+
+
+def gptq_on_support(
+    W: Tensor,
+    H: Tensor,
+    scheme: Scheme,
+    mask: Tensor,
+    options: GptqOptions = GptqOptions(),
+    P: Tensor | None = None,
+) -> Rounded:
+    """As gptq, with a mask (out, in), False where a weight is pruned. The memory of H and P is
+    used."""
+    return _rounded(W, H.float(), scheme, options, P, mask)
+
+
+def _rounded(
+    W: Tensor,
+    H: Tensor,
+    scheme: Scheme,
+    options: GptqOptions,
+    P: Tensor | None,
+    mask: Tensor | None,
+) -> Rounded:
+    out, inputs = W.shape
+    W = W.float()
+    if not all(bool(torch.isfinite(w).all()) for w in W.split(hessians.PART)):
+        raise ValueError("weight: holds NaN or infinity")
     size = inputs // scheme.groups(inputs)
-    order = _order(H.diagonal(), size, options.act_order)
+    order = hessians.turns(H.diagonal(), size, options.act_order)
     factor = hessians.factored(H, order, options.damping)
     T = hessians.target(W, factor, order, P)
+    if mask is not None:
+        W, mask = W * mask, mask[:, order]
+        D = hessians.whole(replace(factor, matrix=factor.matrix.clone()))
+        T = least_squares(T.T, D, mask, T.T).T
+        del D
     group_order = order[::size] // size
     rows = out if scheme.granularity == "tensor" else max(1, VALUES // inputs)
-    R, first, limits = hessians.inverted(factor), [], []
-    for w, t in zip(W.split(rows), T.split(rows, 1), strict=True):
+    R, first, bounds = hessians.inverted(factor), [], []
+    masks = [None] * out if mask is None else mask.split(rows)
+    for w, t, m in zip(W.split(rows), T.split(rows, 1), masks, strict=False):
         cover, ratio = absmax_scale(w, scheme)[0][:, group_order], options.max_scale_ratio
-        limits.append((to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)))
-        first.append(_feedback(t, R, scheme, limits[-1], options.block))
+        limits = to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)
+        bounds.append(Bounds(limits, m))
+        first.append(_feedback(t, R, scheme, bounds[-1], options.block))
     D = hessians.whole(factor)
     parts = []
-    for t, limit in zip(T.split(rows, 1), limits, strict=True):
+    for t, bound in zip(T.split(rows, 1), bounds, strict=True):
         q = first.pop(0)
-        parts.append(refined(q, t.T, D, limit, sweeps=options.sweeps, block=options.block))
+        parts.append(refined(q, t.T, D, bound, sweeps=options.sweeps, block=options.block))
     return Rounded(_stored(stacked(parts), order, group_order), factor.damping)
 
 
-def _order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
-    """The inputs in the order of their turns; those of one group of `size` follow each other."""
-    index = torch.arange(len(diagonal)).reshape(-1, size)
-    if not act_order:
-        return index.reshape(-1)
-    groups = diagonal.reshape(-1, size)
-    within = groups.argsort(dim=1, descending=True, stable=True)
-    turns = groups.mean(1).argsort(descending=True, stable=True)
-    return index.gather(1, within)[turns].reshape(-1)
-
-
-def _feedback(
-    T: Tensor, R: Tensor, scheme: Scheme, limits: tuple[Tensor, Tensor], block: int
-) -> QTensor:
+def _feedback(T: Tensor, R: Tensor, scheme: Scheme, bounds: Bounds, block: int) -> QTensor:
     """Round T (in, out), input after input, choosing each group's scale at its turn, between
-    limits (out, groups). R (in, in): right above the diagonal, anything below."""
+    bounds.scale (out, groups). R (in, in): right above the diagonal, anything below."""
     inputs = len(T)
     groups = scheme.groups(inputs)
     size = inputs // groups
@@ -115,16 +139,19 @@ def _feedback(
     codes = torch.empty_like(rest, dtype=torch.int8)
     grids: list[QTensor] = []
     costs = R.diagonal() ** -2
+    mask = None if bounds.mask is None else bounds.mask.T
+    assert bounds.scale is not None
     for group, first in enumerate(range(0, inputs, size)):
         end = first + size
-        grid = searched(rest[first:end].T.contiguous(), one, costs[first:end])
-        low, high = (limit[:, group : group + 1] for limit in limits)
+        own = rest[first:end] if mask is None else rest[first:end] * mask[first:end]
+        grid = searched(own.T.contiguous(), one, costs[first:end])
+        low, high = (limit[:, group : group + 1] for limit in bounds.scale)
         grids.append(replace(grid, scale=grid.scale.clamp(low, high)))
         for start in range(first, end, block):
-            stop = min(start + block, end)
-            corner = R[start:stop, start:stop]
-            codes[start:stop], errors = _block(rest[start:stop], corner, grids[-1])
-            rest[stop:].addmm_(R[start:stop, stop:].T, errors, alpha=-1)
+            part = slice(start, min(start + block, end))
+            kept = None if mask is None else mask[part]
+            codes[part], errors = _block(rest[part], R[part, part], grids[-1], kept)
+            rest[part.stop :].addmm_(R[part, part.stop :].T, errors, alpha=-1)
     scale = torch.cat([g.scale for g in grids], 1)
     zeros = [g.zero_point for g in grids if g.zero_point is not None]
     return QTensor(codes.T.contiguous(), scale, torch.cat(zeros, 1) if zeros else None, scheme)
@@ -137,7 +164,9 @@ def _stored(q: QTensor, order: Tensor, group_order: Tensor) -> QTensor:
     return QTensor(q.codes[:, back], q.scale[:, groups], zero, q.scheme)
 
 
-def _block(local: Tensor, corner: Tensor, grid: QTensor) -> tuple[Tensor, Tensor]:
+def _block(
+    local: Tensor, corner: Tensor, grid: QTensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Codes of the inputs in local (inputs, out), which it changes, and errors over R_jj."""
     out, scheme = local.shape[1], grid.scheme
     scale = grid.scale[:, 0].expand(out).contiguous()
@@ -145,6 +174,8 @@ def _block(local: Tensor, corner: Tensor, grid: QTensor) -> tuple[Tensor, Tensor
     codes, errors = torch.empty_like(local), torch.empty_like(local)
     for i in range(len(local)):
         codes[i] = (local[i] / scale).add_(zero).round_().clamp_(scheme.low, scheme.high)
+        if mask is not None:
+            codes[i] = torch.where(mask[i], codes[i], zero)
         errors[i] = (local[i] - (codes[i] - zero) * scale) / corner[i, i]
         local[i + 1 :].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
     return codes, errors

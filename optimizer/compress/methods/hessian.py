@@ -72,6 +72,18 @@ def leading(real: Tensor, share: float) -> Tensor:
     return factors
 
 
+def turns(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
+    """The inputs in the order of their turns, large diagonals first (act-order): groups of `size`
+    neighbours by their mean, so that these follow each other, inputs within one by their own."""
+    index = torch.arange(len(diagonal)).reshape(-1, size)
+    if not act_order:
+        return index.reshape(-1)
+    groups = diagonal.reshape(-1, size)
+    within = groups.argsort(dim=1, descending=True, stable=True)
+    by_mean = groups.mean(1).argsort(descending=True, stable=True)
+    return index.gather(1, within)[by_mean].reshape(-1)
+
+
 def factored(hessian: Tensor, order: Tensor, damping: float = DAMPING) -> Factor:
     """Factor H with the least damping that lets it: `damping`, or that times 10, 100, ...
 

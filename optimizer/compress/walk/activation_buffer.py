@@ -61,6 +61,14 @@ class Buffer(Sequence[Tensor]):
         self._shapes.append(value.shape)
         self._put(len(self._tensors) - 1, value)
 
+    def free(self) -> None:
+        """Empty it: its memory goes back to the budget, its files are removed."""
+        for i, tensor in enumerate(self._tensors):
+            if tensor is not None:
+                self.budget.left += self._size(i)
+            self._file(i).unlink(missing_ok=True)
+        self._tensors, self._shapes = [], []
+
     def _put(self, i: int, value: Tensor) -> None:
         if self.budget.take(self._size(i)):
             self._tensors[i] = value

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -22,6 +22,7 @@ from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.qtensor import Scheme
+from optimizer.recipe.sparsity import Sparsity
 
 Hook = Callable[[str, Tensor, Tensor], None]
 
@@ -114,7 +115,8 @@ class BlockGroup:
     """A segment whose blocks hold their float weights.
 
     model: a skeleton but for `blocks`. segment: of stream.uses. schemes: {module: scheme} of the
-    modules in these blocks that are quantized.
+    modules in these blocks that are quantized; sparsity: {module: the recipe's section} of those
+    that are pruned.
     """
 
     model: nn.Module
@@ -123,6 +125,12 @@ class BlockGroup:
     segment: range
     blocks: tuple[str, ...]
     schemes: Mapping[str, Scheme]
+    sparsity: Mapping[str, Sparsity] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Those that are compressed, one way or the other."""
+        return tuple(dict.fromkeys([*self.schemes, *self.sparsity]))
 
     def linear(self, name: str) -> nn.Linear:
         """The module of that name."""
@@ -192,12 +200,12 @@ def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
 
 
 def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
-    """`sharing` of every quantized module. unknown: what cannot be known of one that does not run.
+    """`sharing` of every compressed module. unknown: what cannot be known of one that does not run.
 
     Raises CheckpointError naming one that does not run.
     """
-    leader = sharing(group, tuple(group.schemes))
-    unused = [name for name in group.schemes if name not in leader]
+    leader = sharing(group, group.modules)
+    unused = [name for name in group.modules if name not in leader]
     if unused:
         raise CheckpointError(
             f"never ran on the calibration data, so {unknown}",

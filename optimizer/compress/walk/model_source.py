@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from optimizer.harness import tasks
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
+from optimizer.load.architecture import family
+from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import Family
-from optimizer.load.model import materialize, release
+from optimizer.load.model import materialize, release, skeleton
+from optimizer.recipe.schema import Task
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,17 @@ class ModelSource:
         """{name: module} of parameters "<module>.weight" or of modules."""
         modules = {n: self.model.get_submodule(n.removesuffix(".weight")) for n in names}
         return {n: cast(nn.Linear, m) for n, m in modules.items()}
+
+
+def open_source(task: Task, folder: Path) -> ModelSource:
+    """The skeleton of what load or reduce wrote, and its tensors."""
+    checkpoint = open_checkpoint(folder)
+    architecture = family(checkpoint.config, checkpoint.folder)
+    model: Any = skeleton(checkpoint, task)
+    if architecture.kind == "decoder":
+        model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
+    prefix, inputs = architecture.prefix(task), tasks.task(task).inputs
+    return ModelSource(model, checkpoint.tensors, architecture, prefix, inputs)
 
 
 def products_in(precision: str) -> torch.dtype:

@@ -87,6 +87,9 @@ def quantized(recipe: Any) -> str:
     known = [METHODS.get(RENAMED.get(name, name)) for name in names if name]
     if any(m is not None and m.kind == "pass-through" for m in known):
         return "kept codes"  # the recipe does not say how many bits the checkpoint's have
+    sparsity = part(recipe, "sparsity")
+    if sparsity and any(m is not None and m.kind == "float" for m in known):
+        return f"{sparsity.get('pattern')} sparse"
     bits = part(section, "weights").get("bits")
     if bits is None:
         return "quantized"

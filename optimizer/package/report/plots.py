@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from optimizer.package.report.figures import Writer, finite, ms
@@ -299,6 +300,35 @@ def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Char
     shapes += _blocks([n for n, _ in values], width, floor)
     description = "worst: " + ", ".join(f"{values[i][0]} {values[i][1]:.4g}" for i in marked)
     return Chart(title, description, floor + 40, tuple(shapes))
+
+
+def curve(points: Sequence[tuple[float, float]], best: float, title: str) -> Chart | None:
+    """A falling value over steps, on a logarithmic scale; the lowest is marked. points: (step,
+    value); best: the step that was kept. None when no value is positive, or there is one only."""
+    known = [(s, v) for s, v in points if math.isfinite(v) and v > 0]
+    if len(known) < 2:
+        return None
+    last = max(s for s, _ in known)
+    low, high = (math.log10(f(v for _, v in known)) for f in (min, max))
+    reach = max(high - low, 1e-9)
+    floor, height = 150.0, 112.0
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        share = (math.log10(point[1]) - low) / reach
+        return GUTTER + (1 - GUTTER) * point[0] / last, floor - 12 - height * share
+
+    shapes: list[Shape] = [_horizontal(GUTTER, 1, floor, "axis")]
+    for before, after in pairwise(known):
+        (x1, y1), (x2, y2) = place(before), place(after)
+        shapes.append(Stroke(_at(x1), _at(x2), y1, y2, "candidate whisker"))
+    for end in (known[0], min(known, key=lambda p: p[1])):
+        x, y = place(end)
+        shapes.append(Label(f"{end[1]:.3g}", _at(GUTTER - 0.01), y + 4, "end soft"))
+    kept = next((p for p in known if p[0] == best), known[-1])
+    x, y = place(kept)
+    shapes += [Dot(_at(x), y, 5.5, "candidate"), _label(x, floor + 16, f"step {best:g}", "soft")]
+    text = f"from {known[0][1]:.4g} to {kept[1]:.4g} at step {best:g} of {last:g}"
+    return Chart(title, text, floor + 24, tuple(shapes))
 
 
 def _ending(name: str, most: int = 38) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from optimizer.package.report import generation
 from optimizer.package.report.comparison import (
+    Cell,
     Document,
     Row,
     latency_rows,
@@ -13,10 +14,16 @@ from optimizer.package.report.comparison import (
     quality_rows,
     size_rows,
 )
+from optimizer.package.report.figures import times, whole
 
 
 def rows(report: Document) -> list[Row]:
-    """Quality, latency per batch x sequence, size and memory, each float | quantized | change."""
+    """Quality, latency per batch x sequence, size and memory, each float | quantized | change; of a
+    smaller model its parameters."""
+    return [*_answering(report), *_smaller(report)]
+
+
+def _answering(report: Document) -> list[Row]:
     if generation.generates(report):
         speed = generation.latency_rows(report) or latency_rows(report)
         others = [
@@ -30,6 +37,20 @@ def rows(report: Document) -> list[Row]:
         for row in quality_rows(r)[:1]
     ]
     return [*quality_rows(report), *others, *latency_rows(report), *size_rows(report)]
+
+
+def _smaller(report: Document) -> list[Row]:
+    """What reduce left out."""
+    reduced = part(report, "reduced")
+    if not reduced:
+        return []
+    before, after = reduced["weights"]["all"]
+    names = {"blocks": "blocks", "ffn": "neurons", "heads": "key/value heads"}
+    sizes = [(names[kind], pair) for kind, pair in reduced["sizes"].items() if pair[0] != pair[1]]
+    there = ", ".join(f"{pair[0]} {name}" for name, pair in sizes)
+    kept = ", ".join(f"{pair[1]} {name}" for name, pair in sizes)
+    ratio = Cell(times(after / before))
+    return [Row("Parameters", Cell(whole(before), there), Cell(whole(after), kept), ratio)]
 
 
 def further(report: Document) -> dict[str, Document]:

@@ -39,11 +39,17 @@ def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | Non
 def in_torch(materials: Materials, limit: float) -> str | None:
     """The module whose compression takes the output beyond `limit` (relative L2 to float), the
     modules before it compressed and those after it in float."""
-    order = [m for m in materials.modules_in_order if weight_name(m) in materials.state.weights]
+    state = materials.state
+    order = [
+        m
+        for m in materials.modules_in_order
+        if weight_name(m) in state.weights or weight_name(m) in state.pruned_floats
+    ]
+    whole = materials.float_model if state.pruned_floats else materials.folded_model
     places = list(range(len(order)))
 
     def bad(part: Sequence[int]) -> bool:
-        twin = simulated(materials.folded_model, materials.state, only=set(order[: part[-1] + 1]))
+        twin = simulated(whole, state, only=set(order[: part[-1] + 1]))
         results = [trace.run(twin, b, materials.outputs) for b in materials.batches]
         return not materials.between(results, materials.float_traces).relative_l2 <= limit
 

@@ -60,7 +60,7 @@ class CorrectRuns:
         growth = {
             name: float(np.sqrt(m.state.replaced[name].shape[-1])) if rotated else 2.0
             for name in m.state.replaced
-            if kind == "folded"
+            if kind == "folded" and name not in m.state.pruned_floats
         }
         kernels = m.kernel_blocks if blocks else {}
         shifts = m.offset_biases if kind == "state" and precision != "fp32" else {}

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from optimizer.compress.apply.rounding import float_target
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.runtimes.ort.run import OrtRunner
@@ -19,6 +21,8 @@ from optimizer.harness.temporary import temporary_folder
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
 from optimizer.lower.opened import opened
+from optimizer.qtensor import QTensor
+from optimizer.state import owner_of
 from optimizer.validate import on_gpu
 from optimizer.validate.ledger import (
     bisect,
@@ -30,6 +34,7 @@ from optimizer.validate.ledger import (
     resampled,
     rounding_laws,
     rounding_limits,
+    sparsity_laws,
     state_laws,
     trace,
 )
@@ -98,7 +103,9 @@ def fold(m: Materials) -> Entry:
         }
     problems += _corrected(m)
     others = {
-        name: m.state.replaced[name] - m.corrections.get(name, 0) for name in m.state.replaced
+        name: m.state.replaced[name] - m.corrections.get(name, 0)
+        for name in m.state.replaced
+        if name not in m.state.pruned_floats
     } | learned
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
@@ -114,7 +121,8 @@ def fold(m: Materials) -> Entry:
 def _corrected(m: Materials) -> list[str]:
     """Quantized modules' biases are corrected where the recipe says so, and nowhere else."""
     quantized = {f"{module}.bias" for module in m.state.modules}
-    expected = quantized & set(m.parameters) if m.section.quantize.bias_correction else set()
+    corrects = m.section.quantize.bias_correction and not m.section.training  # those are trained
+    expected = quantized & set(m.parameters) if corrects else set()
     kept = set(m.corrections)
     return [f"{n}: was not corrected, as the recipe says" for n in sorted(expected - kept)] + [
         f"{n}: was corrected, as the recipe does not say" for n in sorted(kept - expected)
@@ -128,14 +136,22 @@ def compress(m: Materials) -> Entry:
     granularity = None if activations is None else activations.granularity
     if m.state.activations != granularity:
         problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
-    laws: list[calibration_laws.Law] = [
-        calibration_laws.Ranges(m.state, activations),
-        calibration_laws.Corrections(m.state, m.parameters, m.corrections),
-    ]
+    laws: list[calibration_laws.Law] = []
+    if m.section.training and m.section.quantize.static_activations:
+        unjudged.append("ranges, which were trained")
+    elif not m.section.training:
+        laws = [
+            calibration_laws.Ranges(m.state, activations),
+            calibration_laws.Corrections(m.state, m.parameters, m.corrections),
+        ]
     seen = calibration_laws.judge(laws, m.simulated_model, m.folded_model, m.calibration())
     problems += seen.problems
     unjudged += seen.unjudged
-    measured = m.between([t.result for t in m.simulated_traces], m.float_traces)
+    # What qat trained has its errors folded in: the budget is of the model that was compressed.
+    source = m.float_traces
+    if m.section.training:
+        source = [trace.traced(m.untrained_model, b, m.outputs, ()) for b in m.batches]
+    measured = m.between([t.result for t in m.simulated_traces], source)
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:
         moved, allowed = breach(measured.relative_l2, budget)
@@ -162,21 +178,37 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     """What is wrong with the integers of each weight, by the method that chose them, and what
     cannot be judged."""
     quantize = m.section.quantize
+    if m.section.training:
+        return [
+            f"{name}: the checkpoint holds other values than the trained integers"
+            for name, q in m.state.weights.items()
+            if not torch.equal(_unfolded(m, name, q), m.parameters[name])
+        ] + sparsity_laws.problems(m), []
     if quantize.passes_through:
         return [
             f"{name} was kept with other values than the checkpoint has"
             for name, q in m.state.weights.items()
             if not bool((q.dequantize() == m.parameters[name]).all())
         ], []
-    problems, suspects = state_laws.weights(m.state, m.rounded_weight, m.parameters, m.rounding)
+    problems, suspects = state_laws.weights(
+        m.state, m.kept_weight, m.rounded_weight, m.parameters, m.rounding
+    )
+    problems += sparsity_laws.problems(m)
     if m.compares_outputs:
         compressed = m.simulated_traces
         learned = any(x.law == "learned" for x in quantize.chosen)
-        float_aim = quantize.float_reference or learned
-        float_reference = m.folded_traces if float_aim else compressed
+        aims = float_target(quantize, m.section.sparsity) or quantize.float_reference
+        float_reference = m.unpruned_traces if aims or learned else compressed
         suspects += rounding_laws.outputs(m, compressed, float_reference)
     refused, unjudged = resampled.judged(m, suspects)
     return problems + refused, unjudged + rounding_laws.without_law(m)
+
+
+def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
+    """What a trained weight is in the checkpoint: its integers' values, with the factor that its
+    input is multiplied by."""
+    factor = m.state.factor_of(owner_of(name))
+    return q.dequantize() if factor is None else q.dequantize() * factor
 
 
 def export(m: Materials) -> Entry:

@@ -2,6 +2,9 @@
 that are derived, or measured in the same run from how far correct runs lie apart (spread.py).
 
     load       the torch model                     against transformers' own loader
+    reduce     the smaller checkpoint              against the reference, where there is one
+    recover    what it learned                     against itself before, and what training said
+    qat        the same of a compressed model
     fold       float torch with what was replaced  against the source model
     compress   the state de-quantized in torch     against the source model; laws of the state
     export     the float ONNX graph                against float torch with what was replaced
@@ -26,7 +29,13 @@ from optimizer.harness.errors import HarnessError
 from optimizer.missing_packages import not_judged
 from optimizer.progress import bar
 from optimizer.references import resolve
-from optimizer.validate.ledger import cache_laws, generation_laws, hops
+from optimizer.validate.ledger import (
+    cache_laws,
+    generation_laws,
+    hops,
+    learned_laws,
+    reduce_laws,
+)
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
@@ -45,7 +54,7 @@ DECODER_HOPS: tuple[Hop, ...] = (
 
 
 LAST_USED = {
-    "export": ("float_traces", "folded_traces"),
+    "export": ("float_traces", "folded_traces", "unpruned_traces"),
     "harness": (
         "simulated_traces",
         "kernel_traces",
@@ -81,9 +90,19 @@ def hops_of(materials: Materials) -> tuple[Hop, ...]:
     one that says so."""
     target = targets.of(materials.section.target.runtime)
     if not target.hops or not_judged(materials.section.target):
-        return (*STATE_HOPS, unjudged)
+        return _with_steps((*STATE_HOPS, unjudged), materials)
     chosen: tuple[Hop, ...] = resolve(target.hops)(materials)
-    return chosen
+    return _with_steps(chosen, materials)
+
+
+def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...]:
+    """After the first, `load`, those of the steps that made another model of the reference."""
+    section = materials.section
+    steps: list[Hop] = []
+    steps += [reduce_laws.reduce] if section.reduce else []
+    steps += [learned_laws.recover] if section.recovery else []
+    steps += [learned_laws.qat] if section.training else []
+    return (chosen[0], *steps, *chosen[1:])
 
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:

@@ -18,7 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.rounding import FloatWeight, rounded
+from optimizer.compress.apply.pruning import Prunable
+from optimizer.compress.apply.rounding import (
+    FloatWeight,
+    float_target,
+    left_float,
+    moments_of,
+    rounded,
+)
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.harness.inputs.batch import Batch
@@ -34,8 +41,9 @@ RESAMPLES = 6
 CONTROLS = 24
 SMALLEST = 1e-4  # of a statistic: what float32 sums over a row differ by
 
-Statistic = Callable[[QTensor, Tensor, Tensor], Tensor]
-"""(quantized rows, their float weight, their row numbers) -> (rows,), or (1,) of all of them."""
+Statistic = Callable[[QTensor | Tensor, Tensor, Tensor], Tensor]
+"""(quantized rows, or float ones that are pruned only; their float weight; their row numbers) ->
+(rows,), or (1,) of all of them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[s
     refused, unjudged = [], []
     for parameter in dict.fromkeys(s.parameter for s in suspects):
         own = [s for s in suspects if s.parameter == parameter]
-        if m.rounding(parameter).learned:
+        if parameter in m.state.weights and m.rounding(parameter).learned:
             unjudged += [f"{s.message} (learned: no null model)" for s in own]
             continue
         refused += _refused(m, parameter, own)
@@ -62,12 +70,13 @@ def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[s
 
 
 def _refused(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> list[str]:
-    stored = m.state.weights[parameter]
+    weights = m.state.weights
+    stored = weights[parameter] if parameter in weights else m.state.replaced[parameter]
     weight = m.rounded_weight(parameter)
     generator = torch.Generator().manual_seed(0)
     controls = torch.randperm(len(weight), generator=generator)[:CONTROLS].tolist()
     rows = torch.tensor(sorted({*controls, *(s.row for s in suspects if s.row is not None)}))
-    if stored.scheme.granularity == "tensor":
+    if isinstance(stored, QTensor) and stored.scheme.granularity == "tensor":
         rows = torch.arange(len(weight))
     again = _rounded_again(m, parameter, weight[rows])
     mine = _some_rows(stored, rows)
@@ -95,40 +104,59 @@ def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
     return float(max(factor * spread, SMALLEST))
 
 
-def _some_rows(q: QTensor, rows: Tensor) -> QTensor:
+def values_of(q: QTensor | Tensor) -> Tensor:
+    """(rows, in) float32."""
+    return q if isinstance(q, Tensor) else q.dequantize()
+
+
+def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
+    if isinstance(q, Tensor):
+        return q[rows]
     if q.scheme.granularity == "tensor":
         return q
     zero = None if q.zero_point is None else q.zero_point[rows]
     return QTensor(q.codes[rows], q.scale[rows], zero, q.scheme)
 
 
-def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> list[QTensor]:
+def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> Sequence[QTensor | Tensor]:
     """The rows of `weight` by the recipe's method, RESAMPLES times."""
     module = owner_of(parameter)
-    scheme, quantize = m.state.weights[parameter].scheme, m.section.quantize
+    quantize = m.section.quantize
+    sparsity = m.section.sparsity if parameter in m.state.sparsity else None
     sums = _sums(m, module, weight)
-    weights = [FloatWeight(module, weight, scheme, hessian, gradient) for hessian, gradient in sums]
-    return [rounded(w, quantize.block_rounding, quantize)[0] for w in weights]
+    if parameter in m.state.weights:
+        scheme, method = m.state.weights[parameter].scheme, quantize.block_rounding
+        weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
+        return [rounded(w, method, quantize)[0] for w in weights]
+    assert sparsity is not None
+    options, method = moments_of(quantize, sparsity), quantize.of_kind("float")[0]
+    floats = [
+        Prunable(module, weight, sparsity, options.damping, options.act_order, H, P)
+        for H, P in sums
+    ]
+    return [left_float(w, method)[0] for w in floats]
 
 
 def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tensor | None]]:
     """(H, P) of compress/methods/hessian.py, once per resample, over the calibration texts."""
     quantize, head = m.section.quantize, module == m.family.head
-    inputs, limit = weight.shape[1], quantize.gptq.token_limit
-    against_float = quantize.rounding.float_reference(quantize) and not head
+    options = moments_of(quantize, m.section.sparsity)
+    inputs, limit = weight.shape[1], options.token_limit
+    against_float = float_target(quantize, m.section.sparsity) and not head
     factor = m.state.factor_of(module)
+    reference = m.float_model if m.state.pruned_floats else m.folded_model
     hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
     gradients = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
     generator = torch.Generator().manual_seed(1)
     for batch in m.calibration():
         real = torch.from_numpy(batch.real)
         compressed = _inputs(m.simulated_model, batch, module)
-        float_inputs = _inputs(m.folded_model, batch, module) if against_float else []
+        float_inputs = _inputs(reference, batch, module) if against_float else []
         for use, rows in enumerate(compressed):
             scaled = rows if factor is None else rows * factor
             quantized = _quantized_input(m, module, scaled)
             share = torch.ones(len(rows), 1) if head else counted(quantized, limit)
-            first = leading(real, quantize.gptq.first_token)
+            first = leading(real, options.first_token)
             if len(first) == len(rows) and not head:
                 share = share * first
             quantized = quantized * share

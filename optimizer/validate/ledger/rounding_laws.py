@@ -7,8 +7,9 @@ and with W what was rounded and Q the values of the integers,
     aim    |x W^T - x' Q^T|     what the method makes small: earlier errors are made up for
     alone  |x' W^T - x' Q^T|    the module by itself, which pays for that
 
-are compared with what W rounded to nearest gives, `alone` with |x W^T - x' W^T| beside it, what
-there was to make up for: of all outputs of a module together, and of every output by itself. No
+are compared with what W rounded to nearest gives, pruned by magnitude first where it is pruned,
+`alone` with |x W^T - x' W^T| beside it, what there was to make up for: of all outputs of a module
+together, and of every output by itself. No
 theorem bounds them; a module or output beyond the screen (rounding_limits.SCREEN) is rounded again
 on resampled texts, and judged by that (resampled.py). A method that does not look at the float
 model's inputs is compared by `aim` with x = x'. Tokens count as they do for gptq
@@ -25,12 +26,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from optimizer.compress.apply.rounding import moments_of
 from optimizer.compress.methods.hessian import counted
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.qtensor import QTensor, absmax_scale, quantize
 from optimizer.state import CompressedState, input_name
+from optimizer.validate.ledger import sparsity_laws
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.resampled import Statistic, Suspect
+from optimizer.validate.ledger.resampled import Statistic, Suspect, values_of
 from optimizer.validate.ledger.rounding_limits import SCREEN
 from optimizer.validate.ledger.trace import Trace
 
@@ -45,20 +48,29 @@ def outputs(
     method that does not compare them. The head makes up for nothing, whoever asks.
     Weights of no traced module are left to other laws."""
     suspects = []
-    for name, q in m.state.weights.items():
+    for name in dict.fromkeys((*m.state.weights, *m.state.sparsity)):
         module = name.removesuffix(".weight")
         x = _inputs(compressed, module)
         float_input = x if module == m.family.head else _inputs(float_reference, module)
-        if x is None or float_input is None or not m.rounding(name).compared:
+        if x is None or float_input is None or not m.compared_by_output(name):
             continue
+        q = m.state.weights[name] if name in m.state.weights else m.state.replaced[name]
         weight = m.rounded_weight(name)
         factor = m.state.factor_of(module)
         if factor is not None:
             x, float_input = x * factor, float_input * factor
         quantized = _coded(m.state, module, x)
-        share = counted(quantized, m.section.quantize.gptq.token_limit)
+        options = moments_of(m.section.quantize, m.section.sparsity)
+        share = counted(quantized, options.token_limit)
         data = _Data(quantized * share, x * share, float_input * share)
-        suspects += _suspects(name, q, weight, data)
+        pattern = m.state.pattern_of(name)
+        if pattern is not None:
+            norms = data.quantized.norm(dim=0)
+            suspects += sparsity_laws.kept_suspects(name, q, weight, norms, pattern)
+        values = sparsity_laws.plain(weight, pattern)
+        if isinstance(q, QTensor):
+            values = quantize(values, *absmax_scale(values, q.scheme), q.scheme).dequantize()
+        suspects += _suspects(name, q, (weight, values), data)
     return suspects
 
 
@@ -94,11 +106,13 @@ class _Data:
         return usual.square()
 
 
-def _suspects(name: str, q: QTensor, weight: Tensor, data: _Data) -> list[Suspect]:
-    plain = quantize(weight, *absmax_scale(weight, q.scheme), q.scheme).dequantize()
-    suspects = []
+def _suspects(
+    name: str, q: QTensor | Tensor, weights: tuple[Tensor, Tensor], data: _Data
+) -> list[Suspect]:
+    """weights: what was rounded or pruned, and what is plain."""
+    suspects, (weight, plain) = [], weights
     for alone in (False, True):
-        error = data.errors(weight, q.dequantize(), alone)
+        error = data.errors(weight, values_of(q), alone)
         usual = data.allowed(weight, plain, alone)
         more = " and earlier errors" if alone else ""
         whole = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
@@ -122,8 +136,8 @@ def _suspects(name: str, q: QTensor, weight: Tensor, data: _Data) -> list[Suspec
 def _relative(data: _Data, plain: Tensor, alone: bool, whole: bool) -> Statistic:
     """The logarithm of a row's error by what plain rounding gives, or of all rows' together."""
 
-    def statistic(q: QTensor, weight: Tensor, rows: Tensor) -> Tensor:
-        error = data.errors(weight, q.dequantize(), alone)
+    def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
+        error = data.errors(weight, values_of(q), alone)
         usual = data.allowed(weight, plain[rows], alone).clamp(min=1e-30)
         if whole:
             return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]

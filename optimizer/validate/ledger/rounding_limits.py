@@ -70,6 +70,7 @@ class Screen:
     """What makes a module's rows worth rounding again; it decides what is looked at, never what is
     refused. share: <W, Q> / <W, W> of a group or row, of the whole module; odd: of the odd integers
     among the nearest ones; output: error by the error of plain rounding, of one output, of the
+    module; kept: of |W| |x|, by the most that a pattern of zeros can keep, of a row, of the
     module."""
 
     share: tuple[float, float] = (0.55, 1.65)
@@ -77,6 +78,8 @@ class Screen:
     odd: float = 0.25
     output: float = 2.0
     output_module: float = 1.25
+    kept: float = 0.75
+    kept_module: float = 0.85
 
 
 SCREEN = Screen()

@@ -30,14 +30,15 @@ from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, SCREEN, R
 
 def weights(
     state: CompressedState,
+    kept: Callable[[str], Tensor],
     rounded: Callable[[str], Tensor],
     parameters: Collection[str],
     rounding: Callable[[str], Rounding],
 ) -> tuple[list[str], list[Suspect]]:
     """Law 1: what is broken, and what is suspected, per parameter.
 
-    rounded: the float weight of a parameter that was rounded; parameters: those of the checkpoint;
-    rounding: what the method of a parameter may do.
+    rounded: the float weight of a parameter that was rounded; kept: with 0 where it was pruned.
+    parameters: those of the checkpoint; rounding: what the method of a parameter may do.
     """
     broken: list[str] = []
     suspects: list[Suspect] = []
@@ -49,11 +50,12 @@ def weights(
         if q.codes.shape != value.shape:
             broken.append(f"{name}: integers {tuple(q.codes.shape)} for {tuple(value.shape)}")
             continue
-        fault = _weight(q, value, rounding(name))
+        left = kept(name)
+        fault = _weight(q, left, rounding(name), value)
         if fault:
             broken.append(f"{name}: {fault}")
         elif rounding(name).compared:
-            suspects += _suspects(name, q, value)
+            suspects += _suspects(name, q, left)
     return broken, suspects
 
 
@@ -63,7 +65,9 @@ def _grouped(q: QTensor, value: Tensor) -> Tensor:
     return value.reshape(rows)
 
 
-def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
+def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None = None) -> str:
+    """dense: where value was pruned, what it was before. value is then 0 where the integer is, and
+    a kept weight may have become 0 as well, so that what a scale needs lies between the two."""
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
     lowest, highest = (q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale
     grouped = _grouped(q, value)
@@ -78,19 +82,26 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding) -> str:
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
             return f"row {row} group {group} has a scale that round to nearest does not choose from"
+    least, most = rounding.scale
+    narrow, wide = (q.scale / _needed(q, v) for v in (value, value if dense is None else dense))
+    for ratios, worst in ((narrow, int(narrow.argmin())), (wide, int(wide.argmax()))):
+        ratio = float(ratios.flatten()[worst])
+        fine = ratio >= least / GRID if ratios is narrow else ratio <= most * GRID
+        if not fine:
+            row, group = divmod(worst, ratios.shape[1])
+            return f"row {row} group {group} has a scale {ratio:.4f} times what it needs"
+    return ""
+
+
+def _needed(q: QTensor, value: Tensor) -> Tensor:
+    """What just covers each group of value (out, in), in the shape of q's scale."""
+    grouped = _grouped(q, value)
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:
         reach = grouped.amax(-1).clamp(min=0) - grouped.amin(-1).clamp(max=0)
         needed = reach / (q.scheme.high - q.scheme.low)
-    wide = q.scale / needed.clamp(min=FP16_SMALLEST_NORMAL)
-    least, most = rounding.scale
-    for worst in (wide.argmin(), wide.argmax()):
-        ratio = float(wide.flatten()[worst])
-        if not least / GRID <= ratio <= most * GRID:
-            row, group = divmod(int(worst), wide.shape[1])
-            return f"row {row} group {group} has a scale {ratio:.4f} times what it needs"
-    return ""
+    return needed.clamp(min=FP16_SMALLEST_NORMAL)
 
 
 def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
@@ -127,7 +138,8 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
 def _holding(group: int | None, whole: bool) -> Statistic:
     """<W, Q> / <W, W> of each row, of one group of it, or of all rows together."""
 
-    def statistic(q: QTensor, value: Tensor, _rows: Tensor) -> Tensor:
+    def statistic(q: QTensor | Tensor, value: Tensor, _rows: Tensor) -> Tensor:
+        assert isinstance(q, QTensor)
         quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
         part, size = (grouped * quantized).sum(-1), grouped.square().sum(-1)
         if whole:
@@ -138,7 +150,8 @@ def _holding(group: int | None, whole: bool) -> Statistic:
     return statistic
 
 
-def _odd(q: QTensor, _value: Tensor, _rows: Tensor) -> Tensor:
+def _odd(q: QTensor | Tensor, _value: Tensor, _rows: Tensor) -> Tensor:
+    assert isinstance(q, QTensor)
     return (q.codes & 1).float().mean()[None]
 
 

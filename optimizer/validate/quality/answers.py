@@ -40,7 +40,7 @@ class TorchRunner:
         self._m = m
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return trace.run(self._m.float_model, arrays, self._m.outputs)
+        return trace.run(self._m.reference_model, arrays, self._m.outputs)
 
 
 def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:

@@ -28,7 +28,7 @@ def quality(m: RunArtifacts, sets: Rows, device: str) -> Judged:
         name: windows(rows, m.tokenizer, m.contract, settings.sequence_length)
         for name, rows in sets.items()
     }
-    baseline = TorchDecoder(m.float_model, m.contract)
+    baseline = TorchDecoder(m.reference_model, m.contract)
     judged: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
     with closing(on_gpu.candidate(m, device)) as runner:
         candidate = OnnxDecoder(runner, m.contract)

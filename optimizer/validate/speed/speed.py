@@ -52,11 +52,11 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
     say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds or more")
     try:
         with (
-            OrtRunner(m.graph / "model.onnx", device=device, threads=threads) as floating,
+            OrtRunner(m.reference_graph / "model.onnx", device=device, threads=threads) as floating,
             OrtRunner(m.model / "model.onnx", device=device, threads=threads) as candidate,
         ):
             systems = {
-                TORCH: torch_system(m.float_model, m.contract, m.tokenizer),
+                TORCH: torch_system(m.reference_model, m.contract, m.tokenizer),
                 BASELINE: ort_system(floating, m.contract, m.tokenizer),
                 CANDIDATE: ort_system(candidate, m.contract, m.tokenizer),
             }
@@ -65,7 +65,7 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
         torch.set_num_threads(before)
     section["peak_memory"] = peak_memory(m, cells[0], threads)
     section["size"] = {
-        "float_bytes": size(m.graph, "model.onnx"),
+        "float_bytes": size(m.reference_graph, "model.onnx"),
         "candidate_bytes": size(m.model, "model.onnx"),
     }
     return section
@@ -184,12 +184,12 @@ def peak_memory(m: RunArtifacts, cell: tuple[int, int], threads: int) -> dict[st
         "from optimizer.load.checkpoint import open_checkpoint\n"
         "from optimizer.load.model import torch_model\n"
         "from optimizer.validate.ledger.trace import run\n"
-        f"model = torch_model(open_checkpoint(Path({str(m.source)!r})), {m.task!r})\n"
+        f"model = torch_model(open_checkpoint(Path({str(m.reference)!r})), {m.task!r})\n"
         f"run(model, batch, {m.outputs!r})\n"
     )
     return {
         TORCH: bench.peak_memory(in_torch),
-        BASELINE: bench.peak_memory(ort(m.graph / "model.onnx")),
+        BASELINE: bench.peak_memory(ort(m.reference_graph / "model.onnx")),
         CANDIDATE: bench.peak_memory(ort(m.model / "model.onnx")),
     }
 

@@ -117,6 +117,20 @@ def gate(name: str, verdict: str, measured: Any, limit: Any, message: str) -> di
     }
 
 
+def learned() -> list[dict[str, Any]]:
+    return [
+        {
+            "hop": "recover",
+            "steps": 400,
+            "stopped": "no better held-out loss in 8 measurements after step 240",
+            "held_out": [[0, 0.38], [80, 0.21], [160, 0.15], [240, 0.118], [320, 0.121]],
+            "train": [[80, 1.4], [160, 1.1], [240, 0.9], [320, 0.88]],
+            "start": {"output": 0.38, "hidden": 0.52},
+            "end": {"output": 0.118, "hidden": 0.17},
+        }
+    ]
+
+
 def report() -> dict[str, Any]:
     """A target that was measured in full and passed."""
     return {
@@ -138,6 +152,7 @@ def report() -> dict[str, Any]:
             "peak_memory": {"onnxruntime-float": 246_000_000, "candidate": 171_000_000},
             "size": {"float_bytes": 90_752_915, "candidate_bytes": 58_911_424},
         },
+        "learned": learned(),
         "modules": modules(),
         "fallbacks": [],
     }

@@ -325,3 +325,10 @@ def test_codes_that_were_kept_are_called_by_no_number_of_bits() -> None:
         {"quantize": {"method": "pass_through", "weights": {"bits": 8}}}
     ) == ("kept codes")
     assert comparison.quantized({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"
+
+
+def test_what_was_learned_is_drawn_with_what_was_kept() -> None:
+    page = Reader(render(document()))
+    assert "What the smaller model learned" in page.text
+    assert "from 0.38 to 0.118 at step 240 of 320" in page.text
+    assert "Stopped early: no better held-out loss" in page.text

@@ -118,7 +118,9 @@ def weight_laws(q: QTensor, weight: torch.Tensor) -> tuple[list[str], list[Suspe
     """What is broken and what is suspected of a weight that gptq rounded."""
     state = CompressedState({"w.weight": q})
     gptq_may = Rounding(nearest=False, scale=(0.5, 2.0))
-    return state_laws.weights(state, lambda _: weight, {"w.weight"}, lambda _: gptq_may)
+    return state_laws.weights(
+        state, lambda _: weight, lambda _: weight, {"w.weight"}, lambda _: gptq_may
+    )
 
 
 def test_a_row_below_the_smallest_scale_holds_nothing_and_is_no_fault() -> None:

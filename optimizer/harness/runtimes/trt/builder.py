@@ -190,10 +190,11 @@ def _describe(
     messages: Messages,
 ) -> dict[str, Any]:
     """The sidecar: {"runtime", "version", "compute_capabilities", "bytes", "io", "profiles",
-    "layers", "modules", "kernels", "weights", "kept_packed", "warnings"}.
+    "layers", "modules", "kernels", "weights", "kept_packed", "warnings", "sparse"}.
 
     compute_capabilities: those the engine names, or that of the GPU it was built on. kernels:
-    see inspect.read_layers; None when the engine could not be opened here.
+    see inspect.read_layers; None when the engine could not be opened here. sparse: what the builder
+    said of kernels for 2:4 sparse weights.
     """
     weights, layers = summary["weights"], summary["layers"]
     if PRODUCTS[product].compute_capabilities:
@@ -215,6 +216,7 @@ def _describe(
         "weights": weights,
         "kept_packed": kept_packed(length, weights["stored"], weights["widened"], len(layers)),
         "warnings": sorted({m for kind, m in messages if kind == "warning"}),
+        "sparse": sorted({m for kind, m in messages if kind == "sparsity"}),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 Progress = Callable[[str, int, int], None]
 Messages = list[tuple[str, str]]
+SPARSITY = "(Sparsity)"  # what TensorRT puts before a message about kernels for 2:4
 PARTS = 1000  # a build's progress is told in thousandths
 BEFORE_SLOW = 0.1  # SmolLM2 with RTX 1.7: 3 of 34 s
 
@@ -81,7 +82,8 @@ def no_collection() -> Iterator[None]:
 
 
 def logger(trt: Any) -> Any:
-    """A logger that keeps warnings and errors instead of printing them: .messages."""
+    """A logger that keeps warnings, errors and what is said of sparse kernels, instead of printing
+    them: .messages."""
 
     class Log(trt.ILogger):
         def __init__(self) -> None:
@@ -92,6 +94,8 @@ def logger(trt: Any) -> Any:
             if severity <= trt.ILogger.Severity.WARNING:
                 kind = "warning" if severity == trt.ILogger.Severity.WARNING else "error"
                 self.messages.append((kind, message))
+            elif SPARSITY in message:
+                self.messages.append(("sparsity", message))
 
     return Log()
 

@@ -1,0 +1,134 @@
+"""How a model learns from the reference: the sections reduce.recover and qat of a recipe."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from optimizer.recipe.data import DataSpec, Section
+from optimizer.recipe.fields import MANY, BatchSize, Length, Seed
+
+
+class LossWeights(Section):
+    """optimizer/reduce/methods/losses.py. Each loss counts in units of its own value before the
+    first step, so that equal weights mean equal pulls whatever the losses measure."""
+
+    output: float = Field(
+        1.0,
+        ge=0,
+        le=1e6,
+        description="what the task is about: KL of the answers' probabilities, or the cosine of "
+        "the vectors and of every pair of them",
+    )
+    hidden: float = Field(
+        1.0, ge=0, le=1e6, description="hidden states between the blocks, relative per token"
+    )
+    attention: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="KL of the attention probabilities; needs as many heads in both models",
+    )
+    labels: float = Field(
+        0.0, ge=0, le=1e6, description="cross entropy of the data's own labels, for classification"
+    )
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> LossWeights:
+        if not any(getattr(self, name) for name in type(self).model_fields):
+            raise ValueError("every weight is 0, so nothing would be learned")
+        return self
+
+
+class Learning(Section):
+    """optimizer/reduce/distill.py; the model and its teacher are in memory whole.
+
+    PLACE: of the section in a recipe.
+    """
+
+    PLACE: ClassVar[str]
+
+    data: DataSpec | None = Field(
+        None, description="texts without labels suffice; the calibration's when absent"
+    )
+    samples: int = Field(
+        20_000,
+        ge=1,
+        le=MANY,
+        description="texts, or for text-generation windows of sequence_length tokens; all when "
+        "the data has fewer",
+    )
+    held_out: int = Field(
+        256, ge=1, le=MANY, description="of those, how many only judge what is kept"
+    )
+    sequence_length: Length = Field(128, description="texts are cut to this many tokens")
+    batch_size: BatchSize = 32
+    steps: int = Field(2000, ge=1, le=MANY, description="updates of the weights, a batch each")
+    max_hours: float | None = Field(
+        None,
+        gt=0,
+        le=10_000,
+        description="fewer steps where this machine would need longer; decided after the first "
+        "ones and recorded",
+    )
+    learning_rate: float = Field(
+        5e-4, gt=0, le=1, description="of AdamW at its highest, after the warm-up"
+    )
+    warmup: float = Field(
+        0.05, ge=0, lt=1, description="share of the steps in which the rate rises; then it falls"
+    )
+    patience: int = Field(
+        8,
+        ge=1,
+        le=MANY,
+        description="stop after so many of the 20 measurements on held-out data in a row that "
+        "bring nothing better",
+    )
+    temperature: float = Field(
+        1.0, gt=0, le=100, description="of the probabilities in the output loss"
+    )
+    losses: LossWeights = LossWeights()
+    seed: Seed = 0
+
+    @property
+    def step(self) -> str:
+        """What the step that reads it is called."""
+        return self.PLACE.rpartition(".")[2]
+
+    @model_validator(mode="after")
+    def _texts_suffice(self) -> Learning:
+        needed = self.held_out + self.batch_size
+        if self.samples < needed:
+            raise ValueError(
+                f"samples is {self.samples}, and {self.held_out} are held out and "
+                f"{self.batch_size} make a batch; give samples: {needed} or more, or a smaller "
+                "held_out"
+            )
+        return self
+
+
+class Recover(Learning):
+    """What a smaller model learns from the one it came from."""
+
+    PLACE: ClassVar[str] = "reduce.recover"
+
+    method: Literal["distill"] = "distill"
+
+
+class Qat(Learning):
+    """Quantization-aware training (optimizer/reduce/qat.py): weights, scales, ranges, norm weights
+    and biases of the compressed model follow the gradient of the losses, in the arithmetic that its
+    integers have. With losses: {output: 0, hidden: 0, labels: 1} it learns from labels alone."""
+
+    PLACE: ClassVar[str] = "qat"
+
+    learning_rate: float = Field(
+        5e-5, gt=0, le=1, description="of AdamW for weights at its highest, after the warm-up"
+    )
+    scale_rate: float = Field(
+        1e-3,
+        gt=0,
+        le=1,
+        description="the same for the logarithms of scales and of the ends of ranges",
+    )

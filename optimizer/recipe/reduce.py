@@ -1,0 +1,116 @@
+"""The `reduce` section: how small a checkpoint is made before it is compressed, and by what."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from optimizer.recipe.data import Calibrate, Section
+from optimizer.recipe.fields import MANY
+from optimizer.recipe.recover import Recover
+
+Method = Literal["width", "ffn", "heads", "depth"]
+Importance = Literal["magnitude", "activations", "fisher", "second_order"]
+
+
+class Goal(Section):
+    """How small; exactly one of these."""
+
+    keep: float | None = Field(
+        None, gt=0, le=1, description="share of the weights in the blocks that is kept, at most"
+    )
+    parameters: float | None = Field(
+        None, ge=1, description="of the whole model, embeddings included, at most"
+    )
+    depth: Annotated[int, Field(ge=1, le=MANY)] | None = Field(None, description="this many blocks")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Goal:
+        present = [n for n in type(self).model_fields if getattr(self, n) is not None]
+        if len(present) != 1:
+            raise ValueError(
+                f"{' and '.join(present) or 'nothing'} was found; accepted: exactly one of keep, "
+                "parameters, depth"
+            )
+        return self
+
+
+class Reduce(Section):
+    """A smaller checkpoint of the same architecture, before anything is quantized."""
+
+    goal: Goal
+    methods: tuple[Method, ...] = Field(
+        (),
+        description="width: ffn, and heads where the architecture's config can carry fewer; ffn: "
+        "neurons of the feed-forward layers; heads: key/value heads with the query heads that read "
+        "them; depth: whole blocks. When absent: width, or depth for goal.depth",
+    )
+    importance: Importance = Field(
+        "second_order", description="by what neurons and heads are chosen"
+    )
+    depth_importance: Literal["measured", "influence"] = Field(
+        "measured",
+        description="by what blocks are chosen: the divergence of the outputs measured when a "
+        "block is left out, or how much a block changes its input (ShortGPT)",
+    )
+    depth_samples: int = Field(
+        32,
+        ge=1,
+        le=MANY,
+        description="texts that blocks are chosen by, spread over those of calibrate",
+    )
+    multiple_of: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="numbers of neurons are multiples of it: kernels read that many at a time, "
+        "and compute a remainder as slowly as a whole step",
+    )
+    calibrate: Calibrate | None = Field(
+        None, description="text to choose by; the recipe's own calibrate when absent"
+    )
+    recover: Recover | None = Field(
+        None, description="the smaller model learns from the reference what it lost"
+    )
+
+    @field_validator("methods")
+    @classmethod
+    def _methods_differ(cls, methods: tuple[Method, ...]) -> tuple[Method, ...]:
+        covered = {"width": ("ffn", "heads")}
+        for i, method in enumerate(methods):
+            others = methods[:i] + methods[i + 1 :]
+            if method in others or any(method in covered.get(o, ()) for o in others):
+                raise ValueError(f"{method} is named twice (width is ffn and heads); name it once")
+        return methods
+
+    @model_validator(mode="after")
+    def _methods_suit_the_goal(self) -> Reduce:
+        if self.goal.depth is not None and self.chosen != ("depth",):
+            raise ValueError(
+                f"goal.depth says the number of blocks, and methods has {', '.join(self.methods)}; "
+                "accepted: methods: [depth]; or give goal.keep or goal.parameters for both"
+            )
+        if self.chosen == ("depth",) and "importance" in self.model_fields_set:
+            raise ValueError(
+                "importance chooses neurons and heads, and methods has only depth; remove it, or "
+                "use depth_importance"
+            )
+        for option in ("depth_importance", "depth_samples"):
+            if "depth" not in self.chosen and option in self.model_fields_set:
+                raise ValueError(
+                    f"{option} is of choosing blocks, and methods has {', '.join(self.chosen)}; "
+                    "remove it, or add depth to methods"
+                )
+        return self
+
+    @property
+    def chosen(self) -> tuple[Method, ...]:
+        """The methods, as given or by the goal."""
+        return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether anything is chosen by what is computed from text."""
+        by_weights = self.importance == "magnitude"
+        return "depth" in self.chosen or not by_weights

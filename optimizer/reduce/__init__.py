@@ -1,0 +1,1 @@
+"""A smaller checkpoint of the same architecture: fewer neurons, fewer heads, fewer blocks."""

@@ -1,0 +1,364 @@
+"""Distillation: a student, smaller than its teacher, learns to answer as the teacher does.
+
+The losses are those of methods/losses.py, each in units of what it is on held-out data before the
+first step, times its weight in the recipe. Everything but the embeddings is trained: those are the
+teacher's own rows. Both models run in eval mode, so that a step depends on its number alone.
+
+Hidden states are compared where a block of the student begins: its input there should be the
+teacher's input of the block it was made of; and behind the last block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.errors import CheckpointError, DataError
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.tasks import Task
+from optimizer.load import datasets
+from optimizer.load.architecture import family
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.families import Family
+from optimizer.load.model import torch_model
+from optimizer.progress import say
+from optimizer.recipe.recover import Learning, LossWeights
+from optimizer.recipe.schema import DataSpec
+from optimizer.reduce.methods import losses
+from optimizer.reduce.methods.batch_order import batch_of
+from optimizer.reduce.training import Curve, TrainingOptions, train
+
+LOGITS = 1 << 26  # values at once: a vocabulary makes a batch of them larger than all else
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is learned from, or judged on. rows: samples, or windows of one length."""
+
+    rows: Sequence[Any]
+    contract: Contract
+    tokenizer: Any
+    sequence_length: int
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """In characters, which sort texts nearly as tokens do; of windows all alike."""
+        if not isinstance(self.rows[0], datasets.Sample):
+            return [self.sequence_length] * len(self.rows)
+        return [len(r.text) + len(r.text_pair or "") for r in self.rows]
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Padded side by side, as the harness makes them."""
+        rows = [self.rows[i] for i in indices]
+        if not isinstance(rows[0], datasets.Sample):
+            ids = torch.stack([torch.as_tensor(r, dtype=torch.int64) for r in rows])
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        arrays = next(
+            datasets.batches(rows, self.contract, self.tokenizer, len(rows), self.sequence_length)
+        )
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def labels(self, indices: Sequence[int]) -> Tensor | None:
+        """Their label ids, where the data has them."""
+        ids = [getattr(self.rows[i], "label", None) for i in indices]
+        return None if None in ids else torch.tensor(ids)
+
+
+class Split(NamedTuple):
+    """What is learned from, and what only judges."""
+
+    learned: Texts
+    held_out: Texts
+
+
+def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
+    """What is learned from and what is held out, drawn with section.seed; no row is in both.
+
+    spec: section.data, or the calibration's. checkpoint: the folder with the tokenizer. Raises
+    DataError when there is too little.
+    """
+    from optimizer.harness.inputs.text import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint, contract)
+    windows = contract.task_record.calibration_items == "windows"
+    length = section.sequence_length
+    rows: Sequence[Any] = datasets.samples(spec, None if windows else section.samples, section.seed)
+    if windows:
+        rows = datasets.windows(rows, tokenizer, contract, length)[: section.samples]
+    else:
+        rows = datasets.labelled_as(rows, spec, contract.labels)
+    needed = section.held_out + section.batch_size
+    if len(rows) < needed:
+        items = f"windows of {length} tokens" if windows else "texts"
+        raise DataError(
+            f"{len(rows)} {items}, and {section.held_out} are held out of them",
+            where=f"{section.PLACE}.data",
+            accepted=f"{needed} or more: what is held out, and one batch",
+            fix=f"Give more text, or a smaller {section.PLACE}.held_out or batch_size.",
+        )
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(section.seed))
+    parts = order[section.held_out :].tolist(), order[: section.held_out].tolist()
+    learned, held_out = ([rows[i] for i in sorted(part)] for part in parts)
+    return Split(
+        Texts(learned, contract, tokenizer, length),
+        Texts(held_out, contract, tokenizer, length),
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A teacher and its student, whole and in eval mode.
+
+    prefix: of the base model's names, of both. kept: for each block of the student the teacher's
+    block that it was made of, in order. parameters: what is trained; None: all that `trained` says.
+    """
+
+    teacher: nn.Module
+    student: nn.Module
+    family: Family
+    prefix: str
+    contract: Contract
+    kept: Sequence[int]
+    parameters: Mapping[str, nn.Parameter] | None = None
+
+    @property
+    def task(self) -> Task:
+        return self.contract.task_record
+
+    @cached_property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """By name; every parameter but the embeddings, and what is tied to them. Those of positions
+        stay too: only the rows that the texts reach would learn."""
+        if self.parameters is not None:
+            return dict(self.parameters)
+        named = self.student.named_parameters()
+        return {name: p for name, p in named if name not in self.embeddings}
+
+    @property
+    def embeddings(self) -> set[str]:
+        """The names of their parameters."""
+        start = f"{self.prefix}{self.family.embeddings}."
+        tables = {
+            f"{name}.weight"
+            for name, module in self.student.named_modules()
+            if isinstance(module, nn.Embedding)
+        }
+        return tables | {n for n, _ in self.student.named_parameters() if n.startswith(start)}
+
+    def losses(
+        self, batch: Batch, labels: Tensor | None, weights: LossWeights, temperature: float
+    ) -> dict[str, Tensor]:
+        """{name: value} of the output's loss and of every other that has a weight. Raises
+        CheckpointError for attention of models whose heads are not the same."""
+        extra: dict[str, Any] = {"output_hidden_states": weights.hidden > 0}
+        if weights.attention > 0:
+            extra["output_attentions"] = True
+        if self.family.kind == "decoder":
+            extra["use_cache"] = False
+        with torch.no_grad():
+            theirs: Any = self.teacher(**batch, **extra)
+        mine: Any = self.student(**batch, **extra)
+        real = batch["attention_mask"].bool()
+        values = {"output": self._output(mine, theirs, real, temperature)}
+        if weights.hidden > 0:
+            at = [*self.kept[1:], len(theirs.hidden_states) - 1]
+            pairs = zip(mine.hidden_states[1:], at, strict=True)
+            each = [losses.hidden(m, theirs.hidden_states[i], real) for m, i in pairs]
+            values["hidden"] = torch.stack(each).mean()
+        if weights.attention > 0:
+            heads = [answer.attentions[0].shape[1] for answer in (mine, theirs)]
+            if heads[0] != heads[1]:
+                raise CheckpointError(
+                    f"the smaller model has {heads[0]} heads and the reference {heads[1]}",
+                    where="losses.attention",
+                    accepted="as many heads in both",
+                    fix="Leave losses.attention out.",
+                )
+            pairs = zip(mine.attentions, self.kept, strict=True)
+            each = [losses.attention(m, theirs.attentions[i], real) for m, i in pairs]
+            values["attention"] = torch.stack(each).mean()
+        if weights.labels > 0 and labels is not None:
+            values["labels"] = nn.functional.cross_entropy(mine.logits, labels)
+        return values
+
+    def _output(self, mine: Any, theirs: Any, real: Tensor, temperature: float) -> Tensor:
+        """Of what the task is about."""
+        task = self.task
+        student, teacher = (getattr(answer, task.output) for answer in (mine, theirs))
+        if task.classifies or task.generates:
+            if task.per_position:
+                student, teacher = student[real], teacher[real]
+            if student.shape[-1] == 1:  # a number, and no choice among classes
+                return losses.difference(student, teacher)
+            return losses.divergence(student, teacher, temperature)
+        if self.contract.pooling is None:
+            return losses.hidden(student, teacher, real)
+        vectors = [losses.pooled(s, real, self.contract.pooling) for s in (student, teacher)]
+        return losses.direction(*vectors) + losses.relations(*vectors)
+
+    def check_teacher(self, batch: Batch) -> None:
+        """Raises CheckpointError for a teacher that answers the same text differently twice: there
+        is nothing to learn from noise (a model in train mode, or its own code, drops at random)."""
+        with torch.no_grad():
+            answers = [getattr(self.teacher(**batch), self.task.output) for _ in range(2)]
+        if not torch.equal(*answers):
+            raise CheckpointError(
+                "the reference answers the same text differently twice",
+                where="model",
+                accepted="a model whose answers are the same each time",
+                fix="Remove what draws random numbers from the model's own code in eval mode.",
+            )
+
+
+def open_pair(
+    teacher: Path, student: Path, kept: Sequence[int] | None, weights: LossWeights
+) -> Pair:
+    """The models of two folders that are laid out as load's; kept as in Pair, None: all. weights:
+    of the losses that will be asked for."""
+    contract = contracts.read(teacher / "contract.json")
+    opened = [open_checkpoint(folder) for folder in (teacher, student)]
+    architecture = family(opened[0].config)
+    models: list[Any] = [torch_model(checkpoint, contract.task) for checkpoint in opened]
+    for model in models:
+        # only eager attention gives its probabilities, and it keeps one for every pair of tokens
+        if not weights.attention and model._supports_sdpa:
+            model.set_attn_implementation("sdpa")
+    prefix = architecture.prefix(contract.task)
+    blocks = kept or range(models[0].config.num_hidden_layers)
+    return Pair(models[0], models[1], architecture, prefix, contract, blocks)
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """weights: {parameter: trained value}. curve: of training. start, end: each loss on held-out
+    data, before the first step and of the weights that were kept."""
+
+    weights: Mapping[str, Tensor]
+    curve: Curve
+    start: Mapping[str, float]
+    end: Mapping[str, float]
+
+
+def distill(
+    pair: Pair,
+    section: Learning,
+    split: Split,
+    folder: Path,
+    *,
+    rates: Mapping[str, float] | None = None,
+    keep_seconds: float = 60.0,
+) -> Distilled:
+    """Train the pair's student, whose parameters hold the result afterwards.
+
+    rates: {parameter: learning rate} of those that have one of their own. folder: for training's
+    checkpoints, one every keep_seconds. Raises CheckpointError for a teacher that is not the same
+    twice, and for a loss that is not finite.
+    """
+    learned = split.learned
+    judged = _batches(split.held_out, section)
+    pair.check_teacher(judged[0][0])
+    start = _mean(pair, section, judged)
+    units = {name: value or 1.0 for name, value in start.items()}
+    weights = {name: getattr(section.losses, name) / unit for name, unit in units.items()}
+    size = _rows_at_once(pair, section)
+    for p in pair.trained.values():
+        p.requires_grad_(True)
+
+    def backward(step: int) -> float:
+        indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
+        total = 0.0
+        for part in (indices[i : i + size] for i in range(0, len(indices), size)):
+            batch, labels = learned.batch(part), learned.labels(part)
+            with torch.enable_grad():
+                each = pair.losses(batch, labels, section.losses, section.temperature)
+                loss = torch.stack([weights[n] * v for n, v in each.items() if weights[n]]).sum()
+                loss = loss * (len(part) / len(indices))
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def judge() -> float:
+        each = _mean(pair, section, judged)
+        if judged_by_output(section):
+            return each["output"]
+        return math.fsum(weights[n] * each[n] for n in each)
+
+    options = _options(section, rates or {}, keep_seconds)
+    curve = train(pair.trained, backward, judge, options, folder)
+    for p in pair.trained.values():
+        p.requires_grad_(False)
+    end = _mean(pair, section, judged)
+    for name, value in start.items():
+        say(f"{section.step}: {name} on held-out data {value:.4g} -> {end[name]:.4g}")
+    values = {name: p.detach() for name, p in pair.trained.items()}
+    return Distilled(values, curve, start, end)
+
+
+def _options(section: Learning, rates: Mapping[str, float], keep_seconds: float) -> TrainingOptions:
+    return TrainingOptions(
+        section.steps,
+        section.learning_rate,
+        section.warmup,
+        section.patience,
+        None if section.max_hours is None else section.max_hours * 3600,
+        dict(rates),
+        section.PLACE,
+        keep_seconds,
+    )
+
+
+def judged_by_output(section: Learning) -> bool:
+    """Whether the weights that are kept are those with the least loss of the output alone: what
+    the task is about, unless the recipe leaves it out or has labels that say more."""
+    return section.losses.output > 0 and section.losses.labels == 0
+
+
+def losses_of(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
+    """Each loss of the student as it is, over all held-out texts."""
+    return _mean(pair, section, _batches(held_out, section))
+
+
+def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
+    """Texts of like length together."""
+    order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
+    size = section.batch_size
+    parts = [order[i : i + size] for i in range(0, len(order), size)]
+    return [(held_out.batch(part), held_out.labels(part)) for part in parts]
+
+
+def _rows_at_once(pair: Pair, section: Learning) -> int:
+    """Rows of a batch whose gradients are computed together."""
+    if not pair.task.generates:
+        return section.batch_size
+    return max(1, LOGITS // (pair.contract.decoder.vocabulary * section.sequence_length))
+
+
+@torch.no_grad()
+def _mean(
+    pair: Pair, section: Learning, judged: Sequence[tuple[Batch, Tensor | None]]
+) -> dict[str, float]:
+    """Each loss over all held-out texts."""
+    size = _rows_at_once(pair, section)
+    sums: dict[str, float] = {}
+    count = 0
+    for whole, labels in judged:
+        rows = len(whole["input_ids"])
+        for i in range(0, rows, size):
+            batch = {name: t[i : i + size] for name, t in whole.items()}
+            own = None if labels is None else labels[i : i + size]
+            each = pair.losses(batch, own, section.losses, section.temperature)
+            together = len(batch["input_ids"])
+            count += together
+            for name, value in each.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * together
+    return {name: value / count for name, value in sums.items()}

@@ -1,0 +1,1 @@
+"""What decides which neurons, heads and blocks are kept: pure maths on tensors."""

@@ -1,0 +1,62 @@
+"""Which inputs of a layer to leave out, when the others may make up for them (ZipLM, Kurtic et al.
+2023, arXiv 2302.04089; the optimal brain surgeon of Hassibi & Stork 1993 for groups of columns).
+
+For a layer y = W x with H = sum of x x^T, leaving out the columns u and moving the others so that
+the output changes least costs
+
+    tr W_u (H^-1_uu)^-1 W_u^T        and W becomes   W - W_u (H^-1_uu)^-1 H^-1_u:
+
+after which H^-1 is that of the columns that are left. Units go one after the other, or STEPS-th of
+them at a time in a wide layer, each time those that cost least then.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from optimizer.reduce.methods.least_squares import adjusted, damping
+
+STEPS = 512  # how often costs are computed again, at most
+
+
+def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int) -> Tensor:
+    """(keep,) units, ascending. weight (out, in), whose inputs are `units` groups of columns side
+    by side; hessian and cross (in, in): as of least_squares.adjusted."""
+    every = torch.arange(weight.shape[1])
+    W = adjusted(weight, hessian, cross, every)
+    d = damping(hessian, every)
+    inverse = torch.linalg.inv(hessian.double() + d * torch.eye(len(every), dtype=torch.float64))
+    size = weight.shape[1] // units
+    left = torch.ones(units, dtype=torch.bool)
+    step = -(-units // STEPS)
+    while (excess := int(left.sum()) - keep) > 0:
+        cost = _costs(W, inverse, units)
+        cost[~left] = torch.inf
+        out = cost.topk(min(step, excess), largest=False).indices
+        left[out] = False
+        columns = (out[:, None] * size + torch.arange(size)).reshape(-1)
+        _leave_out(W, inverse, columns)
+    return left.nonzero().reshape(-1)
+
+
+def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
+    """(units,): what leaving each out costs."""
+    size = len(inverse) // units
+    if size == 1:
+        return W.square().sum(0) / inverse.diagonal()
+    places = torch.arange(len(inverse)).reshape(units, size)
+    blocks = inverse[places[:, :, None], places[:, None, :]]
+    columns = W.reshape(len(W), units, size).permute(1, 2, 0)  # (units, size, out)
+    costs: Tensor = (columns * torch.linalg.solve(blocks, columns)).sum((1, 2))
+    return costs
+
+
+def _leave_out(W: Tensor, inverse: Tensor, columns: Tensor) -> None:
+    """In place. What was left out keeps 1 on the diagonal, so that later blocks can be solved."""
+    rows = inverse[columns]
+    part = torch.linalg.solve(rows[:, columns], rows)
+    W -= W[:, columns] @ part
+    inverse -= rows.T @ part
+    inverse[columns], inverse[:, columns], W[:, columns] = 0.0, 0.0, 0.0
+    inverse[columns, columns] = 1.0

@@ -1,0 +1,139 @@
+"""What reduce is predicted to need and to leave, from the checkpoint's headers alone.
+
+memory = the libraries + the larger of (what lies outside the blocks; of a decoder only where its
+         answers are needed, for fisher or measured depth) and (one block, twice, with what is
+         summed over the inputs of its widest layer and the matrices that are solved with it) +
+         the streams, as far as compress.memory_gb lets them be held + what one batch makes in a
+         block
+disk   = the smaller checkpoint + the streams, kept to go on after a kill and where memory has no
+         room + what enters each block, where blocks or gradients need it
+time   = multiply-adds of all passes at a measured rate
+
+Texts fill half the sequence length, windows of a decoder all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from math import prod
+
+from optimizer.errors import RecipeError
+from optimizer.harness import tasks
+from optimizer.load.families import FAMILIES, Family
+from optimizer.recipe.schema import Reduction
+from optimizer.reduce.estimate import LIBRARIES, RATE
+from optimizer.reduce.sizes import Model, Sizes, solve
+from optimizer.reduce.structure import multiples
+from optimizer.store import Estimate, Shapes
+
+BLOCK = re.compile(r"\.(\d+)\.")
+SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
+"""Bytes per pair of inputs of a layer: two sums in float32, both in float64, and what is solved."""
+
+
+def shapes(section: Reduction, reference: Shapes) -> Shapes:
+    """Those of the smaller model, with all its heads: their size is in no header. (An upper bound
+    where heads go, and those of the reference where nothing says what its neurons are.)"""
+    known = _family(reference)
+    if known is None:
+        return reference
+    family, prefix, blocks = known
+    ffn = family.feed_forward
+    assert ffn is not None
+    first = f"{prefix}{blocks[0]}."
+    count = reference[f"{first}{ffn.down}.weight"][1]
+    names = {f"{linear}.{p}" for linear in ffn.up for p in ("weight", "bias")}
+    each = sum(prod(reference.get(f"{first}{n}", (0,))) for n in names) // count
+    each += reference[f"{first}{ffn.down}.weight"][0]
+    own = sum(prod(s) for n, s in reference.items() if n.startswith(first))
+    total, chosen = sum(map(prod, reference.values())), section.reduce
+    model = Model(
+        full=Sizes(len(blocks), count, 1),
+        each_ffn=each,
+        each_heads=0,
+        fixed=own - count * each,
+        outside=total - len(blocks) * own,
+        blocks=range(1, len(blocks) + 1) if "depth" in chosen.chosen else (len(blocks),),
+        ffn=multiples(count, chosen.multiple_of) if chosen.chosen != ("depth",) else (count,),
+        heads=(1,),
+    )
+    try:
+        kept = solve(chosen.goal, model)
+    except RecipeError:  # said by the stage itself, which knows of heads too
+        return reference
+    smaller = {}
+    for name, shape in reference.items():
+        block = next((b for b in blocks if name.startswith(f"{prefix}{b}.")), None)
+        if block is None or blocks.index(block) < kept.blocks:
+            inner = name.removeprefix(f"{prefix}{block}.") if block else ""
+            if inner in names:
+                shape = (shape[0] // count * kept.ffn, *shape[1:])
+            elif inner == f"{ffn.down}.weight":
+                shape = (shape[0], kept.ffn)
+            smaller[name] = shape
+    return smaller
+
+
+def _family(reference: Shapes) -> tuple[Family, str, list[str]] | None:
+    """The row whose linears every block has, the prefix of its base model, and its blocks."""
+    for family in FAMILIES.values():
+        for prefix in (f"{family.base}.", ""):
+            start = f"{prefix}{family.blocks}."
+            inside = [n.removeprefix(start) for n in reference if n.startswith(start)]
+            numbers = {int(n.split(".")[0]) for n in inside if n.split(".")[0].isdigit()}
+            blocks = [f"{family.blocks}.{i}" for i in sorted(numbers)]
+            needed = {f"{prefix}{b}.{n}.weight" for b in blocks for n in family.linears}
+            if family.feed_forward is not None and blocks and needed <= reference.keys():
+                return family, prefix, blocks
+    return None
+
+
+def estimate(section: Reduction, reference: Shapes) -> Estimate:
+    """reference: of every tensor of the checkpoint."""
+    blocks: dict[str, int] = defaultdict(int)
+    outside = linear = hidden = widest = 0
+    for name, shape in reference.items():
+        block = BLOCK.search(name)
+        if block is None:
+            outside += prod(shape)
+            continue
+        blocks[name[: block.end()]] += prod(shape)
+        if len(shape) == 2:
+            linear += prod(shape)
+            hidden, widest = max(hidden, min(shape)), max(widest, *shape)
+    chosen, calibrate = section.reduce, section.calibrate
+    written = 4 * sum(map(prod, shapes(section, reference).values()))
+    if calibrate is None:
+        largest = max(map(prod, reference.values()), default=0)
+        return Estimate(memory=LIBRARIES + 16 * largest, disk=written, seconds=5 + linear / 1e8)
+    width = chosen.chosen != ("depth",) and chosen.importance != "magnitude"
+    deep, gradients = "depth" in chosen.chosen, width and chosen.importance == "fisher"
+    generates = tasks.task(section.task).generates
+    tokens, batch = calibrate.samples, calibrate.batch_size
+    tokens, batch = tokens * calibrate.sequence_length, batch * calibrate.sequence_length
+    full = tokens if generates else tokens / 2
+    stream = 4 * full * hidden
+    some = stream * min(1.0, chosen.depth_samples / calibrate.samples)
+    states = max(stream * len(blocks) * gradients, some * len(blocks) * deep)
+    one_block = max(blocks.values(), default=0)
+    solved = SOLVED[chosen.importance] * widest**2 if width else 0
+    answers = generates and (gradients or (chosen.depth_importance == "measured" and deep))
+    looked_up = outside if answers or not generates else 0
+    logits = 0
+    if answers:
+        vocabulary = max((max(s) for s in reference.values()), default=0)
+        logits = 24 * calibrate.sequence_length * vocabulary
+    streams = min(int(3 * stream + states), int(section.compress.memory_gb * 1e9))
+    walked = max(4 * looked_up + logits, 8 * one_block + solved)
+    inside = 12 * batch * widest
+    work = full * linear * (7 * width + 6 * gradients)
+    if deep and chosen.depth_importance == "measured":
+        share = some / max(stream, 1)
+        work += share * full * (linear * len(blocks) / 2 + len(blocks) * looked_up)
+    work += widest**3 * len(blocks) if width else 0
+    return Estimate(
+        memory=LIBRARIES + walked + streams + inside,
+        disk=int(written + 2 * stream * width + states),
+        seconds=5 + work / RATE,
+    )

@@ -1,0 +1,135 @@
+"""qat: the compressed model follows the gradient of what it loses against the reference.
+
+Quantization-aware training (Jacob et al. 2017, arXiv 1712.05877) with learned scales (LSQ, Esser et
+al. 2020, arXiv 1902.08153). The float reference is the teacher unless only labels have a weight.
+What is trained computes in the arithmetic of the compressed state (methods/straight_through.py), so
+that what training measured is what the lowering gets.
+
+out/checkpoint/, contract.json, source.json   laid out as load's: of a quantized linear what its
+                                              integers say, of the rest what was trained
+out/state.json, tensors.safetensors           the trained state, which replaces nothing
+out/modules.json                              compress's lines, with the trained ranges
+out/corrections.safetensors                   none: what biases were corrected by is in them
+out/trained.json                              as recover's recovered.json
+out/reduced.json                              where the model was made smaller: as reduce wrote it
+
+While it runs, out/progress/ holds the trained values of some steps ago, as recover's does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from optimizer import state
+from optimizer.compress import module_rows
+from optimizer.compress.apply import bias_correction
+from optimizer.compress.methods.rtn import relative_error
+from optimizer.compress.module_rows import Row, significant
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.recipe.schema import QuantizationAware
+from optimizer.reduce.distill import Pair, distill, open_pair, texts
+from optimizer.reduce.estimate import training
+from optimizer.reduce.recover import FINISHED, PROGRESS, document, kept
+from optimizer.reduce.rewrite import rewrite
+from optimizer.reduce.trained_linear import Trained, trained
+from optimizer.reduce.write import REDUCED
+from optimizer.state import CompressedState, weight_name
+from optimizer.store import Shapes, Stage
+
+VERSION = 1
+TRAINED = "trained.json"
+REMARK = "trained with the whole model"
+
+
+def run(
+    section: QuantizationAware, reference: Path, base: Path, compressed: Path, out: Path
+) -> None:
+    """reference: what load wrote; base: what was compressed; compressed: what compress wrote of it.
+    Raises DataError when there is too little text, CheckpointError for losses that are not finite,
+    RecipeError for a state that has no weights of its own to train."""
+    if (out / FINISHED).exists():  # killed while tidying up after the end
+        shutil.rmtree(out / FINISHED)
+        return
+    start = state.read(compressed)
+    pair, model = opened(section, reference, base, start)
+    split = texts(section.qat, section.data, pair.contract, reference / "checkpoint")
+    progress = out / PROGRESS
+    progress.mkdir(exist_ok=True)
+    rates = {
+        name: section.qat.scale_rate
+        for name in model.parameters
+        if name.endswith((".log_scale", ".log_range"))
+    }
+    distilled = distill(pair, section.qat, split, progress, rates=rates)
+    rewrite(base, model.values, out)
+    state.write(model.state, out)
+    bias_correction.write({}, out)
+    module_rows.write(_rows(model, base, compressed), out)
+    if (base / REDUCED).is_file():
+        shutil.copyfile(base / REDUCED, out / REDUCED)
+    text = json.dumps({**document(distilled), "trained": sorted(model.values)}, indent=1)
+    (out / TRAINED).write_text(text + "\n", encoding="utf-8")
+    progress.rename(out / FINISHED)
+    shutil.rmtree(out / FINISHED)
+
+
+def opened(
+    section: QuantizationAware, reference: Path, base: Path, start: CompressedState
+) -> tuple[Pair, Trained]:
+    """The reference and the compressed model, whose parameters are what is trained."""
+    pair = open_pair(reference, base, kept(base), section.qat.losses)
+    model = trained(pair.student, start, pair.embeddings)
+    return replace(pair, student=model.model, parameters=model.parameters), model
+
+
+def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
+    """What compress measured of a module is no longer true of it, and is left out."""
+    tensors = open_checkpoint(base).tensors
+    values, rows = model.values, []
+    for row in module_rows.read(compressed):
+        linear = model.linears.get(row.module)
+        if linear is None:
+            rows.append(row)
+            continue
+        covered = linear.covered
+        name = weight_name(row.module)
+        error = relative_error(tensors[name], values[name])
+        changed = replace(
+            row,
+            weight_error=significant(error),
+            output_error=None,
+            saturation=None,
+            range=[covered.low, covered.high] if covered else None,
+        )
+        rows.append(changed.explained(REMARK))
+    return rows
+
+
+def files(section: QuantizationAware) -> Mapping[str, str]:
+    """The digest of the texts."""
+    from optimizer.load.datasets import digest
+
+    return {"qat.data": digest(section.data)}
+
+
+def shapes(
+    _section: QuantizationAware, _reference: Shapes, base: Shapes, _compressed: Shapes
+) -> Shapes:
+    """Training changes none."""
+    return base
+
+
+STAGE = Stage(
+    "qat",
+    VERSION,
+    run,
+    packages=("torch", "transformers", "tokenizers"),
+    files=files,
+    estimate=training,
+    shapes=shapes,
+    resumable=True,
+)

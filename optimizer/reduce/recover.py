@@ -1,0 +1,95 @@
+"""recover: the smaller model learns from the reference what it lost by being made smaller.
+
+out/checkpoint/, contract.json, source.json   laid out as load's
+out/reduced.json                              as reduce wrote it
+out/recovered.json                            {steps, stopped, held_out: [[step, loss], ...],
+                                              train: [[step, mean loss], ...], start and end:
+                                              {loss: value on held-out data}, trained: [parameter]}
+
+While it runs, out/progress/ holds the trained values of some steps ago: a killed run resumes there,
+bit-identical on the same machine with the same number of threads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optimizer.load.checkpoint import read_json
+from optimizer.recipe.schema import Recovery
+from optimizer.reduce.distill import Distilled, distill, open_pair, texts
+from optimizer.reduce.estimate import recovery
+from optimizer.reduce.rewrite import rewrite
+from optimizer.reduce.write import REDUCED
+from optimizer.store import Shapes, Stage
+
+VERSION = 1
+RECOVERED = "recovered.json"
+PROGRESS, FINISHED = "progress", "progress.done"
+
+
+def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
+    """reference: what load wrote; smaller: what reduce made of it. Raises DataError when there is
+    too little text, CheckpointError for losses that are not finite."""
+    if (out / FINISHED).exists():  # killed while tidying up after the end
+        shutil.rmtree(out / FINISHED)
+        return
+    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
+    split = texts(section.recover, section.data, pair.contract, reference / "checkpoint")
+    progress = out / PROGRESS
+    progress.mkdir(exist_ok=True)
+    distilled = distill(pair, section.recover, split, progress)
+    rewrite(smaller, distilled.weights, out)
+    shutil.copyfile(smaller / REDUCED, out / REDUCED)
+    text = json.dumps(document(distilled), indent=1)
+    (out / RECOVERED).write_text(text + "\n", encoding="utf-8")
+    progress.rename(out / FINISHED)
+    shutil.rmtree(out / FINISHED)
+
+
+def document(distilled: Distilled) -> dict[str, Any]:
+    """What is told of a training."""
+    return {
+        "steps": distilled.curve.steps,
+        "stopped": distilled.curve.stopped,
+        "held_out": distilled.curve.held_out,
+        "train": distilled.curve.train,
+        "start": dict(distilled.start),
+        "end": dict(distilled.end),
+        "trained": sorted(distilled.weights),
+    }
+
+
+def kept(folder: Path) -> list[int] | None:
+    """Which blocks of the reference a model has, in order; None where it was not made smaller."""
+    if not (folder / REDUCED).is_file():
+        return None
+    layers = read_json(folder / REDUCED)["layers"]
+    return [int(str(layer["of"]).rpartition(".")[2]) for layer in layers]
+
+
+def files(section: Recovery) -> Mapping[str, str]:
+    """The digest of the texts."""
+    from optimizer.load.datasets import digest
+
+    return {"reduce.recover.data": digest(section.data)}
+
+
+def shapes(_section: Recovery, _reference: Shapes, smaller: Shapes) -> Shapes:
+    """Training changes none."""
+    return smaller
+
+
+STAGE = Stage(
+    "recover",
+    VERSION,
+    run,
+    packages=("torch", "transformers", "tokenizers"),
+    files=files,
+    estimate=recovery,
+    shapes=shapes,
+    resumable=True,
+)

@@ -1,0 +1,103 @@
+"""How many neurons, heads and blocks meet a goal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from optimizer.errors import RecipeError
+from optimizer.recipe.reduce import Goal
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Blocks, and in each of them neurons and key/value heads."""
+
+    blocks: int
+    ffn: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model has, and what may be had of it.
+
+    full: what it has; each_ffn, each_heads: weights of one neuron and of one key/value head, in all
+    uses of a block's weights once; fixed: of a block's other weights; outside: of what lies outside
+    the blocks. blocks, ffn, heads: the numbers that may be chosen, in any order.
+    """
+
+    full: Sizes
+    each_ffn: int
+    each_heads: int
+    fixed: int
+    outside: int
+    blocks: Sequence[int]
+    ffn: Sequence[int]
+    heads: Sequence[int]
+
+    def in_blocks(self, sizes: Sizes) -> int:
+        """Weights in the blocks."""
+        own = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
+        return sizes.blocks * own
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Of the whole model."""
+        return self.outside + self.in_blocks(sizes)
+
+
+def solve(goal: Goal, model: Model) -> Sizes:
+    """The sizes within the goal that take the least away, evenly: of all that may be chosen those
+    with the smallest sum of squared logarithms of the shares kept.
+
+    (Shares multiply, so the logarithm of a share is what adds up; the square keeps the cuts even.)
+    Raises RecipeError saying what the smallest model would be when none is within the goal.
+    """
+    if goal.depth is not None:
+        return _deep(goal.depth, model)
+    limit = goal.parameters or 0.0
+    if goal.keep is not None:
+        limit = model.outside + goal.keep * model.in_blocks(model.full)
+    best = min(_within(limit, model), key=lambda s: _cut(s, model.full), default=None)
+    if best is None:
+        least = Sizes(min(model.blocks), min(model.ffn), min(model.heads))
+        share = model.in_blocks(least) / model.in_blocks(model.full)
+        raise RecipeError(
+            f"the smallest model that these methods make has {model.parameters(least):,} "
+            f"parameters, {share:.3f} of the weights in the blocks",
+            where="reduce.goal",
+            accepted=f"parameters from {model.parameters(least):,}, keep from {share:.3f}",
+            fix="Keep more, or add to reduce.methods.",
+        )
+    return best
+
+
+def _deep(depth: int, model: Model) -> Sizes:
+    if depth not in model.blocks:
+        raise RecipeError(
+            f"{depth} blocks, and the model has {model.full.blocks}",
+            where="reduce.goal.depth",
+            accepted=f"1 to {model.full.blocks}",
+        )
+    return Sizes(depth, model.full.ffn, model.full.heads)
+
+
+def _within(limit: float, model: Model) -> Iterator[Sizes]:
+    """Of each number of blocks and heads the most neurons within the limit."""
+    widths = sorted(model.ffn, reverse=True)
+    for blocks in model.blocks:
+        for heads in model.heads:
+            sizes = (Sizes(blocks, ffn, heads) for ffn in widths)
+            yield from [
+                s for s in [next((s for s in sizes if model.parameters(s) <= limit), None)] if s
+            ]
+
+
+def _cut(sizes: Sizes, full: Sizes) -> float:
+    shares = (
+        (sizes.blocks, full.blocks),
+        (sizes.ffn, full.ffn),
+        (sizes.heads, full.heads),
+    )
+    return sum(math.log(kept / all_) ** 2 for kept, all_ in shares if all_)

@@ -1,0 +1,87 @@
+"""reduce: a smaller checkpoint of the same architecture, which every later stage takes as it takes
+what load wrote, and transformers loads unchanged.
+
+out/checkpoint/, contract.json, source.json   laid out as load's
+out/reduced.json                              what was kept of what: see write.py
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from optimizer.compress.data import calibration
+from optimizer.progress import say
+from optimizer.recipe.schema import Reduction
+from optimizer.reduce import depth, width
+from optimizer.reduce.gradients import measured
+from optimizer.reduce.layout import Layout, opened
+from optimizer.reduce.predicted import estimate, shapes
+from optimizer.reduce.write import REDUCED, write
+from optimizer.store import Stage
+
+VERSION = 1
+PROGRESS = "progress"
+
+
+def run(section: Reduction, source: Path, out: Path) -> None:
+    """source: what load wrote. While it runs, out/progress holds what was chosen so far. Raises
+    RecipeError before anything is computed when the recipe does not fit the model; CheckpointError
+    for sums over activations that are not finite."""
+    progress = out / PROGRESS
+    if (out / REDUCED).exists():  # killed while tidying up after the end
+        shutil.rmtree(progress, ignore_errors=True)
+        return
+    layout = opened(section, source)
+    _say(layout)
+    progress.mkdir(exist_ok=True)
+    batches = calibration.batches(section, source)
+    left_out = depth.choose(layout, batches, progress)
+    for gone in left_out:
+        say(
+            f"reduce: {gone.block} is left out ({section.reduce.depth_importance} {gone.value:.4g})"
+        )
+    blocks = [b for b in layout.blocks if b not in {gone.block for gone in left_out}]
+    gradients: width.Gradients = {}
+    if section.reduce.importance == "fisher" and width.thinned(layout, blocks[0]):
+        gradients = measured(layout, blocks, batches, progress)
+    choices = width.choose(layout, blocks, batches, gradients, progress)
+    write(layout, choices, left_out, out)
+    shutil.rmtree(progress)
+
+
+def check(section: Reduction, source: Path) -> None:
+    """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
+    _ = opened(section, source).goal
+
+
+def _say(layout: Layout) -> None:
+    model, kept = layout.model, layout.goal
+    share = model.in_blocks(kept) / model.in_blocks(model.full)
+    parts = [f"{kept.blocks} of {model.full.blocks} blocks"]
+    parts += [f"{kept.ffn} of {model.full.ffn} neurons"] if model.full.ffn else []
+    parts += [f"{kept.heads} of {model.full.heads} key/value heads"] if model.full.heads else []
+    say(
+        f"reduce: {', '.join(parts)} per block: {model.parameters(kept):,} of "
+        f"{model.parameters(model.full):,} parameters, {share:.3f} of the weights in the blocks"
+    )
+
+
+def files(section: Reduction) -> Mapping[str, str]:
+    """The digest of the calibration rows."""
+    from optimizer.load.datasets import digest
+
+    return {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+
+
+STAGE = Stage(
+    "reduce",
+    VERSION,
+    run,
+    packages=("torch", "transformers", "tokenizers"),
+    files=files,
+    estimate=estimate,
+    shapes=shapes,
+    resumable=True,
+)

@@ -1,0 +1,38 @@
+"""Tensors in a safetensors file as a mapping that reads one on each access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Stored(Mapping[str, Tensor]):
+    """Those whose name in the file is `start` and a name of `names`."""
+
+    file: Path
+    names: tuple[str, ...]
+    start: str = ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        with safe_open(self.file, "pt") as f:
+            tensor: Tensor = f.get_tensor(f"{self.start}{name}").clone()
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def stored(file: Path) -> Stored:
+    """All of a file."""
+    with safe_open(file, "pt") as f:
+        return Stored(file, tuple(f.keys()))

@@ -1,0 +1,99 @@
+"""Which weights of a matrix (out, in) are zero, as a pattern. Outputs do not see each other:
+
+    "2:4", "N:M"         of every M neighbouring inputs of an output, in stored order, N are kept
+    "unstructured 0.5"   of all inputs of an output, floor(0.5 * inputs) are zero
+
+The mask is not stored: a pruned weight is 0, and a pruned integer is the zero point.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNSTRUCTURED = "unstructured"
+LARGEST = 32
+"""Inputs of a group N:M."""
+NEIGHBOURS = re.compile(r"([1-9][0-9]?):([1-9][0-9]?)")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """kept of every `of` neighbours; or, where both are 0, all but the share `amount` of a row."""
+
+    kept: int = 0
+    of: int = 0
+    amount: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.of:
+            if not 0 < self.kept < self.of <= LARGEST:
+                raise ValueError(
+                    f"pattern {self.kept}:{self.of}: N of M are kept; accepted: 0 < N < M <= "
+                    f"{LARGEST}, e.g. 2:4"
+                )
+        elif not 0 < self.amount < 1:
+            raise ValueError(f"amount {self.amount}; accepted: more than 0 and less than 1")
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """The inverse of str(). Raises ValueError for what is none."""
+        numbers = NEIGHBOURS.fullmatch(text)
+        if numbers:
+            return cls(kept=int(numbers[1]), of=int(numbers[2]))
+        word, _, amount = text.partition(" ")
+        try:
+            if word == UNSTRUCTURED:
+                return cls(amount=float(amount))
+        except ValueError:
+            pass
+        raise ValueError(f'sparsity pattern {text!r}; accepted: "N:M" or "unstructured <amount>"')
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.of}" if self.of else f"{UNSTRUCTURED} {self.amount:g}"
+
+    @property
+    def unit(self) -> int:
+        """Neighbouring inputs that are chosen among together; 1: a whole row's are."""
+        return self.of or 1
+
+    def divides(self, inputs: int) -> bool:
+        """Whether a row of so many inputs is cut into whole groups."""
+        return not self.of or inputs % self.of == 0
+
+    def group(self, inputs: int) -> int:
+        """Weights that are compared with each other: M, or a row's."""
+        return self.of or inputs
+
+    def zeros(self, inputs: int) -> int:
+        """How many of each such group are pruned."""
+        if self.of:
+            return self.of - self.kept
+        return math.floor(self.amount * inputs + 1e-9)
+
+    def grouped(self, values: Tensor) -> Tensor:
+        """values (out, in) as (out, groups, group). Raises ValueError where M does not divide."""
+        out, inputs = values.shape
+        if not self.divides(inputs):
+            raise ValueError(f"pattern {self}: {self.of} does not divide {inputs} inputs")
+        return values.reshape(out, -1, self.group(inputs))
+
+
+def broken(nonzero: Tensor, pattern: Pattern) -> str:
+    """What is wrong with a matrix whose weights are other than 0 at `nonzero` (out, in) bool: the
+    first group that keeps more than the pattern says; "" where none does."""
+    if not pattern.divides(nonzero.shape[1]):
+        return f"pattern {pattern}: {pattern.of} does not divide {nonzero.shape[1]} inputs"
+    counts = pattern.grouped(nonzero).sum(-1)
+    most = pattern.group(nonzero.shape[1]) - pattern.zeros(nonzero.shape[1])
+    if bool((counts <= most).all()):
+        return ""
+    row, group = divmod(int((counts > most).int().argmax()), counts.shape[1])
+    at = f"row {row}" + (f", inputs from {group * pattern.of}" if pattern.of else "")
+    kept, of = int(counts[row, group]), pattern.group(nonzero.shape[1])
+    return f"{kept} of {of} weights are kept at {at}; pattern {pattern} keeps {most}"

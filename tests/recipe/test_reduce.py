@@ -1,0 +1,67 @@
+"""A reduce section asks for one goal, and every option it names is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.errors import RecipeError
+from optimizer.recipe.schema import Recipe
+from tests.recipe.test_file import GOOD, read
+
+BARE = GOOD.replace("calibrate:\n  data: {source: text, files: [a.txt]}\n", "").replace(
+    "  activations: {range: mse}\n", ""
+)
+
+
+def reduced(tmp_path: Path, section: str, text: str = GOOD) -> Recipe:
+    return read(tmp_path, text.replace("quantize:\n", f"reduce: {{{section}}}\nquantize:\n"))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("goal: {}", "reduce.goal: nothing was found; accepted: exactly one of"),
+        ("goal: {keep: 0.5, depth: 3}", "keep and depth was found"),
+        ("goal: {latency_gain: 1.6}", "unknown key"),
+        ("goal: {keep: 1.5}", "reduce.goal.keep: 1.5 was found"),
+        ("goal: {depth: 3}, methods: [width, depth]", "goal.depth says the number of blocks"),
+        ("goal: {depth: 3}, importance: fisher", "importance chooses neurons and heads"),
+        ("goal: {keep: 0.5}, depth_samples: 8", "depth_samples is of choosing blocks"),
+        ("goal: {keep: 0.5}, methods: [width, ffn]", "ffn is named twice"),
+        ("goal: {keep: 0.5}, importance: size", "second_order"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(section: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as refused:
+        reduced(tmp_path, section)
+    assert message in str(refused.value)
+
+
+def test_text_is_needed_where_something_is_chosen_by_it(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="calibrate is missing"):
+        reduced(tmp_path, "goal: {keep: 0.5}", BARE)
+    chosen = reduced(tmp_path, "goal: {keep: 0.5}, importance: magnitude", BARE)
+    assert chosen.reduction is not None
+    assert chosen.reduction.calibrate is None
+
+
+def test_its_own_text_comes_before_the_recipe_s(tmp_path: Path) -> None:
+    own = "calibrate: {data: {source: text, files: [c.txt]}}"
+    chosen = reduced(tmp_path, f"goal: {{keep: 0.5}}, {own}").reduction
+    assert chosen is not None
+    assert chosen.calibrate is not None
+    assert chosen.calibrate.data.files == ("c.txt",)
+
+
+@pytest.mark.parametrize(
+    ("section", "methods"),
+    [("goal: {keep: 0.5}", ("width",)), ("goal: {depth: 3}", ("depth",))],
+)
+def test_methods_follow_from_the_goal_when_absent(
+    section: str, methods: tuple[str, ...], tmp_path: Path
+) -> None:
+    chosen = reduced(tmp_path, section).reduce
+    assert chosen is not None
+    assert chosen.chosen == methods

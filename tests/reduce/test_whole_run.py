@@ -1,0 +1,110 @@
+"""A recipe with a reduce section, from the checkpoint to its verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer import pipeline
+from optimizer.errors import DataError
+from optimizer.recipe import file as recipe_file
+from optimizer.store import Store
+from tests.conftest import sentences, write_rows, write_tiny_bert, write_tiny_recipe
+
+REDUCE = "reduce: {goal: {keep: 0.7}, methods: [width, depth]}\nquantize:\n"
+PORTABLE = "  - {runtime: onnxruntime, device: cpu, threads: 1}\n"
+FOLDER = "  - {runtime: compressed-tensors, float: fp32}\n"
+
+
+LEAKED = "nobody else says this about that film."
+LEARN = "{data: {source: json, files: [learn.jsonl]}, held_out: 16, batch_size: 8, steps: 20}"
+RECOVER = REDUCE.replace("depth]}", f"depth], recover: {LEARN}}}")
+
+
+def run(
+    folder: Path, target: str, margin: float, sections: str = REDUCE
+) -> tuple[pipeline.Outcome, dict[str, Any]]:
+    """What the pipeline made of three blocks, and the report of its one target."""
+    model = write_tiny_bert(folder / "model", layers=3)
+    file = write_tiny_recipe(folder / "recipe", model)
+    write_rows(file.parent / "learn.jsonl", 100, seed=9)
+    text = file.read_text().replace("quantize:\n", sections, 1).replace(PORTABLE, target)
+    file.write_text(text.replace("max_drop: 0.1", f"max_drop: {margin}"))
+    outcome = pipeline.run(recipe_file.read(file), Store(folder / "store"))
+    (built,) = outcome.built
+    return outcome, json.loads((built.report.path / "report.json").read_text())
+
+
+@pytest.mark.parametrize("margin", [0.9, 0.0001])
+def test_quality_is_judged_against_the_model_that_was_given(margin: float, tmp_path: Path) -> None:
+    """A smaller model that misses its margin is told what to do."""
+    outcome, report = run(tmp_path, FOLDER, margin)
+    hops = {entry["hop"]: entry["ok"] for entry in report["ledger"]}
+    assert list(hops)[:3] == ["load", "reduce", "fold"]
+    assert all(ok is not False for ok in hops.values())
+    assert report["quality"]["cosine"]["mean"] < 0.999  # the smaller one is far from it
+    (gate,) = (g for g in report["gates"] if g["name"] == "quality.cosine")
+    assert gate["message"].endswith("; add reduce.recover") == (margin < 0.9)
+    assert pipeline.verdict(outcome.built) == ("pass" if margin == 0.9 else "fail")
+    assert (outcome.bundle is not None) == (margin == 0.9)
+    before, after = report["reduced"]["weights"]["blocks"]
+    assert 0 < after <= 0.7 * before
+
+
+@pytest.mark.parametrize(
+    ("sections", "steps"),
+    [
+        (f"qat: {LEARN}\n{RECOVER}", ["reduce", "recover", "qat"]),
+        (f"qat: {LEARN}\nquantize:\n", ["qat"]),
+    ],
+    ids=["all", "qat alone"],
+)
+def test_what_was_learned_is_proven_and_told(
+    sections: str, steps: list[str], tmp_path: Path
+) -> None:
+    outcome, report = run(tmp_path, FOLDER, 0.9, sections)
+    hops = {entry["hop"]: entry["ok"] for entry in report["ledger"]}
+    assert list(hops)[: len(steps) + 2] == ["load", *steps, "fold"]
+    assert all(ok is not False for ok in hops.values())
+    trainings = [training["hop"] for training in report["learned"]]
+    assert trainings == [step for step in steps if step != "reduce"]
+    assert (report["reduced"] is not None) == ("reduce" in steps)
+    assert outcome.bundle is not None
+    page = (outcome.bundle.path / "bundle" / "report.html").read_text()
+    assert "What the compressed model learned" in page
+
+
+@pytest.mark.parametrize(
+    "leak", [{"text": LEAKED}, {"text": "Another text.", "text_pair": LEAKED.upper()}]
+)
+def test_learning_from_what_judges_is_refused(leak: dict[str, str], tmp_path: Path) -> None:
+    """Also where calibrate's whole data set is what qat learns from, and on either side."""
+    model = write_tiny_bert(tmp_path / "model")
+    file = write_tiny_recipe(tmp_path / "recipe", model)
+    (file.parent / "evaluate.jsonl").write_text(
+        "".join(json.dumps({"text": t, "label": 0}) + "\n" for t in (LEAKED, *sentences(63, 7)))
+    )
+    rows = [{"text": t, "text_pair": "A pair."} for t in sentences(80, 8)]
+    text = "".join(json.dumps(row) + "\n" for row in [*rows, {"text_pair": "A pair.", **leak}])
+    (file.parent / "calibrate.jsonl").write_text(text)
+    columns = "columns: {text: text, text_pair: text_pair}"
+    recipe = file.read_text().replace("[calibrate.jsonl]", f"[calibrate.jsonl], {columns}", 1)
+    learn = "qat: {samples: 90, held_out: 16, batch_size: 8, steps: 20}\n"
+    file.write_text(recipe.replace("samples: 16", "samples: 2", 1) + learn)
+    with pytest.raises(DataError, match="is also in the"):
+        pipeline.run(recipe_file.read(file), Store(tmp_path / "store"))
+
+
+@pytest.mark.slow
+def test_speed_and_size_are_compared_with_the_model_that_was_given(tmp_path: Path) -> None:
+    outcome, report = run(tmp_path, PORTABLE, 0.9)
+    graphs = [p / "model.onnx" for p in (tmp_path / "store" / "export").iterdir() if p.is_dir()]
+    largest = max(
+        sum(f.stat().st_size for f in graph.parent.glob("model.onnx*")) for graph in graphs
+    )
+    assert len(graphs) == 2
+    assert report["speed"]["size"]["float_bytes"] == largest
+    assert outcome.bundle is not None
