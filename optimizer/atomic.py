@@ -52,6 +52,18 @@ def replace(new: Path, final: Path) -> None:
     sync(final.parent)
 
 
+def write(path: Path, data: bytes) -> None:
+    """Write a file that a reader sees with its old bytes or with these, whenever we are killed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def restore(final: Path) -> None:
     """Mend a `replace` that was killed between its renames."""
     old = set_aside(final)

@@ -28,6 +28,7 @@ from optimizer.commands.plan import plan
 from optimizer.commands.predict import predict
 from optimizer.commands.run import run
 from optimizer.commands.schema import schema
+from optimizer.commands.sign import sign
 from optimizer.errors import OptimizeError, RecipeError
 from optimizer.progress import leave, say, show
 
@@ -161,7 +162,10 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has our signs
 
 
-for command in (run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain):
+for command in (
+    *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
+    *(sign,),
+):
     main.add_command(command)
 
 

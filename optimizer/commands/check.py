@@ -19,8 +19,26 @@ def is_bundle(path: Path) -> bool:
 
 @click.command()
 @with_recipe
+@click.option(
+    "--require-signature",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
+)
+@click.option(
+    "--signature",
+    type=click.Path(path_type=Path),
+    help="Of the bundle.  [default: BUNDLE.sig, beside it]",
+)
 @click.pass_obj
-def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: Path) -> None:
+def check(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    require_signature: Path | None,
+    signature: Path | None,
+) -> None:
     """Check RECIPE against the schema, its targets, what is installed to judge them, the config of
     its model and the columns of its data where they are on this machine, reading no weights; or a
     bundle (a folder, or its tar) against its manifest, running nothing that is in it.
@@ -29,12 +47,17 @@ def check(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store:
     Examples:
       optimize check recipes/minilm-int8.yaml
       optimize check artifacts/minilm-int8/1
+      optimize check artifacts/minilm-int8/1 --require-signature public.pem
     """
     del store
     if is_bundle(recipe):
         if overrides:
             raise click.UsageError("--set belongs to a recipe, and this is a bundle.")
-        harness("check", recipe, (), obj["json"])
+        options = {"--require-signature": require_signature, "--signature": signature}
+        words = [w for o, value in options.items() if value is not None for w in (o, str(value))]
+        harness("check", recipe, tuple(words), obj["json"])
+    if require_signature is not None or signature is not None:
+        raise click.UsageError("--require-signature belongs to a bundle, and this is a recipe.")
     from optimizer import missing_packages
     from optimizer.commands import checked
     from optimizer.load.datasets import check_header

@@ -15,6 +15,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/ort/run.py": "onnxruntime",
     "runtimes/ort/genai.py": "onnxruntime_genai",
     "generate/chat.py": "jinja2",
+    "signature.py": "cryptography",
     "generate/sandbox.py": "jinja2",  # chat.py imports it inside a function
 }
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))

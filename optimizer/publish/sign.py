@@ -1,0 +1,121 @@
+"""Sign a bundle with a private key, in sigstore's model-signing format: harness/signature.py."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from optimizer import atomic
+from optimizer.errors import MachineError, RecipeError
+from optimizer.harness import signature, verify
+from optimizer.harness.errors import BundleError
+from optimizer.store import digest_file
+
+Json = dict[str, Any]
+
+
+def sign(bundle: Path, key: Path, into: Path) -> str:
+    """Write the signature of a bundle's folder to `into`, and return the key's hint.
+
+    key: the private key, a PEM file without a passphrase. Nothing is written into the bundle, and
+    what is signed is compared with its manifest first: BundleError where it differs. Raises
+    RecipeError for a key that is none, MachineError without the package cryptography.
+    """
+    private_key = load_private(key)
+    _, differences = verify.problems(bundle)
+    if differences:
+        raise BundleError(
+            f"not signed, because it is not what its manifest says: {differences[0]}",
+            where=str(bundle),
+            fix="Package the model again: optimize RECIPE.",
+        )
+    if into.resolve().is_relative_to(bundle.resolve()):
+        raise RecipeError(
+            "a signature inside what is signed would be a file that nobody signed",
+            where=str(into),
+            fix=f"Leave out --signature: it is written to {signature.beside(bundle)}.",
+        )
+    statement = of_files(bundle)
+    atomic.write(into, envelope(statement, private_key))
+    return signature.hint(private_key.public_key())
+
+
+def load_private(path: Path) -> Any:
+    """A private key of cryptography's."""
+    try:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError:
+        raise MachineError(
+            "cryptography is not installed",
+            where="optimize sign",
+            fix="pip install 'optimize-toolchain[sign]'",
+        ) from None
+    try:
+        key = load_pem_private_key(signature.read(path), None)
+    except TypeError:
+        raise RecipeError(
+            "the key has a passphrase",
+            where=str(path),
+            accepted="a private key without one",
+            fix=f"Write one to a place that only you may read: openssl ec -in {path} -out KEY.",
+        ) from None
+    except ValueError as e:
+        raise RecipeError(
+            f"no private key ({e})",
+            where=str(path),
+            accepted=signature.KEYS,
+            fix=signature.MAKE,
+        ) from None
+    signature.check_curve(key, path)
+    return key
+
+
+def of_files(bundle: Path) -> Json:
+    """The in-toto statement that names every file of the folder, sorted by name."""
+    manifest = json.loads((bundle / verify.MANIFEST).read_bytes())
+    names = sorted(name for name, _ in verify.entries(bundle))
+    digests = [digest_file(bundle / name) for name in names]
+    return {
+        "_type": signature.STATEMENT_TYPE,
+        "subject": [
+            {
+                "name": f"{manifest['name']}-{manifest['version']}",
+                "digest": {"sha256": signature.root(digests)},
+            }
+        ],
+        "predicateType": signature.PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": [],
+            },
+            "resources": [
+                {"name": name, "algorithm": "sha256", "digest": digest}
+                for name, digest in zip(names, digests, strict=True)
+            ],
+        },
+    }
+
+
+def envelope(statement: Json, private_key: Any) -> bytes:
+    """A sigstore bundle around the statement, signed."""
+    payload = json.dumps(statement, indent=1, sort_keys=True).encode()
+    public_key = private_key.public_key()
+    written = private_key.sign(signature.encoded(payload), signature.algorithm(public_key))
+    document = {
+        "mediaType": signature.MEDIA_TYPE,
+        "verificationMaterial": {
+            "publicKey": {"hint": signature.hint(public_key)},
+            "tlogEntries": [],
+        },
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": signature.PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(written).decode(), "keyid": ""}],
+        },
+    }
+    return json.dumps(document).encode()
