@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from optimizer import __version__
+from optimizer.commands.attest import attest
 from optimizer.commands.bench import bench
 from optimizer.commands.check import check
 from optimizer.commands.compare import compare
@@ -164,7 +165,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
 
 for command in (
     *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
-    *(sign,),
+    *(sign, attest),
 ):
     main.add_command(command)
 

@@ -1,0 +1,208 @@
+"""What a bundle is made of, as a CycloneDX 1.6 document with a model card (an ML-BOM).
+
+https://cyclonedx.org/docs/1.6/json/. The same bundle gives the same bytes: the serial number is
+made of its digest, and there is no time. Components: the checkpoint it was made from, with the
+digests of its files; the data sets that calibrated and judged it; the packages that made it; and
+every file of the bundle.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optimizer import __version__
+
+Json = dict[str, Any]
+SPDX = {
+    name.lower(): name
+    for name in (
+        *("Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "GPL-3.0", "LGPL-3.0", "AGPL-3.0"),
+        *("CC0-1.0", "CC-BY-4.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0", "ISC", "MPL-2.0"),
+    )
+}
+"""Identifiers as SPDX writes them, by how checkpoints do; another licence is given by its name."""
+KINDS = {"model/": "machine-learning-model", "engines/": "machine-learning-model"}
+"""Of a file, by the beginning of its name; every other one is a file."""
+
+
+def sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
+    """The document, from a bundle's manifest and its report.json."""
+    reference = f"{manifest['name']}@{manifest['version']}"
+    components = [
+        _source(manifest),
+        *(_data_set(use, digest, manifest) for use, digest in _data(manifest)),
+        *(_package(name, version) for name, version in sorted(manifest["packages"].items())),
+        *_files(manifest),
+    ]
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, manifest['digest'])}",
+        "version": 1,
+        "metadata": {
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "optimize-toolchain", "version": __version__}
+                ]
+            },
+            "component": {
+                "type": "machine-learning-model",
+                "bom-ref": reference,
+                "name": manifest["name"],
+                "version": manifest["version"],
+                **_licences(manifest.get("licence") or ""),
+                "modelCard": _model_card(manifest, reports),
+                "properties": [
+                    {"name": f"optimize:{key}", "value": str(manifest[key])}
+                    for key in ("digest", "content_digest", "verdict")
+                ],
+            },
+        },
+        "components": components,
+        "dependencies": [
+            {"ref": reference, "dependsOn": sorted({c["bom-ref"] for c in components})}
+        ],
+    }
+
+
+def _model_card(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
+    contract = manifest["contract"]
+    metrics = [metric for report in reports for metric in _metrics(report)]
+    card: Json = {
+        "modelParameters": {
+            "task": contract["task"],
+            "datasets": [{"ref": f"data:{use}"} for use, _ in _data(manifest)],
+            "inputs": [{"format": _tensor(t)} for t in contract["inputs"]],
+            "outputs": [{"format": _tensor(t)} for t in contract["outputs"]],
+        },
+        "properties": [
+            {"name": f"optimize:engine:{e['target']}", "value": f"{e['runtime']} on {e['device']}"}
+            for e in manifest["engines"]
+        ],
+    }
+    if metrics:
+        card["quantitativeAnalysis"] = {"performanceMetrics": metrics}
+    return card
+
+
+def _tensor(tensor: Mapping[str, Any]) -> str:
+    return f"{tensor['name']}: {tensor['dtype']} {tensor['axes']}"
+
+
+def _metrics(report: Mapping[str, Any]) -> list[Json]:
+    """Quality of the float model and of this one with intervals, and the times of each cell."""
+    target, quality = report["target"], report.get("quality") or {}
+    metrics = [
+        {
+            "type": quality["metric"],
+            "value": str(figure["value"]),
+            "slice": f"{target}: {whose}",
+            **_interval(figure.get("interval")),
+        }
+        for system, whose in (("baseline", "float"), ("candidate", "this model"))
+        if (figure := quality.get(system))
+    ]
+    for cell in (report.get("speed") or {}).get("cells", []):
+        systems = cell.get("systems", {})
+        times = (systems.get("candidate") or {}).get("end_to_end") or {}
+        where = f"{target}: batch {cell['batch']}, sequence {cell.get('sequence')}"
+        metrics += [
+            {"type": f"{name} ms", "value": str(times[name]), "slice": where}
+            for name in ("p50", "p99")
+            if times.get(name) is not None
+        ]
+    return metrics
+
+
+def _interval(bounds: Sequence[float] | None) -> Json:
+    if not bounds:
+        return {}
+    low, high = bounds
+    return {"confidenceInterval": {"lowerBound": str(low), "upperBound": str(high)}}
+
+
+def _licences(name: str) -> Json:
+    if not name:
+        return {}
+    known = SPDX.get(name.lower())
+    return {"licenses": [{"license": {"id": known} if known else {"name": name}}]}
+
+
+def _source(manifest: Mapping[str, Any]) -> Json:
+    """The checkpoint, its files inside it."""
+    source = manifest["source"]
+    files = source.get("files") or {}
+    component: Json = {
+        "type": "machine-learning-model",
+        "bom-ref": "source",
+        "name": source["source"],
+        "version": source.get("revision") or "",
+        **_licences(source.get("licence") or ""),
+    }
+    if files:
+        component["components"] = [
+            {
+                "type": "file",
+                "bom-ref": f"source:{name}",
+                "name": name,
+                "hashes": [_sha256(f["sha256"])],
+            }
+            for name, f in sorted(files.items())
+        ]
+    return component
+
+
+def _data(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return sorted((manifest.get("calibration") or {}).items())
+
+
+def _data_set(use: str, digest: str, manifest: Mapping[str, Any]) -> Json:
+    """A data set by its use; its digest is of its rows."""
+    spec = data_spec(manifest["recipe"], use)
+    return {
+        "type": "data",
+        "bom-ref": f"data:{use}",
+        "name": spec.get("name") or ", ".join(spec.get("files") or ()) or use,
+        "version": spec.get("revision") or "",
+        "hashes": [_sha256(digest)],
+        **_licences(spec.get("licence") or ""),
+        "data": [{"type": "dataset", "name": use}],
+        **({"copyright": spec["attribution"]} if spec.get("attribution") else {}),
+    }
+
+
+def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
+    """The data section of a recipe that `use` names, a key of the manifest's calibration; or {}."""
+    validate = recipe.get("validate") or {}
+    sections: dict[str, Any] = {
+        "calibrate": (recipe.get("calibrate") or {}).get("data"),
+        "validate": validate.get("data"),
+        "train": validate.get("train"),
+        "latency": (validate.get("latency") or {}).get("data"),
+        **{f"also.{n}": part.get("data") for n, part in (validate.get("also") or {}).items()},
+    }
+    return sections.get(use) or {}
+
+
+def _package(name: str, version: str) -> Json:
+    url = f"pkg:pypi/{name}@{version.replace('+', '%2B')}"
+    return {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
+
+
+def _files(manifest: Mapping[str, Any]) -> list[Json]:
+    return [
+        {
+            "type": next((k for at, k in KINDS.items() if name.startswith(at)), "file"),
+            "bom-ref": f"file:{name}",
+            "name": name,
+            "hashes": [_sha256(entry["sha256"])],
+        }
+        for name, entry in sorted(manifest["files"].items())
+    ]
+
+
+def _sha256(digest: str) -> Json:
+    return {"alg": "SHA-256", "content": digest}
