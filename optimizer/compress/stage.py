@@ -128,7 +128,9 @@ def _own_text(
     count = calibrate.generated + (tuning.generated if tuning else 0)
     if not count:
         return [], []
-    windows = calibration.generated(source, prompts, count, calibrate.seed, progress)
+    windows = calibration.generated(
+        source, prompts, count, calibrate.seed, progress, step="compress"
+    )
     parts = windows[: calibrate.generated], windows[calibrate.generated :]
     one, other = (calibration.batched(part, calibrate.batch_size) for part in parts)
     return one, other

@@ -45,6 +45,16 @@ def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
         )
 
 
+def check_generated(learning: Learning, task: str) -> None:
+    """Raise ValueError for text of its own that the task's model cannot write."""
+    if learning.generated and not tasks.task(task).generates:
+        writing = ", ".join(tasks.generating())
+        raise ValueError(
+            f"{learning.PLACE}.generated: only task {writing} writes text, and the task is {task}; "
+            "leave it out"
+        )
+
+
 def check_training(quantize: Quantize) -> None:
     """Raise ValueError for what qat cannot train: it needs integers of linears that the checkpoint
     has under their names."""

@@ -59,6 +59,13 @@ class Learning(Section):
         description="texts, or for text-generation windows of sequence_length tokens; all when "
         "the data has fewer",
     )
+    generated: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="text-generation: windows of the reference's own text to learn from, beside "
+        "the given ones; none of them judges",
+    )
     held_out: int = Field(
         256, ge=1, le=MANY, description="of those, how many only judge what is kept"
     )

@@ -217,6 +217,7 @@ class Recipe(Section):
         ):
             if learning and data:
                 composition.check_labels(learning, data, self.model.task)
+                composition.check_generated(learning, self.model.task)
         if self.qat and self._training_data is None:
             raise ValueError(
                 "qat has no text to learn from; add qat.data (texts without labels suffice), or "

@@ -61,6 +61,7 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
     full = recover.batch_size * recover.sequence_length * (1 if generates else 0.5)
     judged = MEASURED * recover.held_out / recover.batch_size
     work = full * (sum(map(prod, linear)) + head) * (4 * recover.steps + 2 * judged)
+    work += recover.generated * recover.sequence_length * (sum(map(prod, linear)) + head)
     seconds = 5 + work / RATE
     if recover.max_hours is not None:
         seconds = min(seconds, recover.max_hours * 3600)

@@ -29,10 +29,12 @@ from optimizer.compress import module_rows
 from optimizer.compress.apply import bias_correction
 from optimizer.compress.methods.rtn import relative_error
 from optimizer.compress.module_rows import Row, significant
+from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.recipe.schema import QuantizationAware
 from optimizer.reduce.distill import Pair, distill, open_pair, texts
 from optimizer.reduce.estimate import training
+from optimizer.reduce.own_text import with_own_text
 from optimizer.reduce.recover import FINISHED, PROGRESS, document, kept
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.trained_linear import Trained, trained
@@ -54,11 +56,12 @@ def run(
     if (out / FINISHED).exists():  # killed while tidying up after the end
         shutil.rmtree(out / FINISHED)
         return
-    start = state.read(compressed)
-    pair, model = opened(section, reference, base, start)
-    split = texts(section.qat, section.data, pair.contract, reference / "checkpoint")
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
+    contract = contracts.read(reference / "contract.json")
+    split = texts(section.qat, section.data, contract, reference / "checkpoint")
+    split = with_own_text(section.qat, split, reference, progress)
+    pair, model = opened(section, reference, base, state.read(compressed))
     rates = {
         name: section.qat.scale_rate
         for name in model.parameters

@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.schema import Recovery
 from optimizer.reduce.distill import Distilled, distill, open_pair, texts
 from optimizer.reduce.estimate import recovery
+from optimizer.reduce.own_text import with_own_text
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.write import REDUCED
 from optimizer.store import Shapes, Stage
@@ -37,10 +39,12 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
     if (out / FINISHED).exists():  # killed while tidying up after the end
         shutil.rmtree(out / FINISHED)
         return
-    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
-    split = texts(section.recover, section.data, pair.contract, reference / "checkpoint")
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
+    contract = contracts.read(reference / "contract.json")
+    split = texts(section.recover, section.data, contract, reference / "checkpoint")
+    split = with_own_text(section.recover, split, reference, progress)
+    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
     distilled = distill(pair, section.recover, split, progress)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)

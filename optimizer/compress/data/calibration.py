@@ -99,15 +99,21 @@ def _size(batch: Batch) -> int:
 
 
 def generated(
-    source: ModelSource, prompts: Sequence[Batch], count: int, seed: int, folder: Path
+    source: ModelSource,
+    prompts: Sequence[Batch],
+    count: int,
+    seed: int,
+    folder: Path,
+    *,
+    step: str,
 ) -> Tensor:
-    """`count` windows (count, length) of the float model's own text, made once and kept for a run
-    that goes on."""
+    """`count` windows (count, length) of the float model's own text, made once and kept in `folder`
+    for a run that is resumed. step: what the progress is called."""
     from safetensors.torch import load_file, save_file
 
     file = folder / "generated.safetensors"
     if not file.exists():
-        say(f"compress: the model writes {count} windows to calibrate on")
+        say(f"{step}: the model writes {count} windows of text")
         ids = torch.cat([b["input_ids"] for b in prompts])
         with source.filled():
             written = continued(source.model, ids, count, seed)
