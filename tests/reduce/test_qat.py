@@ -165,7 +165,9 @@ def test_a_range_as_it_never_was_is_named(run: Run, tmp_path: Path) -> None:
     site = sorted(document["ranges"])[0]
     document["ranges"][site] = [2 * end for end in document["ranges"][site]]
     (folder / "state.json").write_text(json.dumps(document))
-    assert run.hop(learned_laws.qat, folder).ok is False
+    entry = run.hop(learned_laws.qat, folder)
+    assert entry.ok is False
+    assert "was trained" in "; ".join(entry.problems)
 
 
 def test_what_follows_is_predicted_from_the_model_that_was_compressed() -> None:

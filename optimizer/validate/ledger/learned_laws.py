@@ -6,7 +6,9 @@
  4. on the held-out texts the model (of qat: the compressed state) has the loss that training
     measured of the weights it kept, and none above the one it started with. The loss is half a
     squared distance, so its root moves by no more than the outputs of two correct runs, the limit
-    of which is measured in this run.
+    of which is measured in this run. Of a compressed state rounding may also flip an integer, in
+    few texts: the mean moves by what flips move one of them;
+ 5. of qat: the ranges of the state are those that modules.json says were trained.
 
 What was not recovered has no limit here: the gates of the task judge it.
 """
@@ -16,13 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from optimizer.compress import module_rows
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
@@ -46,8 +49,9 @@ and a vector, its direction and the cosine of two directions by up to twice as m
 @dataclass(frozen=True)
 class _Learned:
     """One training. before, after: the folders of its checkpoints, and their models; report: the
-    document of it in `after`; judged: the model whose loss training measured. The models are
-    functions, because what the files hold may build none."""
+    document of it in `after`; judged: the model whose loss training measured; flips: how far an
+    output usually lies from that of another correct run where integers flip. These are functions,
+    because what the files hold may build no model."""
 
     hop: str
     start: str
@@ -59,6 +63,7 @@ class _Learned:
     model_before: Callable[[], nn.Module]
     model_after: Callable[[], nn.Module]
     judged: Callable[[], nn.Module]
+    flips: Callable[[], float] = lambda: 0.0
 
 
 def recover(m: Materials) -> Entry:
@@ -98,8 +103,11 @@ def qat(m: Materials) -> Entry:
         lambda: m.untrained_model,
         lambda: m.float_model,
         lambda: m.simulated_model,
+        lambda: _furthest(m.correct.whole("state", "fp32").medians, m),
     )
-    return _entry(learned, m)
+    entry = _entry(learned, m)
+    problems = (*entry.problems, *_ranges(m))
+    return replace(entry, ok=not problems, problems=problems)
 
 
 def figures(m: Materials) -> list[dict[str, Any]]:
@@ -168,8 +176,10 @@ def _loss(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Itera
     only_output = learned.section.losses.model_copy(update=weights)
     section = learned.section.model_copy(update={"losses": only_output})
     again = losses_of(pair, section, held_out)["output"]
-    spread = m.correct.source().limits
-    limit = MOVED * max(spread.values()) * _scale(pair, held_out)
+    # The teacher has no integers, so that half of what moves is left.
+    flips = learned.flips() / len(held_out.rows) / 2
+    apart = _furthest(m.correct.source().limits, m) + flips
+    limit = MOVED * apart * _scale(pair, held_out)
     moved = abs(math.sqrt(2 * again) - math.sqrt(2 * end))
     if not moved <= limit:
         far, allowed = breach(moved, limit)
@@ -177,6 +187,20 @@ def _loss(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Itera
             f"its loss on held-out texts is {again:.6g}, and training measured {end:.6g}: "
             f"{far} apart (root of twice the loss), {allowed} allowed"
         )
+
+
+def _furthest(distances: Mapping[str, float], m: Materials) -> float:
+    """Of the output that lies furthest apart; a decoder's cache is none that is learned from."""
+    return max(distances[name] for name in m.outputs)
+
+
+def _ranges(m: Materials) -> Iterator[str]:
+    """Law 5."""
+    for row in module_rows.read(m.state_folder):
+        known = m.state.range_of(row.module)
+        written = None if known is None else [known.low, known.high]
+        if written != row.range:
+            yield f"{row.module}: its range is {written}, and {row.range} was trained"
 
 
 def _scale(pair: Pair, held_out: Texts) -> float:
