@@ -3,8 +3,10 @@
 The check runs before any weight is read. What a record accepts are measured facts, not hopes:
 TensorRT-RTX 1.7 parses no zero point other than 0, no uint8 and no run-time activation ranges, and
 builds no Gather of int8 constants, which are "only allowed before DQ"; ONNX Runtime 1.31 turns only
-power-of-two blocks from 16 to 256 into MatMulNBits. TensorRT's row is RTX's, whose parser it
-shares; it is not measured.
+power-of-two blocks from 16 to 256 into MatMulNBits. Beside static ranges it multiplies blocks of
+int4 in float, and fuses blocks of int8 into a MatMulIntegerToFloat that cannot run
+(tests/lower/test_dialects.py); TensorRT-RTX builds no engine of either. TensorRT's row is RTX's,
+whose parser it shares; it is not measured.
 
 A target of another distribution is an entry point of the group "optimizer.targets": its name is
 what `runtime:` says, its object a Target.
@@ -45,7 +47,9 @@ class Accepts:
     weight_zero_point: asymmetric weights. dynamic_activations: granularity: token. group_sizes,
     int4_granularities: what is kept packed. codes_looked_up: takes rows of an int8 table, so that
     an embedding stays quantized. no_integer_kernels: {device: why} of those where quantized
-    activations would run in float. zeros_alone: takes pruned weights that stay float.
+    activations would run in float. float_products: what becomes of int4 weights in groups beside
+    static ranges, where they are taken: products in float; "": they are not.
+    zeros_alone: takes pruned weights that stay float.
     sparse_kernels: the patterns for which it has kernels that skip zeros.
     """
 
@@ -55,6 +59,7 @@ class Accepts:
     int4_granularities: tuple[str, ...] = ("group",)
     codes_looked_up: bool = True
     no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
+    float_products: str = ""
     zeros_alone: bool = True
     sparse_kernels: tuple[str, ...] = ()
 
@@ -133,6 +138,8 @@ ONNXRUNTIME = Target(
             "(DynamicQuantizeMatMul and MatMulIntegerToFloat are not among the CUDA provider's "
             "operators)"
         },
+        float_products="ONNX Runtime rounds the inputs to their integers, de-quantizes the blocks "
+        "at every call and multiplies in float",
     ),
     lower="optimizer.lower.onnxruntime:lower",
     fit="optimizer.build.onnxruntime:fit",
@@ -377,11 +384,17 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
             continue  # weight-only: outside the blocks no input is coded
         if weights.bits == 8 and weights.granularity != "group" and weights.symmetric:
             continue
+        groups = weights.bits < 8 and weights.granularity == "group"
+        in_float = row.float_products if groups and activations.granularity == "tensor" else ""
+        if in_float and section.allow_precision_fallback:
+            continue
+        accept = f", or accept with {at}.allow_precision_fallback: true that {in_float}"
+        other = f"{accept}: the file is as small, and no faster than float" if in_float else ""
         raise RecipeError(
             f"bits: {weights.bits}, granularity: {weights.granularity}, symmetric: "
             f"{str(weights.symmetric).lower()} with quantized activations has no integer kernel "
             f"on target {runtime} ({at})",
             where=where,
             accepted="bits: 8, granularity: channel or tensor, symmetric: true",
-            fix="Remove the activations block for weight-only compression.",
+            fix=f"Remove the activations block for weight-only compression{other}.",
         )

@@ -138,3 +138,43 @@ def test_a_compressed_tensors_target_needs_no_graph_and_no_gpu(tmp_path: Path) -
     assert (made.name, made.export, made.float_type) == ("compressed-tensors", None, "fp16")
     assert not made.depends_on_gpu
     assert made.profiles == ()
+
+
+def in_groups(
+    tmp_path: Path, text: str, activations: str = "{range: minmax}", bits: int = 4
+) -> None:
+    """Check a recipe with weights in groups beside quantized activations."""
+    groups = f"{{{{bits: {bits}, granularity: group, group_size: 64}}}}"
+    recipe = RECIPE.replace("{{bits: 8, granularity: channel}}", groups)
+    recipe = recipe.replace("{{range: minmax}}", f"{{{activations}}}")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.format(target=text))
+    targets.check(recipe_file.read(path))
+
+
+def test_groups_beside_ranges_are_taken_where_the_recipe_accepts_products_in_float(
+    tmp_path: Path,
+) -> None:
+    in_groups(tmp_path, "{runtime: onnxruntime, allow_precision_fallback: true}")
+    with pytest.raises(
+        RecipeError, match=r"no integer kernel.*targets\.0\.allow_precision_fallback: true"
+    ):
+        in_groups(tmp_path, "{runtime: onnxruntime}")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "activations", "bits"),
+    [
+        ("onnxruntime", "{granularity: token}", 4),
+        ("onnxruntime", "{range: minmax}", 8),
+        ("tensorrt-rtx", "{range: minmax}", 4),
+        ("compressed-tensors", "{range: minmax}", 4),
+    ],
+)
+def test_groups_beside_activations_that_nothing_runs_are_refused_whatever_is_accepted(
+    tmp_path: Path, runtime: str, activations: str, bits: int
+) -> None:
+    accepts = f"{{runtime: {runtime}, allow_precision_fallback: true}}"
+    with pytest.raises(RecipeError, match="no integer kernel") as caught:
+        in_groups(tmp_path, accepts, activations, bits)
+    assert "allow_precision_fallback" not in str(caught.value)

@@ -35,6 +35,18 @@ def test_every_module_of_the_real_model_runs_in_an_integer_kernel(
     assert found["operators"] == {operator: 36}
 
 
+@pytest.mark.parametrize("scheme", ["int4 group 32", "int4 group 32 asymmetric"])
+def test_groups_beside_quantized_inputs_are_wider(
+    tiny: Exported, tmp_path: Path, scheme: str
+) -> None:
+    """ONNX Runtime multiplies them in float: why targets.py asks for allow_precision_fallback."""
+    folder = lowered(tiny, state_of(tiny, SCHEMES[scheme], "tensor"), ORT, tmp_path)
+    session(folder / "model.onnx", optimized=tmp_path / "optimized.onnx")
+    found = inspect(folder, tmp_path / "optimized.onnx")
+    assert found["wider"] == sorted(tiny.names.modules)
+    assert found["operators"] == {}
+
+
 def test_factors_do_not_keep_modules_from_integer_kernels(tiny: Exported, tmp_path: Path) -> None:
     state = state_of(tiny, PER_CHANNEL, "tensor", factored="dense")
     folder = lowered(tiny, state, ORT, tmp_path)

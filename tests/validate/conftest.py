@@ -14,7 +14,12 @@ from tests.conftest import sentences
 from tests.validate import decoder_runs as decoders
 from tests.validate.runs import SCHEMES, Run, balanced, for_tensorrt, label, make, recipe
 
-SAME_GRAPH = ("token", "w8", "w4")  # nothing is folded into the float graph: one export serves all
+SAME_GRAPH = (
+    "token",
+    "w8",
+    "w4",
+    "w4a8",
+)  # nothing is folded into the float graph: one export serves all
 
 
 @pytest.fixture(scope="session")

@@ -160,6 +160,11 @@ def first_code_moved(codes: Any) -> Any:
     return codes
 
 
+def neighbours_swapped(codes: Any) -> Any:
+    """As the two nibbles of a byte, exchanged."""
+    return codes.reshape(-1, 2)[:, ::-1].reshape(codes.shape)
+
+
 def row(index: int) -> Callable[[Any], Any]:
     def change(table: Any) -> Any:
         table[index] = table[index - 1]
@@ -215,6 +220,17 @@ def coding(which: int, change: Callable[[Any], Any]) -> Edit:
         values("model", name, change)(run)
 
     return edit
+
+
+def input_left_in_float(module: str) -> Edit:
+    """The module multiplies what its quantizer reads; no file says so."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        multiplies = product(graph, module)
+        quantizer = producer(graph, producer(graph, multiplies.input[0]).input[0])
+        multiplies.input[0] = quantizer.input[0]
+
+    return edit_onnx("model", change)
 
 
 def left_in_float(module: str) -> Edit:

@@ -31,6 +31,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "token": {"activations": {"granularity": "token"}},
     "w8": {},
     "w4": {"weights": {"bits": 4, "granularity": "group", "group_size": 32}},
+    "w4a8": {
+        "weights": {"bits": 4, "granularity": "group", "group_size": 32},
+        "activations": {"range": "minmax"},
+    },
 }
 FOLDERS = ("source", "state", "graph", "model", "engine")
 
@@ -71,11 +75,14 @@ def recipe(model: str, data: Path, quantize: dict[str, Any], task: str, **valida
         }
 
     needs = "activations" in quantize
+    target = {"runtime": "onnxruntime", "threads": 1}
+    if needs and quantize.get("weights", {}).get("granularity") == "group":
+        target["allow_precision_fallback"] = True
     document = {
         "name": "tiny",
         "model": {"source": model, "task": task},
         "quantize": quantize,
-        "targets": ({"runtime": "onnxruntime", "threads": 1},),
+        "targets": (target,),
         "validate": {
             "data": rows("evaluate", label="label"),
             "metric": "cosine",

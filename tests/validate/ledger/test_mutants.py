@@ -82,6 +82,13 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
     "lowered groups shifted": (
         "w4", "lower",
         m.values("model", f"{OUTPUT}.weight_scale", lambda s: np.roll(s, 1, 0))),
+    "lowered groups shifted, beside quantized inputs": (
+        "w4a8", "lower",
+        m.values("model", f"{OUTPUT}.weight_scale", lambda s: np.roll(s, 1, 0))),
+    "lowered nibbles swapped, beside quantized inputs": (
+        "w4a8", "lower", m.values("model", f"{OUTPUT}.weight_codes", m.neighbours_swapped)),
+    "a module in groups that reads its input in float": (
+        "w4a8", "lower", m.input_left_in_float(OUTPUT)),
     "the lowered epsilon": ("static", "lower", m.epsilon("model", 1e-5)),
     "a stale embedding row in the lowered graph": (
         "static", "lower", m.values("model", EMBEDDINGS, m.row(4))),

@@ -27,17 +27,17 @@ STATIC = ("static", "tensorrt")
 LOWERED: dict[str, tuple[str, s.Change, tuple[str, ...]]] = {
     "one channel's weight scale": (
         DENSE, s.weight_scale_of_one_channel(DENSE), (*STATIC, "token")),
-    "one group's weight scale": (DENSE, s.scale_of_one_group(DENSE), ("w4",)),
+    "one group's weight scale": (DENSE, s.scale_of_one_group(DENSE), ("w4", "w4a8")),
     "two channels swapped": (DENSE, s.channels_swapped(DENSE), STATIC),
-    "an activation scale": (DENSE, s.activation_scale(DENSE), STATIC),
+    "an activation scale": (DENSE, s.activation_scale(DENSE), (*STATIC, "w4a8")),
     "a scale where integers are read back": (
-        DENSE, s.scale_of_the_integers_read_back(DENSE), STATIC),
-    "a zero point": (DENSE, s.zero_point(DENSE), ("static",)),
+        DENSE, s.scale_of_the_integers_read_back(DENSE), (*STATIC, "w4a8")),
+    "a zero point": (DENSE, s.zero_point(DENSE), ("static", "w4a8")),
     "a zero point where integers are read back": (
-        DENSE, s.zero_point_of_the_integers_read_back(DENSE), ("static",)),
+        DENSE, s.zero_point_of_the_integers_read_back(DENSE), ("static", "w4a8")),
     "an offset by half a step": (DENSE, s.offset_by_half_a_step(DENSE), ("tensorrt",)),
     "ties away from zero": (CONTEXT, s.ties_away_from_zero(CONTEXT), STATIC),
-    "saturation one early": (QUERY, s.saturation_one_early(QUERY), STATIC),
+    "saturation one early": (QUERY, s.saturation_one_early(QUERY), (*STATIC, "w4a8")),
     "the largest for the largest magnitude": (
         DENSE, s.largest_for_largest_magnitude(DENSE), ("token",)),
     "127 steps called 128": (DENSE, s.steps_of_128(DENSE), ("token",)),
@@ -102,6 +102,8 @@ STATES: dict[str, tuple[str, str, str, m.Edit]] = {
     "one channel's scale a step wider": (
         "static", "compress", DENSE, m.weight(DENSE, a_step_wider)),
     "one group's scale a step wider": ("w4", "compress", DENSE, m.weight(DENSE, a_step_wider)),
+    "one group's scale a step wider, beside ranges": (
+        "w4a8", "compress", DENSE, m.weight(DENSE, a_step_wider)),
     "two rows swapped": ("static", "compress", QUERY, m.weight(QUERY, rows_swapped)),
     "two rows of groups swapped": ("w4", "compress", QUERY, m.weight(QUERY, rows_swapped)),
     "a neighbour's range": (
