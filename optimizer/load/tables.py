@@ -151,13 +151,12 @@ def _opened(spec: DataSpec, cache: Path) -> Any:
         _check_not_empty(files)
         for file in files if spec.source in CHECKS else ():
             CHECKS[spec.source](Path(file))
-        return datasets.load_dataset(
-            spec.source,
-            data_files={spec.split: files},
-            split=spec.split,
-            cache_dir=str(cache),
-            keep_in_memory=True,
-        )
+        try:
+            return _of_files(spec, files, cache)
+        except datasets.exceptions.DatasetGenerationError as e:
+            if len(files) == 1 or not isinstance(e.__cause__, datasets.table.CastError):
+                raise
+        return _columns_of_each(spec, files, cache)
     folder = _folder(spec)
     if folder.is_dir():
         folder_files(spec)  # not so many that the library would look for ever
@@ -167,6 +166,37 @@ def _opened(spec: DataSpec, cache: Path) -> Any:
         )
     revision = _commit(spec.source, spec.revision)
     return datasets.load_dataset(spec.source, spec.name, split=spec.split, revision=revision)
+
+
+def _of_files(spec: DataSpec, files: list[str], cache: Path) -> Any:
+    import datasets
+
+    return datasets.load_dataset(
+        spec.source,
+        data_files={spec.split: files},
+        split=spec.split,
+        cache_dir=str(cache),
+        keep_in_memory=True,
+    )
+
+
+def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
+    """The rows of files that have other columns besides those of the spec: only the spec's."""
+    import datasets
+
+    wanted, tables = list(spec.columns.values()), []
+    for file in files:
+        table = _of_files(spec, [file], cache)
+        missing = [column for column in wanted if column not in table.column_names]
+        if missing:
+            raise DataError(
+                f"no column {', '.join(map(repr, missing))}, which the spec reads of every file",
+                where=file,
+                accepted=", ".join(map(repr, table.column_names)),
+                fix="Correct columns, or leave the file out.",
+            )
+        tables.append(table.select_columns(wanted))
+    return datasets.concatenate_datasets(tables)
 
 
 def _check_folder(folder: Path, cache: Path) -> None:

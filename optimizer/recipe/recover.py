@@ -121,6 +121,12 @@ class Recover(Learning):
     PLACE: ClassVar[str] = "reduce.recover"
 
     method: Literal["distill"] = "distill"
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="what products are computed in while learning; weights, losses and what is "
+        "judged stay fp32. auto: bf16 where the processor has instructions for it, which is "
+        "several times faster; recorded",
+    )
 
 
 class Qat(Learning):

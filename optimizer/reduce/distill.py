@@ -156,18 +156,25 @@ class Pair:
         return tables | {n for n, _ in self.student.named_parameters() if n.startswith(start)}
 
     def losses(
-        self, batch: Batch, labels: Tensor | None, weights: LossWeights, temperature: float
+        self,
+        batch: Batch,
+        labels: Tensor | None,
+        weights: LossWeights,
+        temperature: float,
+        products: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
-        """{name: value} of the output's loss and of every other that has a weight. Raises
-        CheckpointError for attention of models whose heads are not the same."""
+        """{name: value} of the output's loss and of every other that has a weight, computed in
+        float32 of models that multiply in `products`. Raises CheckpointError for attention of
+        models whose heads are not the same."""
         extra: dict[str, Any] = {"output_hidden_states": weights.hidden > 0}
         if weights.attention > 0:
             extra["output_attentions"] = True
         if self.family.kind == "decoder":
             extra["use_cache"] = False
-        with torch.no_grad():
-            theirs: Any = self.teacher(**batch, **extra)
-        mine: Any = self.student(**batch, **extra)
+        with torch.autocast("cpu", products, enabled=products != torch.float32):
+            with torch.no_grad():
+                theirs = _in_float32(self.teacher(**batch, **extra))
+            mine = _in_float32(self.student(**batch, **extra))
         real = batch["attention_mask"].bool()
         values = {"output": self._output(mine, theirs, real, temperature)}
         if weights.hidden > 0:
@@ -220,6 +227,17 @@ class Pair:
             )
 
 
+def _in_float32(answer: Any) -> Any:
+    """What a model answered, tensors of another type widened: a loss subtracts numbers that are
+    nearly equal."""
+    for name, value in answer.items():
+        if isinstance(value, Tensor):
+            answer[name] = value.float()
+        elif isinstance(value, tuple):
+            answer[name] = tuple(v.float() for v in value)
+    return answer
+
+
 def open_pair(
     teacher: Path, student: Path, kept: Sequence[int] | None, weights: LossWeights
 ) -> Pair:
@@ -256,11 +274,13 @@ def distill(
     folder: Path,
     *,
     rates: Mapping[str, float] | None = None,
+    products: torch.dtype = torch.float32,
     keep_seconds: float = 60.0,
 ) -> Distilled:
     """Train the pair's student, whose parameters hold the result afterwards.
 
-    rates: {parameter: learning rate} of those that have one of their own. folder: for training's
+    rates: {parameter: learning rate} of those that have one of their own. products: what both
+    models multiply in while learning; what is held out is judged in float32. folder: for training's
     checkpoints, one every keep_seconds. Raises CheckpointError for a teacher that is not the same
     twice, and for a loss that is not finite.
     """
@@ -280,7 +300,7 @@ def distill(
         for part in (indices[i : i + size] for i in range(0, len(indices), size)):
             batch, labels = learned.batch(part), learned.labels(part)
             with torch.enable_grad():
-                each = pair.losses(batch, labels, section.losses, section.temperature)
+                each = pair.losses(batch, labels, section.losses, section.temperature, products)
                 loss = torch.stack([weights[n] * v for n, v in each.items() if weights[n]]).sum()
                 loss = loss * (len(part) / len(indices))
             loss.backward()

@@ -2,7 +2,8 @@
 
 out/checkpoint/, contract.json, source.json   laid out as load's
 out/reduced.json                              as reduce wrote it
-out/recovered.json                            {steps, stopped, held_out: [[step, loss], ...],
+out/recovered.json                            {precision: of products while learning, steps,
+                                              stopped, held_out: [[step, loss], ...],
                                               train: [[step, mean loss], ...], start and end:
                                               {loss: value on held-out data}, trained: [parameter]}
 
@@ -18,8 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import read_json
+from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import Recovery
 from optimizer.reduce.distill import Distilled, distill, open_pair, texts
 from optimizer.reduce.estimate import recovery
@@ -28,8 +32,9 @@ from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.write import REDUCED
 from optimizer.store import Shapes, Stage
 
-VERSION = 1
+VERSION = 2
 RECOVERED = "recovered.json"
+NATIVE = ("amx_bf16", "avx512_bf16", "bf16")  # instructions; elsewhere bf16 is emulated, slowly
 PROGRESS, FINISHED = "progress", "progress.done"
 
 
@@ -45,13 +50,26 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
     split = texts(section.recover, section.data, contract, reference / "checkpoint")
     split = with_own_text(section.recover, split, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
-    distilled = distill(pair, section.recover, split, progress)
+    products = products_in(section.recover)
+    distilled = distill(pair, section.recover, split, progress, products=products)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)
-    text = json.dumps(document(distilled), indent=1)
+    precision = {"precision": "bf16" if products == torch.bfloat16 else "fp32"}
+    text = json.dumps(precision | document(distilled), indent=1)
     (out / RECOVERED).write_text(text + "\n", encoding="utf-8")
     progress.rename(out / FINISHED)
     shutil.rmtree(out / FINISHED)
+
+
+def products_in(section: Recover) -> torch.dtype:
+    """The type of products under section.precision, on this machine."""
+    if section.precision != "auto":
+        return torch.bfloat16 if section.precision == "bf16" else torch.float32
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch does not say
+        return torch.float32
+    processor = torch.cpu.get_capabilities()
+    native = any(processor.get(name) for name in NATIVE)
+    return torch.bfloat16 if native else torch.float32
 
 
 def document(distilled: Distilled) -> dict[str, Any]:

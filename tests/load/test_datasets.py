@@ -237,6 +237,17 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
     assert [Path(f).name for f in tables.local_files(asked)] == ["b.text", "a.text"]
 
 
+def test_files_may_have_other_columns_beside_those_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "plain.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "labelled.jsonl").write_text('{"label": 1, "text": "two"}\n')
+    (tmp_path / "other.jsonl").write_text('{"words": "three"}\n')
+    spec = DataSpec(source="json", files=("plain.jsonl", "labelled.jsonl"), base=str(tmp_path))
+    assert [row.text for row in samples(spec)] == ["one", "two"]
+    wrong = spec.model_copy(update={"files": ("plain.jsonl", "other.jsonl")})
+    with pytest.raises(DataError, match=r"other.jsonl.*no column 'text'"):
+        samples(wrong)
+
+
 def test_repeated_rows_are_dropped_and_counted(
     spec: Spec, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,12 +60,18 @@ def damaged(pair: Pair) -> Pair:
 
 
 def learn(
-    source: Path, rows: DataSpec, folder: Path, *, keep_seconds: float = 60.0, **changes: Any
+    source: Path,
+    rows: DataSpec,
+    folder: Path,
+    *,
+    keep_seconds: float = 60.0,
+    products: torch.dtype = torch.float32,
+    **changes: Any,
 ) -> tuple[Pair, Distilled]:
     section = SECTION.model_copy(update=changes)
     pair = damaged(open_pair(source, source, range(2), section.losses))
     sets = texts(section, rows, pair.contract, source / "checkpoint")
-    return pair, distill(pair, section, sets, folder, keep_seconds=keep_seconds)
+    return pair, distill(pair, section, sets, folder, products=products, keep_seconds=keep_seconds)
 
 
 CASES = {
@@ -164,6 +170,21 @@ def test_a_student_without_a_block_that_did_nothing_agrees(llama: Path, rows: Da
     batch = texts(SECTION, rows, pair.contract, llama / "checkpoint")[0].batch(range(4))
     each = pair.losses(batch, None, LossWeights(), 1.0)
     assert {name: float(v) for name, v in each.items()} == {"output": 0.0, "hidden": 0.0}
+
+
+def test_in_bf16_a_student_learns_too_and_is_judged_in_float32(
+    bert: Path, llama: Path, tmp_path: Path, rows: DataSpec
+) -> None:
+    for source in (bert, llama):
+        folders = [tmp_path / source.parent.name / name for name in ("fp32", "bf16")]
+        types = (torch.float32, torch.bfloat16)
+        plain, lower = (
+            learn(source, rows, folder, products=p)[1]
+            for folder, p in zip(folders, types, strict=True)
+        )
+        assert plain.start == lower.start
+        assert plain.end != lower.end
+        assert all(lower.end[name] < lower.start[name] for name in lower.start)
 
 
 def test_attention_and_labels_have_losses_of_their_own(
