@@ -19,8 +19,12 @@ class TrainedLinear(nn.Module):
     """y = code(x * factor) W^T + b, the same bits as simulate.QuantLinear's of what `quantized` and
     `covered` say at that moment.
 
-    weight: the float weight as folded (what the integers were chosen for). kept: which integers may
-    be other than the zero point; None: all. covered: needed exactly when activations is "tensor".
+    Its weight starts as what its integers say, half a step from any other: those of gptq and the
+    like are often not the nearest to the float weight, and from there the first few steps would
+    move thousands of them at once (docs/decisions.md).
+
+    kept: which integers may be other than the zero point; None: all. covered: needed exactly when
+    activations is "tensor".
     """
 
     factor: Tensor | None
@@ -28,7 +32,6 @@ class TrainedLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,
         bias: Tensor | None,
         start: QTensor,
         activations: Activations,
@@ -38,13 +41,13 @@ class TrainedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.start, self.start_range, self.activations = start, covered, activations
-        self.latent = nn.Parameter(ste.start_weight(weight, start))
+        self.latent = nn.Parameter(start.dequantize())
         self.log_scale = nn.Parameter(torch.zeros_like(start.scale))
         self.log_range = None if covered is None else nn.Parameter(ste.range_logarithms(covered))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.register_buffer("factor", factor, persistent=False)
         self.register_buffer("kept", kept, persistent=False)
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = start.codes.shape
 
     @property
     def quantized(self) -> QTensor:
@@ -146,11 +149,10 @@ def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]
         if isinstance(twin.get_submodule(module), nn.Embedding):
             set_parameter(twin, name, q.dequantize())
             continue
-        factor, weight = state.factor_of(module), floats[name]
+        factor = state.factor_of(module)
         mode = state.activations_of(module)
         kept = _kept(q) if name in state.sparsity else None
         linears[module] = TrainedLinear(
-            weight if factor is None else weight / factor,
             floats.get(f"{module}.bias"),
             q,
             mode,

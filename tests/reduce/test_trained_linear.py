@@ -78,7 +78,7 @@ def test_a_pruned_weight_stays_zero_whatever_the_gradient(loaded: Path, tmp_path
     weight[:, ::2] = 0
     q = quantize(weight, torch.full((8, 1), 2.0**-6), None, Scheme(8))
     kept = q.codes != 0
-    linear = TrainedLinear(weight, None, q, None, None, kept=kept)
+    linear = TrainedLinear(None, q, None, None, kept=kept)
     linear(torch.randn(4, 16)).square().sum().backward()
     assert linear.latent.grad is not None
     assert linear.latent.grad[~kept].abs().max() == 0

@@ -18,9 +18,6 @@ from torch import Tensor
 from optimizer.qtensor import QTensor, Scheme, quantize, to_scale_grid
 from optimizer.state import Range
 
-INSIDE = 0.49
-"""Steps: how far a weight may start from its integer, so that it starts as that integer."""
-
 
 def exactly(value: Tensor, gradient_of: Tensor) -> Tensor:
     """The bits of `value`, with the gradient of `gradient_of`. (gradient_of + a detached difference
@@ -65,15 +62,6 @@ def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
     inside = rounded(steps).clamp(scheme.low - zero, scheme.high - zero)
     free = (inside * scale.expand(out, groups)[..., None]).reshape(out, inputs)
     return exactly(integers(weight, scale, start).dequantize(), free)
-
-
-def start_weight(weight: Tensor, q: QTensor) -> Tensor:
-    """Where a weight starts: as near to its float value as it can be and still be q's integers."""
-    values = q.dequantize()
-    out, groups = len(values), q.scale.shape[1]
-    step = q.scale.expand(out, groups)[..., None].expand(out, groups, values.shape[1] // groups)
-    limit = INSIDE * step.reshape(values.shape)
-    return values + (weight - values).clamp(-limit, limit)
 
 
 def range_logarithms(start: Range) -> Tensor:
