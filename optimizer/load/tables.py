@@ -184,10 +184,10 @@ def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
     """The rows of files that have other columns besides those of the spec: only the spec's."""
     import datasets
 
-    wanted, tables = list(spec.columns.values()), []
+    columns, tables = list(spec.columns.values()), []
     for file in files:
         table = _of_files(spec, [file], cache)
-        missing = [column for column in wanted if column not in table.column_names]
+        missing = [column for column in columns if column not in table.column_names]
         if missing:
             raise DataError(
                 f"no column {', '.join(map(repr, missing))}, which the spec reads of every file",
@@ -195,7 +195,7 @@ def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
                 accepted=", ".join(map(repr, table.column_names)),
                 fix="Correct columns, or leave the file out.",
             )
-        tables.append(table.select_columns(wanted))
+        tables.append(table.select_columns(columns))
     return datasets.concatenate_datasets(tables)
 
 
