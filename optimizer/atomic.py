@@ -52,9 +52,12 @@ def replace(new: Path, final: Path) -> None:
     sync(final.parent)
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file that a reader sees with its old bytes or with these, whenever we are killed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def write(path: Path, data: bytes, partial: Path | None = None) -> None:
+    """Write a file that a reader sees with its old bytes or with these, whenever we are killed.
+
+    partial: where the bytes are until then, on the same disk; nobody else may write there.
+    """
+    partial = partial or path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(data)
         sync(partial)

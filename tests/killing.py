@@ -12,11 +12,17 @@ from contextlib import suppress
 WATCHED = ("open", "os.", "shutil.", "ctypes.", "fcntl.", "tempfile.")
 
 
-def start(work: Callable[[], object], kill_at: int | None = None, below: str = "") -> int:
+def start(
+    work: Callable[[], object],
+    kill_at: int | None = None,
+    below: str = "",
+    watched: tuple[str, ...] = WATCHED,
+) -> int:
     """The process id of a child that does `work`, and is killed with SIGKILL when it is about to
     make its `kill_at`-th call that touches files (as Python's audit events tell them).
 
-    below: count those alone that name something below this folder.
+    below: count those alone that name something below this folder. watched: beginnings of the
+    names of the events that count.
     """
     sys.stderr.flush()
     pid = os.fork()
@@ -28,7 +34,7 @@ def start(work: Callable[[], object], kill_at: int | None = None, below: str = "
             left = [kill_at]
 
             def count(event: str, arguments: tuple[object, ...]) -> None:
-                if event.startswith(WATCHED) and any(below in str(a) for a in arguments or [""]):
+                if event.startswith(watched) and any(below in str(a) for a in arguments or [""]):
                     left[0] -= 1
                     if left[0] == -1:
                         os.kill(os.getpid(), signal.SIGKILL)

@@ -23,6 +23,8 @@ class Attachment:
 SIGNATURE = Attachment(".sig", "application/vnd.dev.sigstore.bundle.v0.3+json")
 SBOM = Attachment(".sbom.json", "application/vnd.cyclonedx+json")
 PROVENANCE = Attachment(".provenance.json", "application/vnd.in-toto+json")
+REPORT = Attachment(".report.html", "text/html")
+"""In the bundle; a registry shows it without the rest."""
 ATTACHMENTS = (SIGNATURE, SBOM, PROVENANCE)
 
 

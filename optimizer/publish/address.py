@@ -1,0 +1,57 @@
+"""Where a bundle goes and comes from, as it is typed.
+
+oci://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]     a registry, by the OCI distribution protocol
+oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layout has it
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.errors import RecipeError
+
+ACCEPTED = "oci://HOST/NAME:TAG, or oci-layout:FOLDER:TAG; both may end in @sha256:DIGEST"
+HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
+NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
+TAG = r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+DIGEST = r"(@(?P<digest>sha256:[0-9a-f]{64}))?"
+REGISTRY = re.compile(f"oci://{HOST}/{NAME}{TAG}{DIGEST}")
+LAYOUT = re.compile(f"oci-layout:(?P<folder>.+?){TAG}{DIGEST}")
+"""The grammar of names and tags is the distribution specification's."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """host and name of a registry, or the folder of a layout; the tag or "", the digest or ""."""
+
+    tag: str
+    digest: str
+    host: str = ""
+    name: str = ""
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        place = f"oci-layout:{self.folder}" if self.folder else f"oci://{self.host}/{self.name}"
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{place}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def parse(text: str) -> Address:
+    """Raises RecipeError for what is no address."""
+    if match := REGISTRY.fullmatch(text):
+        return Address(
+            match["tag"] or "", match["digest"] or "", host=match["host"], name=match["name"]
+        )
+    if match := LAYOUT.fullmatch(text):
+        return Address(match["tag"] or "", match["digest"] or "", folder=Path(match["folder"]))
+    hint = "A name is written in small letters. " if text.startswith("oci://") else ""
+    if "@" in text and "://" in text and text.index("@") < text.rindex("/"):
+        raise RecipeError(
+            "an address holds no user and no password",
+            where="address",
+            accepted=ACCEPTED,
+            fix="Log in with `docker login HOST`, or keep them in docker's config.json.",
+        )
+    raise RecipeError(f"{text!r:.200} is no address", accepted=ACCEPTED, fix=hint.strip())

@@ -1,0 +1,173 @@
+"""A folder as the OCI image layout has it: for sites without a network, and for other tools.
+
+    oci-layout                    {"imageLayoutVersion": "1.0.0"}
+    index.json                    a descriptor per tag, in org.opencontainers.image.ref.name
+    blobs/sha256/<hex>            everything else
+
+Blobs and the index appear under their names whole or not at all. Who writes has a lock, so that
+two writers at once lose nothing. Referrers are listed in an index under the tag
+sha256-<hex>, as in a registry without an API for them, so that other tools copy them by that tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from optimizer import atomic
+from optimizer.errors import RecipeError
+from optimizer.harness.errors import BundleError
+from optimizer.publish.place import (
+    LARGEST_MANIFEST,
+    Blob,
+    Json,
+    canonical,
+    descriptor,
+    digest_of,
+    document,
+    fallback_tag,
+    index_with,
+    is_fallback,
+    listed_in,
+)
+
+VERSION = {"imageLayoutVersion": "1.0.0"}
+REF_NAME = "org.opencontainers.image.ref.name"
+
+
+class Layout:
+    """A Place. The folder is made when something is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        begun = {"blobs", ".lock", ".partial"}  # by a run that was killed at its start
+        if not (folder / "oci-layout").is_file() and {*_names(folder)} - begun:
+            raise RecipeError(
+                "what is here is no OCI layout: it has no file oci-layout",
+                where=str(folder),
+                accepted="a layout, an empty folder, or none yet",
+            )
+
+    def has(self, digest: str) -> bool:
+        return self._blob(digest).is_file()
+
+    def send(self, blob: Blob) -> None:
+        with self._locked():
+            self._send(blob)
+
+    def _send(self, blob: Blob) -> None:
+        """With the lock, so that nobody else writes the partial file."""
+        final = self._blob(blob.digest)
+        partial = self.folder / ".partial"
+        if isinstance(blob.content, bytes):
+            partial.write_bytes(blob.content)
+        else:
+            shutil.copyfile(blob.content, partial)
+        with partial.open("rb") as f:
+            if f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}" != blob.digest:
+                raise BundleError(
+                    "it changed while it was published", where=f"{blob.content!s:.200}"
+                )
+        atomic.sync(partial)
+        os.replace(partial, final)
+        atomic.sync(final.parent)
+
+    def receive(self, digest: str, size: int, into: Path) -> None:
+        path = self._blob(digest)
+        if not path.is_file() or path.stat().st_size != size:
+            raise BundleError(
+                f"the layout has no blob {digest} of {size:,} bytes", where=str(self.folder)
+            )
+        with path.open("rb") as source, into.open("ab") as target:
+            source.seek(target.tell())
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    def read_manifest(self, reference: str) -> bytes | None:
+        digest = reference if reference.startswith("sha256:") else self._tagged().get(reference)
+        if digest is None or not self._blob(digest).is_file():
+            return None
+        if self._blob(digest).stat().st_size > LARGEST_MANIFEST:
+            raise BundleError("a manifest above 4 MiB", where=str(self._blob(digest)))
+        data = self._blob(digest).read_bytes()
+        if digest_of(data) != digest:
+            raise BundleError("its digest is not its name", where=str(self._blob(digest)))
+        return data
+
+    def write_manifest(self, data: bytes, tag: str = "") -> None:
+        with self._locked():
+            self._send(Blob.of(data))
+            if tag:
+                self._set_tag(data, tag)
+
+    def write_referrer(self, data: bytes, subject: str) -> None:
+        tag = fallback_tag(subject)
+        with self._locked():
+            self._send(Blob.of(data))
+            index = index_with(self.read_manifest(tag), descriptor(data))
+            self._send(Blob.of(index))
+            self._set_tag(index, tag)
+
+    def referrers(self, subject: str) -> list[Json]:
+        return listed_in(self.read_manifest(fallback_tag(subject)))
+
+    def tags(self) -> list[str]:
+        return sorted(tag for tag in self._tagged() if not is_fallback(tag))
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _set_tag(self, data: bytes, tag: str) -> None:
+        index = self._index()
+        others = [e for e in index["manifests"] if _tag(e) != tag]
+        entry = {**descriptor(data), "annotations": {REF_NAME: tag}}
+        document = {**index, "manifests": [*others, entry]}
+        atomic.write(self.folder / "index.json", canonical(document), self.folder / ".partial")
+
+    def _tagged(self) -> dict[str, str]:
+        """{tag: digest}."""
+        return {tag: e["digest"] for e in self._index()["manifests"] if (tag := _tag(e))}
+
+    def _index(self) -> Json:
+        path = self.folder / "index.json"
+        if not path.is_file():
+            return {"schemaVersion": 2, "manifests": []}
+        index = document(path.read_bytes(), str(path))
+        listed = index.get("manifests")
+        if not isinstance(listed, list) or not all(
+            isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
+        ):
+            raise BundleError("no list of manifests", where=str(path))
+        return index
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with atomic.disk_errors_explained(self.folder, "the address"):
+            (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+            with atomic.lock(self.folder / ".lock"):
+                mark = self.folder / "oci-layout"
+                if not mark.is_file():
+                    atomic.write(mark, json.dumps(VERSION).encode(), self.folder / ".partial")
+                yield
+
+    def _blob(self, digest: str) -> Path:
+        algorithm, _, hexadecimal = digest.partition(":")
+        if algorithm != "sha256" or not hexadecimal.isalnum():
+            raise BundleError(f"digest {digest!r:.100}", where=str(self.folder), accepted="sha256")
+        return self.folder / "blobs" / "sha256" / hexadecimal
+
+
+def _names(folder: Path) -> list[str]:
+    if folder.is_dir():
+        return os.listdir(folder)
+    return [folder.name] if os.path.lexists(folder) else []
+
+
+def _tag(entry: Json) -> str:
+    annotations = entry.get("annotations")
+    tag = annotations.get(REF_NAME) if isinstance(annotations, dict) else None
+    return tag if isinstance(tag, str) else ""

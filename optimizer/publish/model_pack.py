@@ -1,0 +1,200 @@
+"""A bundle as the CNCF ModelPack specification has it: one raw layer a file, and a manifest.
+
+https://github.com/modelpack/model-spec (docs/spec.md, schema/config-schema.json). A file's name
+is in two annotations: org.cncf.model.filepath, and org.opencontainers.image.title, by which `oras
+pull` restores folders too. A file that two bundles share is one blob. Nothing in the
+manifest depends on time, so that a bundle has one digest wherever it is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from optimizer.harness.errors import BundleError
+from optimizer.harness.verify import MANIFEST, entries, name_problem
+from optimizer.publish.place import (
+    EMPTY,
+    EMPTY_TYPE,
+    LARGEST_MANIFEST,
+    MANIFEST_TYPE,
+    Blob,
+    Json,
+    canonical,
+    document,
+)
+from optimizer.store import digest_file
+
+ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
+LAYER_TYPE = "application/vnd.cncf.model.{}.v1.raw"
+FILE_PATH = "org.cncf.model.filepath"
+TITLE = "org.opencontainers.image.title"
+BUNDLE_DIGEST = "io.optimize-toolchain.bundle.digest"
+MOST_LAYERS = 20_000
+KINDS = (
+    ("harness/", "code"),
+    ("verify.py", "code"),
+    ("requirements.txt", "code"),
+    ("tokenizer/", "weight.config"),
+    (MANIFEST, "weight.config"),
+    ("report.", "doc"),
+    ("model/", "weight"),
+    ("engines/", "weight"),
+)
+"""Of a file, by the beginning of its name; a licence is a "doc"."""
+SMALL = (".json", ".jinja", ".txt", ".model")
+"""Ends of names of a model's files that are no weights."""
+OUTPUTS = {"sentence-embedding": "embedding", "feature-extraction": "embedding"}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """manifest: its bytes. blobs: what it names, each once, the config first."""
+
+    manifest: bytes
+    blobs: tuple[Blob, ...]
+
+
+def artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
+    """Everything to publish of a bundle's folder, whose manifest.json is `manifest`."""
+    sha256 = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    sha256[MANIFEST] = digest_file(bundle / MANIFEST)
+    files = {
+        name: Blob(f"sha256:{sha256[name]}", status.st_size, bundle / name)
+        for name, status in sorted(entries(bundle))
+    }
+    config = Blob.of(canonical(_config(manifest, [blob.digest for blob in files.values()])))
+    layers = [
+        {
+            "mediaType": LAYER_TYPE.format(_kind(name)),
+            "digest": blob.digest,
+            "size": blob.size,
+            "annotations": {FILE_PATH: name, TITLE: name},
+        }
+        for name, blob in files.items()
+    ]
+    annotations = {
+        TITLE: manifest["name"],
+        "org.opencontainers.image.version": manifest["version"],
+        BUNDLE_DIGEST: manifest["digest"],
+    }
+    if licence := manifest.get("licence"):
+        annotations["org.opencontainers.image.licenses"] = licence
+    described = _manifest(ARTIFACT_TYPE, (CONFIG_TYPE, config), layers, annotations)
+    blobs = {blob.digest: blob for blob in (config, *files.values())}
+    return Artifact(canonical(described), tuple(blobs.values()))
+
+
+def referrer(attached: Blob, media_type: str, name: str, subject: Json) -> bytes:
+    """The manifest of one file that belongs to a published bundle, its subject."""
+    layer = {
+        "mediaType": media_type,
+        "digest": attached.digest,
+        "size": attached.size,
+        "annotations": {TITLE: name},
+    }
+    described = _manifest(media_type, (EMPTY_TYPE, EMPTY), [layer], {})
+    keys = ("mediaType", "digest", "size")
+    return canonical({**described, "subject": {key: subject[key] for key in keys}})
+
+
+def layers_of(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, Json]:
+    """{name of a file: its layer's descriptor} of a manifest's bytes, nothing of which is trusted.
+
+    Raises BundleError for one that is no bundle's, or whose names leave a folder.
+    """
+    manifest = document(data, where)
+    found_kind = manifest.get("artifactType")
+    if found_kind != kind or manifest.get("mediaType") != MANIFEST_TYPE:
+        raise BundleError(
+            f"what is here is of the type {found_kind!r:.100}", where=where, accepted=kind
+        )
+    layers = manifest.get("layers")
+    if not isinstance(layers, list) or not 0 < len(layers) <= MOST_LAYERS:
+        raise BundleError(
+            "its layers are no list", where=where, accepted=f"1 to {MOST_LAYERS:,} layers"
+        )
+    named: dict[str, Json] = {}
+    for layer in layers:
+        name = (layer.get("annotations") or {}).get(TITLE) if isinstance(layer, dict) else None
+        why = name_problem(name)
+        if why or name in named or not well_described(layer):
+            reason = why or "comes twice, or has no digest and size that can be"
+            raise BundleError(f"the layer of {name!r:.100} {reason}", where=where)
+        named[str(name)] = layer
+    folders = {str(parent) for name in named for parent in PurePosixPath(name).parents}
+    if both := folders & set(named):
+        raise BundleError(f"{min(both)!r:.100} is a file and a folder", where=where)
+    return named
+
+
+def well_described(entry: Any) -> bool:
+    """Whether this has a digest by SHA-256 and a size."""
+    if not isinstance(entry, dict):
+        return False
+    digest, size = entry.get("digest"), entry.get("size")
+    if not isinstance(digest, str) or not isinstance(size, int) or isinstance(size, bool):
+        return False
+    hexadecimal = digest.removeprefix("sha256:")
+    named = digest.startswith("sha256:") and len(hexadecimal) == 64
+    return named and set(hexadecimal) <= set("0123456789abcdef") and 0 <= size < 1 << 50
+
+
+def _manifest(kind: str, config: tuple[str, Blob], layers: list[Json], annotations: Json) -> Json:
+    media_type, blob = config
+    described: Json = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": kind,
+        "config": {"mediaType": media_type, "digest": blob.digest, "size": blob.size},
+        "layers": layers,
+    }
+    if annotations:
+        described["annotations"] = annotations
+    if len(canonical(described)) > LARGEST_MANIFEST:
+        raise BundleError(
+            f"a manifest of {len(layers)} layers is above {LARGEST_MANIFEST:,} bytes",
+            where="publish",
+            fix="Registries refuse it; publish a bundle of fewer files.",
+        )
+    return described
+
+
+def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
+    """The ModelPack config: the keys of its schema, and no others."""
+    source, recipe = manifest["source"], manifest["recipe"]
+    quantize = recipe.get("quantize") or {}
+    weights = quantize.get("weights") or {}
+    runtimes = {engine["runtime"] for engine in manifest["engines"]}
+    described: Json = {
+        "name": manifest["name"],
+        "version": manifest["version"],
+        "sourceURL": source["source"],
+        **({"revision": source["revision"]} if source.get("revision") else {}),
+        **({"licenses": [manifest["licence"]]} if manifest.get("licence") else {}),
+    }
+    task = manifest["contract"]["task"]
+    config: Json = {
+        "format": "safetensors" if runtimes == {"compressed-tensors"} else "onnx",
+        "capabilities": {
+            "inputTypes": ["text"],
+            "outputTypes": [OUTPUTS.get(task, "text" if task == "text-generation" else "other")],
+        },
+    }
+    if weights.get("bits"):
+        config["precision"] = f"int{weights['bits']}"
+    if quantize.get("method"):
+        config["quantization"] = quantize["method"]
+    return {
+        "descriptor": described,
+        "config": config,
+        "modelfs": {"type": "layers", "diffIds": digests},
+    }
+
+
+def _kind(name: str) -> str:
+    kind = next((k for at, k in KINDS if name.startswith(at)), "doc")
+    return "weight.config" if kind == "weight" and name.endswith(SMALL) else kind

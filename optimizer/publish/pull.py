@@ -1,0 +1,233 @@
+"""Fetch a bundle from a registry or a layout.
+
+A tag is resolved once, to a manifest whose digest is computed here; everything after is fetched by
+digest and compared, so that a tag that moves meanwhile, or a layer that was swapped, changes
+nothing. Files are fetched into a folder beside the final one, which appears complete, verified and
+signed by the required key, or not at all; a run that was killed leaves what it had to the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer import atomic
+from optimizer.errors import RecipeError, closest
+from optimizer.harness import signature, verify
+from optimizer.harness.errors import BundleError
+from optimizer.harness.manifest import read_manifest
+from optimizer.progress import bar, say
+from optimizer.publish.address import Address
+from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, beside
+from optimizer.publish.model_pack import layers_of, well_described
+from optimizer.publish.place import LARGEST_MANIFEST, Json, Place, digest_of
+
+MOST_REFERRERS = 100
+SWAPPED = "Do not use it: what is there is not what the manifest names. Get it from another place."
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """The folder; the digest of the manifest it was fetched by; bytes fetched; the attachments;
+    the hint of the key that signed it, or ""."""
+
+    folder: Path
+    digest: str
+    received: int
+    attached: tuple[str, ...]
+    key: str
+
+
+def resolve(place: Place, address: Address) -> bytes:
+    """The manifest that the address names: by its digest if it has one, else by its tag.
+
+    Raises RecipeError where there is none.
+    """
+    reference = address.digest or address.tag
+    if not reference:
+        raise RecipeError(
+            "which version?",
+            where=str(address),
+            accepted=", ".join(place.tags()) or "there is none yet",
+            fix="Add :TAG to the address.",
+        )
+    data = place.read_manifest(reference)
+    if data is None:
+        tags = place.tags()
+        raise RecipeError(
+            f"nothing has this name{closest(reference, tags)}",
+            where=str(address),
+            accepted=", ".join(tags) or "there is none yet",
+        )
+    if address.digest and digest_of(data) != address.digest:
+        raise BundleError(f"it has {digest_of(data)}", where=str(address), fix=SWAPPED)
+    return data
+
+
+def pull(place: Place, address: Address, into: Path | None, key: Path | None = None) -> Pulled:
+    """Fetch what the address names into the folder `into`, by default artifacts/NAME/VERSION.
+
+    key: the public key that must have signed it. A folder that is this bundle already stays as it
+    is. Raises RecipeError where something else has the folder's name; BundleError for what is not
+    what its digest says or not signed by the key; see Place for the others.
+    """
+    data = resolve(place, address)
+    digest, layers = digest_of(data), layers_of(data, str(address))
+    if verify.MANIFEST not in layers:
+        raise BundleError(f"no bundle: it has no {verify.MANIFEST}", where=str(address))
+    final = into or _default(place, layers, address)
+    with atomic.disk_errors_explained(final, "--to"):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.lock(final.parent / f".{final.name}.pull.lock"):
+            present = _is_this(final, layers)
+            work = final.parent / f".{final.name}.{digest[7:19]}.pull"
+            folder = final if present else work / "bundle"
+            received = 0 if present else _fetch(place, layers, folder)
+            attached = _attachments(place, digest)
+            hint = _check(folder, attached, key, work)
+            for attachment, contents in attached.items():
+                work.mkdir(parents=True, exist_ok=True)
+                atomic.write(beside(final, attachment), contents[-1], work / "attachment")
+            if present:
+                say(f"pull: {final} is this bundle already")
+            else:
+                atomic.finish(folder, final)
+            atomic.remove(work)
+    names = tuple(a.suffix for a in attached)
+    return Pulled(final, digest, received, names, hint)
+
+
+def _default(place: Place, layers: dict[str, Json], address: Address) -> Path:
+    """artifacts/NAME/VERSION, from the manifest of the bundle itself."""
+    layer = layers[verify.MANIFEST]
+    manifest = verify.parse(_small(place, layer, str(address)))
+    name, version = str(manifest.get("name")), str(manifest.get("version"))
+    for part in (name, version):
+        if verify.name_problem(part) or "/" in part or part.startswith("."):
+            raise BundleError(f"{part!r:.80} is no name of a folder", where=str(address))
+    return Path("artifacts") / name / version
+
+
+def _small(place: Place, layer: Json, where: str) -> bytes:
+    """A blob that fits in memory, its digest compared."""
+    if layer["size"] > verify.LARGEST:
+        raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
+    from optimizer.harness.temporary import temporary_folder
+
+    with temporary_folder("pull") as folder:
+        file = folder / "blob"
+        place.receive(layer["digest"], layer["size"], file)
+        data = file.read_bytes()
+    if digest_of(data) != layer["digest"]:
+        raise BundleError(f"the blob {layer['digest']} has other bytes", where=where, fix=SWAPPED)
+    return data
+
+
+def _is_this(final: Path, layers: dict[str, Json]) -> bool:
+    """Whether the folder is the bundle to be fetched. Raises RecipeError where it is something
+    else, which is not replaced: a version stays what it is."""
+    if not os.path.lexists(final):
+        return False
+    if final.is_dir() and not final.is_symlink() and not _differs(final, layers):
+        return True
+    raise RecipeError(
+        "something else is here, and it is not replaced",
+        where=str(final),
+        fix="Move it away, or give another folder: --to FOLDER.",
+    )
+
+
+def _differs(folder: Path, layers: dict[str, Json]) -> bool:
+    names = {name for name, _ in verify.entries(folder)}
+    return names != set(layers) or any(
+        verify.problem(folder, name, {"sha256": layer["digest"][7:], "size": layer["size"]})
+        for name, layer in layers.items()
+    )
+
+
+def _fetch(place: Place, layers: dict[str, Json], folder: Path) -> int:
+    """Fetch every file into the folder, each digest once; returns the bytes that came now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, _ in [*verify.entries(folder)]:
+        if name not in layers:
+            (folder / name).unlink()
+    received = 0
+    first: dict[str, Path] = {}
+    for name, layer in bar(layers.items(), "pull", len(layers)):
+        path, digest, size = folder / name, layer["digest"], layer["size"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if digest in first:
+            shutil.copyfile(first[digest], path)
+            continue
+        before = path.stat().st_size if path.is_file() else 0
+        if before > size:
+            path.unlink()
+            before = 0
+        place.receive(digest, size, path)
+        received += size - before
+        if _digest(path) != digest:
+            path.unlink()
+            raise BundleError(f"the layer of {name} has other bytes", where=digest, fix=SWAPPED)
+        first[digest] = path
+    return received
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as f:
+        return f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"
+
+
+def _attachments(place: Place, digest: str) -> dict[Attachment, list[bytes]]:
+    """{attachment: the bytes of each that a registry has, the last one last}."""
+    attached: dict[Attachment, list[bytes]] = {}
+    for attachment in ATTACHMENTS:
+        listed = [
+            e
+            for e in place.referrers(digest)
+            if e.get("artifactType") == attachment.media_type and well_described(e)
+        ][-MOST_REFERRERS:]
+        contents = []
+        for entry in listed:
+            data = place.read_manifest(entry["digest"])
+            if data is None or len(data) > LARGEST_MANIFEST:
+                continue
+            (layer,) = layers_of(data, entry["digest"], attachment.media_type).values()
+            contents.append(_small(place, layer, entry["digest"]))
+        if contents:
+            attached[attachment] = contents
+    return attached
+
+
+def _check(
+    folder: Path, attached: dict[Attachment, list[bytes]], key: Path | None, work: Path
+) -> str:
+    """The bundle against its manifest, and its signature where a key is required: the one that the
+    key made is then put last. Returns the key's hint."""
+    _, differences = verify.problems(folder)
+    if differences:
+        raise BundleError(differences[0], where=str(folder), fix=SWAPPED)
+    read_manifest(folder)
+    if key is None:
+        return ""
+    work.mkdir(parents=True, exist_ok=True)
+    file = work / "signature"
+    contents = attached.get(SIGNATURE, [])
+    for content in reversed(contents):
+        file.write_bytes(content)
+        try:
+            hint = signature.require(folder, key, file)
+        except BundleError:
+            if content is contents[0]:
+                raise
+            continue
+        contents.append(content)
+        return hint
+    signature.load_public(key)
+    raise BundleError(
+        "it has no signature, and one is required",
+        where=str(folder),
+        fix="Have whoever published it sign it: optimize sign, then publish again.",
+    )

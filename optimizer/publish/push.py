@@ -1,0 +1,148 @@
+"""Put a bundle, and what lies beside it, into a registry or a layout.
+
+In this order: blobs, the manifest under its digest, what belongs to it, and the tag last. Whenever
+this is killed the tag names what it named before, or all of the new; the next run sends
+what is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import RecipeError
+from optimizer.harness import verify
+from optimizer.harness.errors import BundleError
+from optimizer.harness.manifest import MANIFEST, read_manifest
+from optimizer.progress import bar
+from optimizer.publish.attachments import (
+    ATTACHMENTS,
+    PROVENANCE,
+    REPORT,
+    SBOM,
+    SIGNATURE,
+    Attachment,
+    beside,
+)
+from optimizer.publish.model_pack import artifact, referrer
+from optimizer.publish.place import EMPTY, Blob, Json, Place, descriptor, digest_of
+from optimizer.store import digest_file
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """tag, and the digest that it names; bytes sent and bytes that were there; the attachments."""
+
+    tag: str
+    digest: str
+    sent: int
+    shared: int
+    attached: tuple[str, ...]
+
+
+def push(bundle: Path, place: Place, tag: str, *, replace: bool = False) -> Receipt:
+    """Publish the folder `bundle` under the tag.
+
+    replace: let a tag that names another bundle name this one. Raises BundleError for a folder
+    that is not what its manifest says and for an attachment of another one; RecipeError
+    for a tag that names another bundle; see Place for the others.
+    """
+    manifest = read_manifest(bundle)
+    _, differences = verify.problems(bundle)
+    if differences:
+        raise BundleError(
+            f"not published, because it is not what its manifest says: {differences[0]}",
+            where=str(bundle),
+        )
+    attached = attachments_of(bundle)
+    packed = artifact(bundle, manifest)
+    digest = digest_of(packed.manifest)
+    _check_tag(place, tag, digest, replace)
+    sent, shared = send(place, bar(packed.blobs, "publish"))
+    place.write_manifest(packed.manifest)
+    subject = descriptor(packed.manifest)
+    for attachment, data in attached:
+        blob = Blob.of(data)
+        more, same = send(place, (EMPTY, blob))
+        sent, shared = sent + more, shared + same
+        name = f"{manifest['name']}-{manifest['version']}{attachment.suffix}"
+        place.write_referrer(referrer(blob, attachment.media_type, name, subject), digest)
+    if place.read_manifest(tag) != packed.manifest:
+        place.write_manifest(packed.manifest, tag)
+    names = tuple(attachment.suffix for attachment, _ in attached)
+    return Receipt(tag, digest, sent, shared, names)
+
+
+def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
+    """Send the blobs that are not there yet; returns their bytes, and those of the others."""
+    sent = shared = 0
+    for blob in blobs:
+        if place.has(blob.digest):
+            shared += blob.size
+        else:
+            place.send(blob)
+            sent += blob.size
+    return sent, shared
+
+
+def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
+    """What lies beside the folder, and its report. Raises BundleError for what belongs to another
+    bundle: the folder was packaged again since."""
+    pairs = [(a, beside(bundle, a)) for a in ATTACHMENTS]
+    pairs.append((REPORT, bundle / "report.html"))
+    attached = []
+    for attachment, file in pairs:
+        if not file.is_file():
+            continue
+        if file.stat().st_size > verify.LARGEST:
+            raise BundleError(f"above {verify.LARGEST:,} bytes", where=str(file))
+        data = file.read_bytes()
+        if not _belongs(attachment, data, bundle):
+            command = "sign" if attachment is SIGNATURE else "attest"
+            raise BundleError(
+                "it is of another bundle than the folder beside it",
+                where=str(file),
+                fix=f"Write it again (optimize {command} {bundle}), or remove it.",
+            )
+        attached.append((attachment, data))
+    return attached
+
+
+def _belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
+    """Whether an attachment says that it is of this folder. Who wrote it is not asked here."""
+    if attachment is REPORT:
+        return True
+    try:
+        document: Any = json.loads(data)
+        if attachment is SBOM:
+            properties = document["metadata"]["component"]["properties"]
+            values = {p["name"]: p["value"] for p in properties}
+            return bool(values["optimize:digest"] == read_manifest(bundle)["digest"])
+        if "dsseEnvelope" in document:
+            document = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
+        digests = {r["name"]: r["digest"] for r in document["predicate"].get("resources", ())}
+        if attachment is PROVENANCE:
+            digests = {s["name"]: s["digest"]["sha256"] for s in document["subject"]}
+        return bool(digests.get(MANIFEST) == digest_file(bundle / MANIFEST))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _check_tag(place: Place, tag: str, digest: str, replace: bool) -> None:
+    before = place.read_manifest(tag)
+    if before is not None and digest_of(before) != digest and not replace:
+        raise RecipeError(
+            f"it names another bundle, {digest_of(before)[:19]}..., and this one is "
+            f"{digest[:19]}...",
+            where=f"tag {tag}",
+            fix="Give the bundle another package.version, or let the tag move: --replace.",
+        )
+
+
+def as_document(receipt: Receipt, address: str) -> Json:
+    """For --json."""
+    return {"exit_code": 0, "address": address, **vars(receipt), "attached": [*receipt.attached]}
