@@ -49,6 +49,16 @@ def verdict(built: Sequence[Built]) -> Verdict:
     return on_fail.verdict([b.target.on_fail for b in done], verdicts)
 
 
+def _judged(smaller: Step, recipe: Recipe, reference: Step) -> Step:
+    """The smaller model. Raises RecipeError, before it learns anything, where no gate of the recipe
+    could compare it with the reference."""
+    from optimizer.validate.quality import widths
+
+    if smaller.done:
+        widths.check(recipe.validation(recipe.targets[0]), reference.path, smaller.path)
+    return smaller
+
+
 def run(recipe: Recipe, store: Store) -> Outcome:
     """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
 
@@ -84,7 +94,9 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         if recipe.reduce:
             base = smaller = step(reduce, recipe.reduction, reference)
             if recipe.recovery:
-                base = step(recover, recipe.recovery, reference, smaller)
+                base = step(
+                    recover, recipe.recovery, reference, _judged(smaller, recipe, reference)
+                )
         state, untrained = step(compress, recipe.compression, base), base
         if recipe.qat:
             base = state = step(qat, recipe.training, reference, base, state)

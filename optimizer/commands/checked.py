@@ -10,15 +10,16 @@ from optimizer.yaml_lines import Lines
 
 
 def read(recipe: Path, overrides: Sequence[str], *, fetch: bool) -> tuple[Recipe, Lines]:
-    """The recipe and where its values stand: by the schema, its targets, and the config of its
-    model (of one on a hub only where `fetch`). Raises RecipeError or CheckpointError."""
+    """The recipe and where its values stand: by the schema, its targets, and the configs of its
+    model and student (of one on a hub only where `fetch`). Raises RecipeError, CheckpointError."""
     from optimizer.harness.temporary import check_place
     from optimizer.recipe import file as recipe_file
 
     check_place()  # libraries want one as soon as they are imported
-    from optimizer.load import lengths
+    from optimizer.load import lengths, student_vocabulary
 
     checked, lines = recipe_file.read_with_lines(recipe, overrides)
     with recipe_file.located(lines):
         lengths.check(checked, fetch=fetch)
+        student_vocabulary.check(checked, fetch=fetch)
     return checked, lines

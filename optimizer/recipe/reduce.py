@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from optimizer.recipe.data import Calibrate, Section
-from optimizer.recipe.fields import MANY
+from optimizer.recipe.fields import MANY, Inside, Pattern, Seed
 from optimizer.recipe.recover import Recover
 
 Method = Literal["width", "ffn", "heads", "depth"]
@@ -36,10 +36,39 @@ class Goal(Section):
         return self
 
 
-class Reduce(Section):
-    """A smaller checkpoint of the same architecture, before anything is quantized."""
+class Student(Section):
+    """A smaller model with the reference's vocabulary; without weights it is initialised."""
 
-    goal: Goal
+    source: Pattern = Field(
+        description="hub id | folder | python-package:<name>; of a folder config.json suffices"
+    )
+    revision: Pattern | None = Field(
+        None, description="a commit or tag; resolved to a commit and pinned"
+    )
+    subfolder: Inside | None = Field(None, description="the model's folder inside the source")
+    seed: Seed = Field(0, description="of the initialisation, where it has no weights")
+
+
+def _named(value: Any) -> Any:
+    """A name alone is a source."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+AnyStudent = Annotated[
+    Student | None, BeforeValidator(_named, json_schema_input_type=Student | str | None)
+]
+
+
+class Reduce(Section):
+    """A smaller checkpoint before anything is quantized: cut out of the reference by a goal, or a
+    student of its own that learns from it."""
+
+    goal: Goal | None = Field(None, description="how much is cut; or give a student")
+    student: AnyStudent = Field(
+        None,
+        description="a smaller model that learns to answer as the reference does, in the place of "
+        "a goal; its name, or a section",
+    )
     methods: tuple[Method, ...] = Field(
         (),
         description="width: ffn, and heads where the architecture's config can carry fewer; ffn: "
@@ -85,7 +114,24 @@ class Reduce(Section):
         return methods
 
     @model_validator(mode="after")
+    def _a_goal_or_a_student(self) -> Reduce:
+        if (self.goal is None) == (self.student is None):
+            number = "neither" if self.goal is None else "both"
+            raise ValueError(f"{number} was found; accepted: either goal or student")
+        if self.student is None:
+            return self
+        cutting = sorted(self.model_fields_set - {"student", "recover", "goal"})
+        if cutting:
+            raise ValueError(
+                f"{', '.join(cutting)}: nothing is cut out of the reference beside a student; "
+                "leave it out, or give a goal in the place of student"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _methods_suit_the_goal(self) -> Reduce:
+        if self.goal is None:
+            return self
         if self.goal.depth is not None and self.chosen != ("depth",):
             raise ValueError(
                 f"goal.depth says the number of blocks, and methods has {', '.join(self.methods)}; "
@@ -106,11 +152,15 @@ class Reduce(Section):
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """The methods, as given or by the goal."""
+        """The methods, as given or by the goal; none of a student."""
+        if self.goal is None:
+            return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
 
     @property
     def calibrated(self) -> bool:
         """Whether anything is chosen by what is computed from text."""
+        if self.goal is None:
+            return False
         by_weights = self.importance == "magnitude"
         return "depth" in self.chosen or not by_weights

@@ -199,6 +199,11 @@ class Recipe(Section):
                 "text; add calibrate: {data: ...} or reduce.calibrate, or use importance: "
                 "magnitude without depth"
             )
+        if self.reduce and self.reduce.student and not self.reduce.recover:
+            raise ValueError(
+                "reduce.recover is missing, and only by it a student learns from the reference; "
+                "add recover: {data: ...}"
+            )
         if self.reduce and self.reduce.recover and self._recovery_data is None:
             raise ValueError(
                 "reduce.recover has no text to learn from; add reduce.recover.data (texts without "

@@ -1,44 +1,37 @@
 """Distillation: a student, smaller than its teacher, learns to answer as the teacher does.
 
 The losses are those of methods/losses.py, each in units of what it is on held-out data before the
-first step, times its weight in the recipe. Everything but the embeddings is trained: those are the
-teacher's own rows. Both models run in eval mode, so that a step depends on its number alone.
+first step, times its weight in the recipe. Both models run in eval mode, so that a step depends on
+its number alone.
 
-Hidden states are compared where a block of the student begins: its input there should be the
-teacher's input of the block it was made of; and behind the last block.
+pair.py says what of the two models is compared with what.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from optimizer.errors import CheckpointError, DataError
-from optimizer.harness import contract as contracts
+from optimizer.errors import DataError
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks import Task
 from optimizer.load import datasets
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import Family
-from optimizer.load.model import torch_model
 from optimizer.progress import say
-from optimizer.recipe.recover import Learning, LossWeights
+from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
-from optimizer.reduce.methods import losses
+from optimizer.reduce import width_maps
 from optimizer.reduce.methods.batch_order import batch_of
+from optimizer.reduce.pair import Batch, Pair
 from optimizer.reduce.training import Curve, TrainingOptions, train
 
 LOGITS = 1 << 26  # values at once: a vocabulary makes a batch of them larger than all else
-
-Batch = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -116,147 +109,6 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A teacher and its student, whole and in eval mode.
-
-    prefix: of the base model's names, of both. kept: for each block of the student the teacher's
-    block that it was made of, in order. parameters: what is trained; None: all that `trained` says.
-    """
-
-    teacher: nn.Module
-    student: nn.Module
-    family: Family
-    prefix: str
-    contract: Contract
-    kept: Sequence[int]
-    parameters: Mapping[str, nn.Parameter] | None = None
-
-    @property
-    def task(self) -> Task:
-        return self.contract.task_record
-
-    @cached_property
-    def trained(self) -> dict[str, nn.Parameter]:
-        """By name; every parameter but the embeddings, and what is tied to them. Those of positions
-        stay too: only the rows that the texts reach would learn."""
-        if self.parameters is not None:
-            return dict(self.parameters)
-        named = self.student.named_parameters()
-        return {name: p for name, p in named if name not in self.embeddings}
-
-    @property
-    def embeddings(self) -> set[str]:
-        """The names of their parameters."""
-        start = f"{self.prefix}{self.family.embeddings}."
-        tables = {
-            f"{name}.weight"
-            for name, module in self.student.named_modules()
-            if isinstance(module, nn.Embedding)
-        }
-        return tables | {n for n, _ in self.student.named_parameters() if n.startswith(start)}
-
-    def losses(
-        self,
-        batch: Batch,
-        labels: Tensor | None,
-        weights: LossWeights,
-        temperature: float,
-        products: torch.dtype = torch.float32,
-    ) -> dict[str, Tensor]:
-        """{name: value} of the output's loss and of every other that has a weight, computed in
-        float32 of models that multiply in `products`. Raises CheckpointError for attention of
-        models whose heads are not the same."""
-        extra: dict[str, Any] = {"output_hidden_states": weights.hidden > 0}
-        if weights.attention > 0:
-            extra["output_attentions"] = True
-        if self.family.kind == "decoder":
-            extra["use_cache"] = False
-        with torch.autocast("cpu", products, enabled=products != torch.float32):
-            with torch.no_grad():
-                theirs = _in_float32(self.teacher(**batch, **extra))
-            mine = _in_float32(self.student(**batch, **extra))
-        real = batch["attention_mask"].bool()
-        values = {"output": self._output(mine, theirs, real, temperature)}
-        if weights.hidden > 0:
-            at = [*self.kept[1:], len(theirs.hidden_states) - 1]
-            pairs = zip(mine.hidden_states[1:], at, strict=True)
-            each = [losses.hidden(m, theirs.hidden_states[i], real) for m, i in pairs]
-            values["hidden"] = torch.stack(each).mean()
-        if weights.attention > 0:
-            heads = [answer.attentions[0].shape[1] for answer in (mine, theirs)]
-            if heads[0] != heads[1]:
-                raise CheckpointError(
-                    f"the smaller model has {heads[0]} heads and the reference {heads[1]}",
-                    where="losses.attention",
-                    accepted="as many heads in both",
-                    fix="Leave losses.attention out.",
-                )
-            pairs = zip(mine.attentions, self.kept, strict=True)
-            each = [losses.attention(m, theirs.attentions[i], real) for m, i in pairs]
-            values["attention"] = torch.stack(each).mean()
-        if weights.labels > 0 and labels is not None:
-            values["labels"] = nn.functional.cross_entropy(mine.logits, labels)
-        return values
-
-    def _output(self, mine: Any, theirs: Any, real: Tensor, temperature: float) -> Tensor:
-        """Of what the task is about."""
-        task = self.task
-        student, teacher = (getattr(answer, task.output) for answer in (mine, theirs))
-        if task.classifies or task.generates:
-            if task.per_position:
-                student, teacher = student[real], teacher[real]
-            if student.shape[-1] == 1:  # a number, and no choice among classes
-                return losses.difference(student, teacher)
-            return losses.divergence(student, teacher, temperature)
-        if self.contract.pooling is None:
-            return losses.hidden(student, teacher, real)
-        vectors = [losses.pooled(s, real, self.contract.pooling) for s in (student, teacher)]
-        return losses.direction(*vectors) + losses.relations(*vectors)
-
-    def check_teacher(self, batch: Batch) -> None:
-        """Raises CheckpointError for a teacher that answers the same text differently twice: there
-        is nothing to learn from noise (a model in train mode, or its own code, drops at random)."""
-        with torch.no_grad():
-            answers = [getattr(self.teacher(**batch), self.task.output) for _ in range(2)]
-        if not torch.equal(*answers):
-            raise CheckpointError(
-                "the reference answers the same text differently twice",
-                where="model",
-                accepted="a model whose answers are the same each time",
-                fix="Remove what draws random numbers from the model's own code in eval mode.",
-            )
-
-
-def _in_float32(answer: Any) -> Any:
-    """What a model answered, tensors of another type widened: a loss subtracts numbers that are
-    nearly equal."""
-    for name, value in answer.items():
-        if isinstance(value, Tensor):
-            answer[name] = value.float()
-        elif isinstance(value, tuple):
-            answer[name] = tuple(v.float() for v in value)
-    return answer
-
-
-def open_pair(
-    teacher: Path, student: Path, kept: Sequence[int] | None, weights: LossWeights
-) -> Pair:
-    """The models of two folders that are laid out as load's; kept as in Pair, None: all. weights:
-    of the losses that will be asked for."""
-    contract = contracts.read(teacher / "contract.json")
-    opened = [open_checkpoint(folder) for folder in (teacher, student)]
-    architecture = family(opened[0].config)
-    models: list[Any] = [torch_model(checkpoint, contract.task) for checkpoint in opened]
-    for model in models:
-        # only eager attention gives its probabilities, and it keeps one for every pair of tokens
-        if not weights.attention and model._supports_sdpa:
-            model.set_attn_implementation("sdpa")
-    prefix = architecture.prefix(contract.task)
-    blocks = kept or range(models[0].config.num_hidden_layers)
-    return Pair(models[0], models[1], architecture, prefix, contract, blocks)
-
-
-@dataclass(frozen=True)
 class Distilled:
     """weights: {parameter: trained value}. curve: of training. start, end: each loss on held-out
     data, before the first step and of the weights that were kept."""
@@ -287,11 +139,14 @@ def distill(
     learned = split.learned
     judged = _batches(split.held_out, section)
     pair.check_teacher(judged[0][0])
+    if section.losses.hidden and not pair.same_width:
+        pair = replace(pair, maps=width_maps.started(pair, _shown(learned, section)))
+    trained = {**pair.trained, **pair.map_parameters}
     start = _mean(pair, section, judged)
     units = {name: value or 1.0 for name, value in start.items()}
     weights = {name: getattr(section.losses, name) / unit for name, unit in units.items()}
     size = _rows_at_once(pair, section)
-    for p in pair.trained.values():
+    for p in trained.values():
         p.requires_grad_(True)
 
     def backward(step: int) -> float:
@@ -314,14 +169,21 @@ def distill(
         return math.fsum(weights[n] * each[n] for n in each)
 
     options = _options(section, rates or {}, keep_seconds)
-    curve = train(pair.trained, backward, judge, options, folder)
-    for p in pair.trained.values():
+    curve = train(trained, backward, judge, options, folder)
+    for p in trained.values():
         p.requires_grad_(False)
     end = _mean(pair, section, judged)
     for name, value in start.items():
         say(f"{section.step}: {name} on held-out data {value:.4g} -> {end[name]:.4g}")
     values = {name: p.detach() for name, p in pair.trained.items()}
     return Distilled(values, curve, start, end)
+
+
+def _shown(learned: Texts, section: Learning) -> Iterator[Batch]:
+    """The batches of the steps, one after another."""
+    for step in itertools.count():
+        indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
+        yield learned.batch(indices)
 
 
 def _options(section: Learning, rates: Mapping[str, float], keep_seconds: float) -> TrainingOptions:

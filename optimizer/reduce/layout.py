@@ -101,7 +101,9 @@ class Layout:
     @cached_property
     def goal(self) -> Sizes:
         """The sizes that meet the goal. Raises RecipeError where none do."""
-        return sizes.solve(self.section.reduce.goal, self.model)
+        goal = self.section.reduce.goal
+        assert goal is not None
+        return sizes.solve(goal, self.model)
 
     def _groups(self, heads: Part) -> tuple[int, ...]:
         """Numbers of key/value heads that the config takes."""

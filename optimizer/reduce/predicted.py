@@ -35,8 +35,8 @@ SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
 def shapes(section: Reduction, reference: Shapes) -> Shapes:
     """Those of the smaller model, with all its heads: their size is in no header. (An upper bound
     where heads go, and those of the reference where nothing says what its neurons are.)"""
-    known = _family(reference)
-    if known is None:
+    known, goal = _family(reference), section.reduce.goal
+    if known is None or goal is None:
         return reference
     family, prefix, blocks = known
     ffn = family.feed_forward
@@ -59,7 +59,7 @@ def shapes(section: Reduction, reference: Shapes) -> Shapes:
         heads=(1,),
     )
     try:
-        kept = solve(chosen.goal, model)
+        kept = solve(goal, model)
     except RecipeError:  # said by the stage itself, which knows of heads too
         return reference
     smaller = {}

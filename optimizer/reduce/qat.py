@@ -32,9 +32,10 @@ from optimizer.compress.module_rows import Row, significant
 from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.recipe.schema import QuantizationAware
-from optimizer.reduce.distill import Pair, distill, open_pair, texts
+from optimizer.reduce.distill import distill, texts
 from optimizer.reduce.estimate import training
 from optimizer.reduce.own_text import with_own_text
+from optimizer.reduce.pair import Pair, open_pair
 from optimizer.reduce.recover import FINISHED, PROGRESS, document, kept
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.trained_linear import Trained, trained

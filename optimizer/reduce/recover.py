@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import Recovery
-from optimizer.reduce.distill import Distilled, distill, open_pair, texts
+from optimizer.reduce.distill import Distilled, distill, texts
 from optimizer.reduce.estimate import recovery
 from optimizer.reduce.own_text import with_own_text
+from optimizer.reduce.pair import open_pair
 from optimizer.reduce.rewrite import rewrite
+from optimizer.reduce.student import initialized
 from optimizer.reduce.write import REDUCED
 from optimizer.store import Shapes, Stage
 
@@ -50,6 +53,7 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
     split = texts(section.recover, section.data, contract, reference / "checkpoint")
     split = with_own_text(section.recover, split, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
+    pair = replace(pair, from_nothing=initialized(smaller))
     products = products_in(section.recover)
     distilled = distill(pair, section.recover, split, progress, products=products)
     rewrite(smaller, distilled.weights, out)
@@ -86,11 +90,12 @@ def document(distilled: Distilled) -> dict[str, Any]:
 
 
 def kept(folder: Path) -> list[int] | None:
-    """Which blocks of the reference a model has, in order; None where it was not made smaller."""
+    """Which blocks of the reference a model has, in order; None where it was not made of
+    them."""
     if not (folder / REDUCED).is_file():
         return None
     layers = read_json(folder / REDUCED)["layers"]
-    return [int(str(layer["of"]).rpartition(".")[2]) for layer in layers]
+    return [int(str(layer["of"]).rpartition(".")[2]) for layer in layers] or None
 
 
 def files(section: Recovery) -> Mapping[str, str]:

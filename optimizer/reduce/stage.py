@@ -3,6 +3,8 @@ what load wrote, and transformers loads unchanged.
 
 out/checkpoint/, contract.json, source.json   laid out as load's
 out/reduced.json                              what was kept of what: see write.py
+
+Or, where the recipe names a student, that one in its place: see student.py.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from pathlib import Path
 from optimizer.compress.data import calibration
 from optimizer.progress import say
 from optimizer.recipe.schema import Reduction
-from optimizer.reduce import depth, width
+from optimizer.reduce import depth, predicted, student, width
 from optimizer.reduce.gradients import measured
 from optimizer.reduce.layout import Layout, opened
-from optimizer.reduce.predicted import estimate, shapes
 from optimizer.reduce.write import REDUCED, write
-from optimizer.store import Stage
+from optimizer.store import Estimate, Shapes, Stage
 
 VERSION = 1
 PROGRESS = "progress"
@@ -32,6 +33,12 @@ def run(section: Reduction, source: Path, out: Path) -> None:
     progress = out / PROGRESS
     if (out / REDUCED).exists():  # killed while tidying up after the end
         shutil.rmtree(progress, ignore_errors=True)
+        return
+    if section.reduce.student is not None:
+        shutil.rmtree(progress, ignore_errors=True)
+        progress.mkdir()
+        student.write(section, source, out, progress)
+        shutil.rmtree(progress)
         return
     layout = opened(section, source)
     _say(layout)
@@ -53,6 +60,9 @@ def run(section: Reduction, source: Path, out: Path) -> None:
 
 def check(section: Reduction, source: Path) -> None:
     """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
+    if section.reduce.student is not None:
+        student.check(section, source)
+        return
     _ = opened(section, source).goal
 
 
@@ -69,10 +79,26 @@ def _say(layout: Layout) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    """The digest of the calibration rows."""
+    """The digest of the calibration rows, or those of the student's files."""
     from optimizer.load.datasets import digest
 
+    if section.reduce.student is not None:
+        return student.files(section)
     return {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+
+
+def shapes(section: Reduction, reference: Shapes) -> Shapes:
+    """Of what is written."""
+    if section.reduce.student is not None:
+        return student.shapes(section)
+    return predicted.shapes(section, reference)
+
+
+def estimate(section: Reduction, reference: Shapes) -> Estimate:
+    """reference: of every tensor of what load writes."""
+    if section.reduce.student is not None:
+        return student.estimate(section)
+    return predicted.estimate(section, reference)
 
 
 STAGE = Stage(

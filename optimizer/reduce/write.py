@@ -143,7 +143,7 @@ def write(
     for file in sorted(layout.checkpoint.folder.iterdir()):
         if file.suffix != ".safetensors" and file.name != "config.json":
             shutil.copyfile(file, folder / file.name)
-    _write(folder / "config.json", smaller_config(smaller))
+    write_document(folder / "config.json", smaller_config(smaller))
     safetensors_stream.write_known(smaller.specs, smaller.value, folder / WEIGHTS)
     _check_built(layout, out)
     contract = read_json(layout.folder / "contract.json")
@@ -151,10 +151,12 @@ def write(
         contract["generation"]["layers"] = smaller.sizes.blocks
         if smaller.sizes.heads:
             contract["generation"]["kv_heads"] = smaller.sizes.heads
-    _write(out / "contract.json", contract)
+    write_document(out / "contract.json", contract)
     origin = read_json(layout.folder / "source.json")
-    _write(out / "source.json", {**origin, "parameters": layout.model.parameters(smaller.sizes)})
-    _write(out / REDUCED, document(smaller))
+    write_document(
+        out / "source.json", {**origin, "parameters": layout.model.parameters(smaller.sizes)}
+    )
+    write_document(out / REDUCED, document(smaller))
 
 
 def smaller_config(smaller: Smaller) -> dict[str, Any]:
@@ -223,7 +225,8 @@ def _check_built(layout: Layout, out: Path) -> None:
             )
 
 
-def _write(file: Path, value: Mapping[str, Any]) -> None:
+def write_document(file: Path, value: Mapping[str, Any]) -> None:
+    """As JSON; the file is there whole or not at all."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.rename(file)

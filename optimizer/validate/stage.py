@@ -9,7 +9,8 @@ Writes report.json:
     sense         does what goes in make sense: see sense.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
-    reduced       {importance, methods, sizes, weights, left_out} of reduced.json; null without one
+    reduced       {importance, methods, sizes, weights, left_out} of reduced.json, of a student also
+                  student: where it comes from; null without one
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
@@ -59,6 +60,7 @@ from optimizer.validate.quality import (
     generation_quality,
     quality,
     significance,
+    widths,
 )
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
@@ -264,8 +266,10 @@ def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, devi
     if reference is None:
         return generation_quality.quality(m, sets, device)
     baseline, fit_on = reference
-    judged = {}
+    judged, own = {}, None
     with closing(on_gpu.candidate(m, device)) as runner:
+        if fit_on is not None and widths.differ(m):
+            own = answers.answer(m, runner, fit_on[0], "validate: probe of the candidate")
         for name, rows in sets.items():
             on = f" on {name}" if name else ""
             if name != FIRST:
@@ -273,28 +277,30 @@ def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, devi
                     m, answers.TorchRunner(m), rows, f"validate: baseline{on}"
                 )
             candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
-            judged[name] = _compared(m, rows, baseline, candidate, fit_on)
+            judged[name] = _compared(m, rows, (baseline, candidate), fit_on, own)
     return judged
 
 
 def _compared(
     m: Materials,
     rows: Sequence[Sample],
-    baseline: Answers,
-    candidate: Answers,
+    systems: tuple[Answers, Answers],
     fit_on: answers.Train | None,
+    own: Answers | None,
 ) -> tuple[list[Gate], dict[str, Any]]:
-    """Of one set. fit_on: the probe's rows and the baseline's answers to them."""
+    """Of one set. systems: baseline and candidate; fit_on: the probe's rows and the baseline's
+    answers to them; own: the candidate's, where it has a probe of its own."""
     settings = m.section.validate_
-    metric = quality.compare(
-        settings.metric, rows, baseline, candidate, fit_on, settings.confidence
-    )
-    cosines = quality.cosines_of(baseline.text, candidate.text)
+    if fit_on is not None and own is not None:
+        metric = widths.probes(rows, systems, fit_on[0], (fit_on[1], own))
+    else:
+        metric = quality.compare(settings.metric, rows, *systems, fit_on, settings.confidence)
+    cosines = None if widths.differ(m) else quality.cosines_of(*(s.text for s in systems))
     decision, section = quality.judge(
         settings.metric, metric, len(rows), settings.max_drop, settings.confidence, cosines
     )
     gates = [gating.from_decision(f"quality.{settings.metric}", decision, settings.metric)]
-    if settings.min_cosine is not None:
+    if settings.min_cosine is not None and cosines is not None:
         away = 1 - cosines
         decided = significance.resampled(
             lambda w: w @ away / w.sum(1), len(rows), 1 - settings.min_cosine, settings.confidence

@@ -31,6 +31,11 @@ def reduced(tmp_path: Path, section: str, text: str = GOOD) -> Recipe:
         ("goal: {keep: 0.5}, depth_samples: 8", "depth_samples is of choosing blocks"),
         ("goal: {keep: 0.5}, methods: [width, ffn]", "ffn is named twice"),
         ("goal: {keep: 0.5}, importance: size", "second_order"),
+        ("recover: {}", "reduce: neither was found; accepted: either goal or student"),
+        ("goal: {keep: 0.5}, student: a, recover: {}", "both was found"),
+        ("student: a, methods: [ffn], recover: {}", "methods: nothing is cut out"),
+        ("student: a", "reduce.recover is missing"),
+        ("student: {source: a, seeds: 1}, recover: {}", "unknown key"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(section: str, message: str, tmp_path: Path) -> None:
@@ -65,3 +70,11 @@ def test_methods_follow_from_the_goal_when_absent(
     chosen = reduced(tmp_path, section).reduce
     assert chosen is not None
     assert chosen.chosen == methods
+
+
+def test_a_student_is_a_name_or_a_section(tmp_path: Path) -> None:
+    one = reduced(tmp_path, "student: tiny/bert, recover: {}").reduction
+    other = reduced(tmp_path, "student: {source: tiny/bert}, recover: {}").reduction
+    assert one is not None
+    assert one == other
+    assert one.calibrate is None

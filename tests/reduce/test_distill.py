@@ -13,7 +13,8 @@ from optimizer.load.stage import STAGE as LOAD
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Model
 from optimizer.reduce import distill as distillation
-from optimizer.reduce.distill import Distilled, Pair, distill, open_pair, texts
+from optimizer.reduce.distill import Distilled, distill, texts
+from optimizer.reduce.pair import Pair, open_pair
 from tests.conftest import write_rows, write_tiny_bert
 from tests.decoders import write_tiny_decoder
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from optimizer import pipeline
-from optimizer.errors import DataError
+from optimizer.commands import checked
+from optimizer.errors import DataError, RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.store import Store
 from tests.conftest import sentences, write_rows, write_tiny_bert, write_tiny_recipe
@@ -108,3 +109,61 @@ def test_speed_and_size_are_compared_with_the_model_that_was_given(tmp_path: Pat
     assert len(graphs) == 2
     assert report["speed"]["size"]["float_bytes"] == largest
     assert outcome.bundle is not None
+
+
+def with_a_student(folder: Path, changes: dict[str, int], metric: str) -> Path:
+    """A recipe whose student is the model's config with changes."""
+    model = write_tiny_bert(folder / "model", layers=3)
+    file = write_tiny_recipe(folder / "recipe", model)
+    write_rows(file.parent / "learn.jsonl", 100, seed=9)
+    student = folder / "student"
+    student.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    (student / "config.json").write_text(json.dumps({**config, **changes}))
+    section = f"reduce: {{student: {student}, recover: {LEARN}}}\nquantize:\n"
+    text = file.read_text().replace("quantize:\n", section, 1).replace(PORTABLE, FOLDER)
+    file.write_text(
+        text.replace("metric: cosine", metric).replace("max_drop: 0.1", "max_drop: 0.9")
+    )
+    return file
+
+
+def test_a_student_of_another_width_is_judged_by_what_has_a_width_of_its_own(
+    tmp_path: Path,
+) -> None:
+    file = with_a_student(
+        tmp_path, {"num_hidden_layers": 1, "hidden_size": 32}, "metric: retrieval"
+    )
+    outcome = pipeline.run(recipe_file.read(file), Store(tmp_path / "store"))
+    (built,) = outcome.built
+    report = json.loads((built.report.path / "report.json").read_text())
+    assert report["quality"]["cosine"] is None
+    hops = {entry["hop"]: entry for entry in report["ledger"]}
+    assert all(entry["ok"] is not False for entry in hops.values())
+    assert hops["reduce"]["measured"] is None
+    assert "no law of structure" in hops["reduce"]["unproven"]
+    (gate,) = (g for g in report["gates"] if g["name"] == "ledger")
+    assert "reduce: nothing of a student is cut out" in gate["message"]
+    assert outcome.bundle is not None
+    manifest = json.loads((outcome.bundle.path / "bundle" / "manifest.json").read_text())
+    assert manifest["source"]["student"]["source"] == str(tmp_path / "student")
+    assert "3 blocks, 64 wide" in (outcome.bundle.path / "bundle" / "report.html").read_text()
+
+
+def test_a_student_of_another_vocabulary_is_refused_by_check(tmp_path: Path) -> None:
+    file = with_a_student(tmp_path, {"vocab_size": 9}, "metric: cosine")
+    with pytest.raises(RecipeError, match=r"reduce\.student: the student's vocabulary has 9"):
+        checked.read(file, (), fetch=False)
+
+
+@pytest.mark.parametrize(
+    ("metric", "where"),
+    [("metric: cosine", "metric"), ("metric: retrieval\n  min_cosine: 0.5", "min_cosine")],
+)
+def test_a_cosine_between_widths_is_refused_before_anything_learns(
+    metric: str, where: str, tmp_path: Path
+) -> None:
+    file = with_a_student(tmp_path, {"hidden_size": 32}, metric)
+    with pytest.raises(RecipeError, match=rf"validate\.{where}: the student's embeddings have 32"):
+        pipeline.run(recipe_file.read(file), Store(tmp_path / "store"))
+    assert not (tmp_path / "store" / "recover").exists()

@@ -45,7 +45,7 @@ def _smaller(report: Document) -> list[Row]:
     if not reduced:
         return []
     before, after = reduced["weights"]["all"]
-    names = {"blocks": "blocks", "ffn": "neurons", "heads": "key/value heads"}
+    names = {"blocks": "blocks", "ffn": "neurons", "heads": "key/value heads", "width": "wide"}
     sizes = [(names[kind], pair) for kind, pair in reduced["sizes"].items() if pair[0] != pair[1]]
     there = ", ".join(f"{pair[0]} {name}" for name, pair in sizes)
     kept = ", ".join(f"{pair[1]} {name}" for name, pair in sizes)

@@ -1,7 +1,8 @@
 """The hops `recover` and `qat`: is a model what it learned to be, and nothing else?
 
  1. its checkpoint has the tensors of the one before, by name and shape;
- 2. embeddings, and what is tied to them, are bit for bit what they were: nothing trains them;
+ 2. embeddings, and what is tied to them, are bit for bit what they were: nothing trains them, but
+    those of a student that began without weights;
  3. no trained value is NaN or infinite;
  4. on the held-out texts the model (of qat: the compressed state) has the loss that training
     measured of the weights it kept, and none above the one it started with. The loss is half a
@@ -29,9 +30,11 @@ from optimizer.compress import module_rows
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
-from optimizer.reduce.distill import Pair, Texts, judged_by_output, losses_of, texts
+from optimizer.reduce.distill import Texts, judged_by_output, losses_of, texts
+from optimizer.reduce.pair import Pair, Pairing
 from optimizer.reduce.qat import TRAINED
 from optimizer.reduce.recover import RECOVERED
+from optimizer.reduce.student import initialized
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
@@ -136,6 +139,7 @@ def _entry(learned: _Learned, m: Materials) -> Entry:
 def _tensors(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Iterator[str]:
     """Laws 1 to 3."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
+    fixed = not initialized(learned.before)
     trained = {*document["trained"]}
     with ExitStack() as files:
         old, new = (_opened(folder, files) for folder in (learned.before, learned.after))
@@ -146,7 +150,7 @@ def _tensors(document: Mapping[str, Any], learned: _Learned, m: Materials) -> It
             before, after = old[name].get_tensor(name), new[name].get_tensor(name)
             if before.shape != after.shape:
                 yield f"{name}: {tuple(after.shape)}, and {tuple(before.shape)} before it learned"
-            elif name.startswith(embeddings) or name not in trained:
+            elif (fixed and name.startswith(embeddings)) or name not in trained:
                 if not torch.equal(before, after):
                     yield f"{name}: changed, and it is not trained"
             elif not bool(torch.isfinite(after).all()):
@@ -171,7 +175,7 @@ def _loss(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Itera
         yield f"the loss on held-out texts rose from {start:.4g} to {end:.4g}"
     _, held_out = texts(learned.section, learned.data, m.contract, m.reference / "checkpoint")
     prefix = m.family.prefix(m.task)
-    pair = Pair(m.reference_model, learned.judged(), m.family, prefix, m.contract, kept=())
+    pair = Pair(m.reference_model, learned.judged(), m.family, prefix, m.contract, Pairing((), ()))
     weights = {"output": 1.0, "hidden": 0.0, "attention": 0.0, "labels": 0.0}
     only_output = learned.section.losses.model_copy(update=weights)
     section = learned.section.model_copy(update={"losses": only_output})

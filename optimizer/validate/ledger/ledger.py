@@ -35,6 +35,7 @@ from optimizer.validate.ledger import (
     hops,
     learned_laws,
     reduce_laws,
+    student_laws,
 )
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
@@ -99,7 +100,8 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
     """After the first, `load`, those of the steps that made another model of the reference."""
     section = materials.section
     steps: list[Hop] = []
-    steps += [reduce_laws.reduce] if section.reduce else []
+    if section.reduce:
+        steps.append(student_laws.reduce if section.reduce.student else reduce_laws.reduce)
     steps += [learned_laws.recover] if section.recovery else []
     steps += [learned_laws.qat] if section.training else []
     return (chosen[0], *steps, *chosen[1:])

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.load.checkpoint import read_json
+from optimizer.load.checkpoint import open_checkpoint, read_json
 from optimizer.load.families import Family
-from optimizer.load.model import auto_class
+from optimizer.load.model import auto_class, skeleton
 from optimizer.reading import words
 from optimizer.reduce.write import REDUCED
 from optimizer.validate.ledger import adjusted_laws, trace
@@ -48,7 +48,7 @@ def reduce(m: Materials) -> Entry:
             _Files(folder / "checkpoint", m, files) for folder in (m.reference, m.smaller)
         )
         problems = [*_indices(document, whole, m), *_tensors(document, whole, part, m)]
-        problems = problems or _loaded(m)
+        problems = problems or loaded(m)
         if problems:  # the model may not even build
             return Entry("reduce", START, None, None, False, WHY, tuple(problems))
         objectives = {
@@ -80,7 +80,8 @@ def figures(m: Materials) -> dict[str, Any] | None:
     if m.section.reduce is None or m.smaller is None:
         return None
     document = read_json(m.smaller / REDUCED)
-    return {k: document[k] for k in ("importance", "methods", "sizes", "weights", "left_out")}
+    keys = ("importance", "methods", "sizes", "weights", "left_out", "student")
+    return {k: document[k] for k in keys if k in document}
 
 
 class _Files:
@@ -222,7 +223,7 @@ def _adjusted(
             yield f"{name}: its columns are not multiples of the reference's, as fisher leaves them"
 
 
-def _loaded(m: Materials) -> list[str]:
+def loaded(m: Materials) -> list[str]:
     """What transformers' own loader says is missing or left over."""
     assert m.smaller is not None
     try:
@@ -232,7 +233,8 @@ def _loaded(m: Materials) -> list[str]:
             )
     except Exception as e:  # of many kinds: whatever it is, the checkpoint does not load
         return [f"transformers does not load the smaller checkpoint: {words(e)}"]
-    known = {name for name, _ in m.smaller_model.named_parameters(remove_duplicate=False)}
+    named = skeleton(open_checkpoint(m.smaller), m.task).named_parameters(remove_duplicate=False)
+    known = {name for name, _ in named}
     missing = sorted({*loaded["missing_keys"]} & known)
     return [
         *(f"{name}: transformers does not find it in the smaller checkpoint" for name in missing),

@@ -67,11 +67,11 @@ def judge(
     examples: int,
     margin: float,
     confidence: float,
-    cosines: Floats,
+    cosines: Floats | None,
 ) -> tuple[Decision, dict[str, Any]]:
     """The decision, and the report's `quality` section.
 
-    cosines (examples,): of the candidate's answers to the baseline's.
+    cosines (examples,): of the candidate's answers to the baseline's; None where they have none.
     """
     if metric.outcomes is not None:
         decision = significance.paired_outcomes(*metric.outcomes, margin, confidence)
@@ -93,13 +93,17 @@ def judge(
         "margin": margin,
         "confidence": confidence,
         "needed": decision.needed,
-        "cosine": {
-            "mean": float(cosines.mean()),
-            "min": float(cosines.min()),
-            "p01": float(np.quantile(cosines, 0.01)),
-        },
+        "cosine": None if cosines is None else _summary(cosines),
     }
     return decision, section
+
+
+def _summary(cosines: Floats) -> dict[str, float]:
+    return {
+        "mean": float(cosines.mean()),
+        "min": float(cosines.min()),
+        "p01": float(np.quantile(cosines, 0.01)),
+    }
 
 
 def _drop(baseline: Value, candidate: Value) -> Value:

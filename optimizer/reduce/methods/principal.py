@@ -1,0 +1,64 @@
+"""Principal components of vectors, each counted in units of its own length.
+
+Of rows x (Pearson 1901), with weights 1 / |x|^2, so that a few massive activations do not decide:
+the mean and directions that leave least of sum |x - (mean + P z)|^2 / |x|^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Sums:
+    """Over rows (tokens, width). Empty until `add`."""
+
+    width: int
+    weight: float = 0.0
+    rows: int = 0
+    total: Tensor = field(init=False)
+    square: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = torch.zeros(self.width, dtype=torch.float64)
+        self.square = torch.zeros(self.width, self.width, dtype=torch.float64)
+
+    def add(self, x: Tensor) -> None:
+        """x (tokens, width)."""
+        x = x.double()
+        weights = 1 / x.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+        self.weight += float(weights.sum())
+        self.rows += len(x)
+        self.total += weights @ x
+        self.square += (x * weights[:, None]).T @ x
+
+
+@dataclass(frozen=True)
+class Principal:
+    """mean (width,); directions (width, count), orthonormal, the widest first, with columns of
+    zeros beyond `width`; spread: the root of the mean square of a coordinate along them."""
+
+    mean: Tensor
+    directions: Tensor
+    spread: float
+
+
+def principal(sums: Sums, count: int) -> Principal:
+    """The first `count` components. Raises ValueError without rows."""
+    if not sums.rows:
+        raise ValueError("no rows")
+    mean = sums.total / sums.weight
+    covariance = sums.square / sums.weight - torch.outer(mean, mean)
+    values, vectors = torch.linalg.eigh(covariance)
+    some = min(count, sums.width)
+    chosen = vectors.flip(1)[:, :some]
+    # The sign of an eigenvector is free: the largest entry is made positive.
+    largest = chosen.gather(0, chosen.abs().argmax(0, keepdim=True))
+    chosen = chosen * torch.where(largest < 0, -1.0, 1.0)
+    directions = torch.zeros(sums.width, count, dtype=torch.float64)
+    directions[:, :some] = chosen
+    spread = float(values.flip(0)[:some].clamp_min(0).mean().sqrt())
+    return Principal(mean, directions, spread)
