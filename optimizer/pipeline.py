@@ -49,7 +49,7 @@ def verdict(built: Sequence[Built]) -> Verdict:
     return on_fail.verdict([b.target.on_fail for b in done], verdicts)
 
 
-def _judged(smaller: Step, recipe: Recipe, reference: Step) -> Step:
+def _gated(smaller: Step, recipe: Recipe, reference: Step) -> Step:
     """The smaller model. Raises RecipeError, before it learns anything, where no gate of the recipe
     could compare it with the reference."""
     from optimizer.validate.quality import widths
@@ -94,9 +94,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         if recipe.reduce:
             base = smaller = step(reduce, recipe.reduction, reference)
             if recipe.recovery:
-                base = step(
-                    recover, recipe.recovery, reference, _judged(smaller, recipe, reference)
-                )
+                base = step(recover, recipe.recovery, reference, _gated(smaller, recipe, reference))
         state, untrained = step(compress, recipe.compression, base), base
         if recipe.qat:
             base = state = step(qat, recipe.training, reference, base, state)

@@ -126,13 +126,11 @@ def distill(
     folder: Path,
     *,
     rates: Mapping[str, float] | None = None,
-    products: torch.dtype = torch.float32,
     keep_seconds: float = 60.0,
 ) -> Distilled:
     """Train the pair's student, whose parameters hold the result afterwards.
 
-    rates: {parameter: learning rate} of those that have one of their own. products: what both
-    models multiply in while learning; what is held out is judged in float32. folder: for training's
+    rates: {parameter: learning rate} of those that have one of their own. folder: for training's
     checkpoints, one every keep_seconds. Raises CheckpointError for a teacher that is not the same
     twice, and for a loss that is not finite.
     """
@@ -155,7 +153,9 @@ def distill(
         for part in (indices[i : i + size] for i in range(0, len(indices), size)):
             batch, labels = learned.batch(part), learned.labels(part)
             with torch.enable_grad():
-                each = pair.losses(batch, labels, section.losses, section.temperature, products)
+                each = pair.losses(
+                    batch, labels, section.losses, section.temperature, pair.products
+                )
                 loss = torch.stack([weights[n] * v for n, v in each.items() if weights[n]]).sum()
                 loss = loss * (len(part) / len(indices))
             loss.backward()

@@ -60,7 +60,8 @@ class Pair:
     family, and prefix, of the base model's names: the student's. parameters: what is trained; None:
     all that `trained` says. from_nothing: the student has only the values it was initialised with,
     so that its embeddings are trained too. maps: one for each block of the student, of what it
-    gives to the teacher's width; None where the widths are the same.
+    gives to the teacher's width; None where the widths are the same. products: what both models
+    multiply in while learning; what is held out is judged in float32.
     """
 
     teacher: nn.Module
@@ -72,6 +73,7 @@ class Pair:
     parameters: Mapping[str, nn.Parameter] | None = None
     from_nothing: bool = False
     maps: nn.ModuleList | None = None
+    products: torch.dtype = torch.float32
 
     @property
     def task(self) -> Task:

@@ -53,9 +53,9 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
     split = texts(section.recover, section.data, contract, reference / "checkpoint")
     split = with_own_text(section.recover, split, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
-    pair = replace(pair, from_nothing=initialized(smaller))
     products = products_in(section.recover)
-    distilled = distill(pair, section.recover, split, progress, products=products)
+    pair = replace(pair, from_nothing=initialized(smaller), products=products)
+    distilled = distill(pair, section.recover, split, progress)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)
     precision = {"precision": "bf16" if products == torch.bfloat16 else "fp32"}

@@ -1,6 +1,7 @@
 """A student learns what its teacher answers, from text alone, and a killed run resumes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def learn(
     section = SECTION.model_copy(update=changes)
     pair = damaged(open_pair(source, source, range(2), section.losses))
     sets = texts(section, rows, pair.contract, source / "checkpoint")
-    return pair, distill(pair, section, sets, folder, products=products, keep_seconds=keep_seconds)
+    pair = replace(pair, products=products)
+    return pair, distill(pair, section, sets, folder, keep_seconds=keep_seconds)
 
 
 CASES = {
