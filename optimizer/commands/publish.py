@@ -65,7 +65,7 @@ def publish(
     from optimizer.harness.manifest import read_manifest
     from optimizer.publish.push import as_document, push
 
-    with _opened(address, docker_config, plain_http) as (parsed, place):
+    with opened(address, docker_config, plain_http) as (parsed, place):
         tag = parsed.tag or str(read_manifest(bundle)["version"])
         if parsed.digest:
             raise click.UsageError("ADDRESS names a digest; give a tag, or none.")
@@ -112,7 +112,7 @@ def pull(
     """
     from optimizer.publish.pull import pull as fetch
 
-    with _opened(address, docker_config, plain_http) as (parsed, place):
+    with opened(address, docker_config, plain_http) as (parsed, place):
         pulled = fetch(place, parsed, folder, key)
     document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
     signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
@@ -134,8 +134,9 @@ def versions(obj: dict[str, bool], address: str, plain_http: bool, docker_config
     """
     from optimizer.publish.place import digest_of
 
-    with _opened(address, docker_config, plain_http) as (_, place):
-        read = {tag: place.read_manifest(tag) for tag in place.tags()}
+    with opened(address, docker_config, plain_http) as (_, place):
+        tags = [tag for tag in place.tags() if not tag.endswith(".history")]
+        read = {tag: place.read_manifest(tag) for tag in tags}
     named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
     lines = [f"{digest}  {tag}" for tag, digest in named.items()]
     document = {"exit_code": 0, "address": address, "versions": named}
@@ -143,7 +144,7 @@ def versions(obj: dict[str, bool], address: str, plain_http: bool, docker_config
 
 
 @contextmanager
-def _opened(address: str, docker_config: Path, plain_http: bool) -> Iterator[tuple[Address, Place]]:
+def opened(address: str, docker_config: Path, plain_http: bool) -> Iterator[tuple[Address, Place]]:
     from optimizer.publish.address import parse
     from optimizer.publish.places import place_of
 

@@ -2,6 +2,7 @@
 
 oci://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]     a registry, by the OCI distribution protocol
 oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layout has it
+file:///FOLDER[:TAG][@sha256:DIGEST]             the same, from the root of the file system
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from pathlib import Path
 
 from optimizer.errors import RecipeError
 
-ACCEPTED = "oci://HOST/NAME:TAG, or oci-layout:FOLDER:TAG; both may end in @sha256:DIGEST"
+ACCEPTED = "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG or file:///FOLDER:TAG; each may end in "
+ACCEPTED += "@sha256:DIGEST"
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
 TAG = r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 DIGEST = r"(@(?P<digest>sha256:[0-9a-f]{64}))?"
 REGISTRY = re.compile(f"oci://{HOST}/{NAME}{TAG}{DIGEST}")
-LAYOUT = re.compile(f"oci-layout:(?P<folder>.+?){TAG}{DIGEST}")
+LAYOUT = re.compile(f"(oci-layout:|file://(?=/))(?P<folder>.+?){TAG}{DIGEST}")
 """The grammar of names and tags is the distribution specification's."""
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -102,7 +102,7 @@ class Layout:
         with self._locked():
             self._send(Blob.of(data))
             if tag:
-                self._set_tag(data, tag)
+                self._set_tags({tag: data})
 
     def write_referrer(self, data: bytes, subject: str) -> None:
         tag = fallback_tag(subject)
@@ -110,7 +110,7 @@ class Layout:
             self._send(Blob.of(data))
             index = index_with(self.read_manifest(tag), descriptor(data))
             self._send(Blob.of(index))
-            self._set_tag(index, tag)
+            self._set_tags({tag: index})
 
     def referrers(self, subject: str) -> list[Json]:
         return listed_in(self.read_manifest(fallback_tag(subject)))
@@ -118,14 +118,26 @@ class Layout:
     def tags(self) -> list[str]:
         return sorted(tag for tag in self._tagged() if not is_fallback(tag))
 
+    def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
+        """In one step: whoever reads the index sees all of it or nothing."""
+        with self._locked():
+            if self._tagged().get(last, "") != expected:
+                return False
+            for data in tags.values():
+                self._send(Blob.of(data))
+            self._set_tags(tags)
+            return True
+
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _set_tag(self, data: bytes, tag: str) -> None:
+    def _set_tags(self, tags: Mapping[str, bytes]) -> None:
         index = self._index()
-        others = [e for e in index["manifests"] if _tag(e) != tag]
-        entry = {**descriptor(data), "annotations": {REF_NAME: tag}}
-        document = {**index, "manifests": [*others, entry]}
+        others = [e for e in index["manifests"] if _tag(e) not in tags]
+        entries = [
+            {**descriptor(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()
+        ]
+        document = {**index, "manifests": [*others, *entries]}
         atomic.write(self.folder / "index.json", canonical(document), self.folder / ".partial")
 
     def _tagged(self) -> dict[str, str]:

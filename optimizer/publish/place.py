@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +67,10 @@ class Place(Protocol):
 
     def tags(self) -> list[str]:
         """All tags but those that stand for referrers."""
+
+    def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
+        """Write manifests under tags, in their order, if the tag `last` names the digest
+        `expected`, "" for nothing. False, and nothing is written, where it names another."""
 
     def close(self) -> None:
         """Let go of connections."""

@@ -86,7 +86,7 @@ def pull(place: Place, address: Address, into: Path | None, key: Path | None = N
             work = final.parent / f".{final.name}.{digest[7:19]}.pull"
             folder = final if present else work / "bundle"
             received = 0 if present else _fetch(place, layers, folder)
-            attached = _attachments(place, digest)
+            attached = attachments(place, digest)
             hint = _check(folder, attached, key, work)
             for attachment, contents in attached.items():
                 work.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def pull(place: Place, address: Address, into: Path | None, key: Path | None = N
 def _default(place: Place, layers: dict[str, Json], address: Address) -> Path:
     """artifacts/NAME/VERSION, from the manifest of the bundle itself."""
     layer = layers[verify.MANIFEST]
-    manifest = verify.parse(_small(place, layer, str(address)))
+    manifest = verify.parse(small(place, layer, str(address)))
     name, version = str(manifest.get("name")), str(manifest.get("version"))
     for part in (name, version):
         if verify.name_problem(part) or "/" in part or part.startswith("."):
@@ -111,7 +111,7 @@ def _default(place: Place, layers: dict[str, Json], address: Address) -> Path:
     return Path("artifacts") / name / version
 
 
-def _small(place: Place, layer: Json, where: str) -> bytes:
+def small(place: Place, layer: Json, where: str) -> bytes:
     """A blob that fits in memory, its digest compared."""
     if layer["size"] > verify.LARGEST:
         raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
@@ -180,7 +180,7 @@ def _digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"
 
 
-def _attachments(place: Place, digest: str) -> dict[Attachment, list[bytes]]:
+def attachments(place: Place, digest: str) -> dict[Attachment, list[bytes]]:
     """{attachment: the bytes of each that a registry has, the last one last}."""
     attached: dict[Attachment, list[bytes]] = {}
     for attachment in ATTACHMENTS:
@@ -195,7 +195,7 @@ def _attachments(place: Place, digest: str) -> dict[Attachment, list[bytes]]:
             if data is None or len(data) > LARGEST_MANIFEST:
                 continue
             (layer,) = layers_of(data, entry["digest"], attachment.media_type).values()
-            contents.append(_small(place, layer, entry["digest"]))
+            contents.append(small(place, layer, entry["digest"]))
         if contents:
             attached[attachment] = contents
     return attached

@@ -8,6 +8,7 @@ OCI-Subject), and else by an index under the tag sha256-<hex>.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode, urljoin
 
@@ -129,6 +130,15 @@ class Registry:
                 break
             url = urljoin(url, link[link.index("<") + 1 : link.index(">")])
         return sorted(tag for tag in tags if not is_fallback(tag))
+
+    def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
+        """Compared just before and not in one step, which the specification does not have."""
+        for tag, data in tags.items():
+            named = self.read_manifest(last)
+            if ("" if named is None else digest_of(named)) != expected:
+                return False
+            self.write_manifest(data, tag)
+        return True
 
     def close(self) -> None:
         self.transport.close()

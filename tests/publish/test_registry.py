@@ -486,6 +486,12 @@ def test_an_address_is_written_as_it_is_read(text: str) -> None:
     assert str(parse(text)) == text
 
 
+def test_a_file_address_is_a_layout() -> None:
+    assert parse("file:///srv/releases/tiny:1") == parse("oci-layout:/srv/releases/tiny:1")
+    with pytest.raises(RecipeError):
+        parse("file://host/x")
+
+
 def test_a_folder_that_is_no_layout_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="no OCI layout"):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from optimizer.recipe.schema import Validate
 from optimizer.validate.gates import Gate, lost, reached
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.quality import significance
+from optimizer.validate.quality import each, significance
 from optimizer.validate.quality.significance import Decision, Floats
 
 Ids = npt.NDArray[np.int64]
@@ -92,6 +92,7 @@ def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any
     difference  {value, interval}: of the mean log-likelihood, candidate - baseline, nats per token
     margin, confidence, needed  as for every metric
     kl, top1    {value, interval}; added: the candidate's extra nats by window, sorted
+    each        {kind: "nats", candidate: [its nats per token, window by window]}
     """
     confidence = settings.confidence
     decision = significance.paired_mean(scores.added, settings.max_drop, confidence)
@@ -109,6 +110,7 @@ def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any
         "kl": _mean(scores.kl, confidence),
         "top1": _mean(scores.top1, confidence),
         "added": sorted(round(float(v), 6) for v in scores.added),
+        "each": each.values("nats", scores.candidate),
     }
     gates = [_gate(decision)]
     if settings.max_kl is not None:

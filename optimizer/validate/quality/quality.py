@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
-from optimizer.validate.quality import significance
+from optimizer.validate.quality import each, significance
 from optimizer.validate.quality.evaluation import check_classes
 from optimizer.validate.quality.significance import Decision, Floats
 
@@ -95,6 +95,10 @@ def judge(
         "needed": decision.needed,
         "cosine": None if cosines is None else _summary(cosines),
     }
+    if metric.outcomes is not None:
+        section["each"] = each.right(metric.outcomes[1])
+    elif name == "cosine":
+        section["each"] = each.values(name, cosines)
     return decision, section
 
 

@@ -153,3 +153,15 @@ def test_f1_passes_no_margin_that_three_unseen_errors_would_break() -> None:
     for lost, verdict in ((2.5, "inconclusive"), (4, "pass")):
         decision, _ = quality.judge("f1", metric, 300, lost / 300, 0.95, np.ones(300))
         assert decision.verdict == verdict
+
+
+def test_what_each_example_gave_is_kept_for_means_over_examples() -> None:
+    right = np.array([True, False, True])
+    cosines = np.array([1.0, 0.25, 0.5])
+    _, section = quality.judge("accuracy", quality.shares(right, ~right), 3, 0.02, 0.95, cosines)
+    assert section["each"] == {"kind": "right", "candidate": "010"}
+    metric = quality.Metric(lambda w: np.ones(len(w)), lambda w: w @ cosines / w.sum(1))
+    _, section = quality.judge("cosine", metric, 3, 0.02, 0.95, cosines)
+    assert section["each"] == {"kind": "cosine", "candidate": [1.0, 0.25, 0.5]}
+    _, section = quality.judge("spearman", metric, 3, 0.02, 0.95, cosines)
+    assert "each" not in section
