@@ -130,6 +130,7 @@ BEYOND = (
     "minilm-pruned-int8",
     "smollm2-sparse-int4",
     "llama-3.2-1b-int4",
+    "llama-3.2-1b-pruned-int4",
     "qwen3-4b-int4",
 )
 """Recipes whose compression does not fit beside the other parts."""
