@@ -97,7 +97,7 @@ def judge(
     }
     if metric.outcomes is not None:
         section["each"] = each.right(metric.outcomes[1])
-    elif name == "cosine":
+    elif name == "cosine" and cosines is not None:
         section["each"] = each.values(name, cosines)
     return decision, section
 
