@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 DECIMALS = 6
 
 
@@ -20,3 +23,12 @@ def right(outcomes: Iterable[object]) -> dict[str, Any]:
 def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
     """Of numbers. kind: "cosine" to the float model, or "nats" per token of each window."""
     return {"kind": kind, "candidate": [round(float(value), DECIMALS) for value in each]}
+
+
+def summary(cosines: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Of the cosines (examples,) together."""
+    return {
+        "mean": float(cosines.mean()),
+        "min": float(cosines.min()),
+        "p01": float(np.quantile(cosines, 0.01)),
+    }

@@ -93,21 +93,13 @@ def judge(
         "margin": margin,
         "confidence": confidence,
         "needed": decision.needed,
-        "cosine": None if cosines is None else _summary(cosines),
+        "cosine": None if cosines is None else each.summary(cosines),
     }
     if metric.outcomes is not None:
         section["each"] = each.right(metric.outcomes[1])
     elif name == "cosine" and cosines is not None:
         section["each"] = each.values(name, cosines)
     return decision, section
-
-
-def _summary(cosines: Floats) -> dict[str, float]:
-    return {
-        "mean": float(cosines.mean()),
-        "min": float(cosines.min()),
-        "p01": float(np.quantile(cosines, 0.01)),
-    }
 
 
 def _drop(baseline: Value, candidate: Value) -> Value:
