@@ -32,6 +32,7 @@ from optimizer.commands.publish import publish, pull, versions
 from optimizer.commands.run import run
 from optimizer.commands.schema import schema
 from optimizer.commands.sign import sign
+from optimizer.commands.step import step
 from optimizer.errors import OptimizeError, RecipeError
 from optimizer.progress import leave, say, show
 
@@ -167,7 +168,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
 
 for command in (
     *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
-    *(sign, attest, publish, pull, versions, promote, rollback),
+    *(sign, attest, publish, pull, versions, promote, rollback, step),
 ):
     main.add_command(command)
 

@@ -1,0 +1,137 @@
+"""The command `optimize step`: `optimize run` as one step of a pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from optimizer.commands.options import with_recipe
+from optimizer.progress import show
+
+if TYPE_CHECKING:
+    from optimizer.commands.outcome import Result
+    from optimizer.commands.step_outputs import Ended
+    from optimizer.harness.errors import ExplainedError
+
+CHANNELS = ("github", "gitlab", "argo", "tekton", "kfp")
+
+
+@click.command()
+@with_recipe
+@click.option(
+    "--outputs",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder for result.json, verdict, exit_code, digest, bundle, metrics.json, metrics.prom, "
+    "junit.xml, summary.md and report.html.",
+)
+@click.option(
+    "--outputs-to",
+    type=click.Choice(CHANNELS),
+    help="A tool's own channel, too: GITHUB_OUTPUT and GITHUB_STEP_SUMMARY, or optimize.env.",
+)
+@click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path),
+    default="artifacts",
+    show_default=True,
+    help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
+)
+@click.option(
+    "--github-output", type=click.Path(path_type=Path), envvar="GITHUB_OUTPUT", hidden=True
+)
+@click.option(
+    "--github-summary", type=click.Path(path_type=Path), envvar="GITHUB_STEP_SUMMARY", hidden=True
+)
+@click.pass_obj
+def step(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    outputs: Path,
+    outputs_to: str | None,
+    artifacts: Path,
+    github_output: Path | None,
+    github_summary: Path | None,
+) -> None:
+    """Run RECIPE as one step of a pipeline: the exit code of `optimize run`, and files that any
+    tool reads, also where the run fails or ends in an error.
+
+    \b
+    Examples:
+      optimize step recipes/minilm-int8.yaml --outputs out
+      optimize step recipes/minilm-int8.yaml --outputs out --outputs-to github
+    """
+    from optimizer.commands import step_outputs
+    from optimizer.harness.errors import ExplainedError
+
+    ended: Ended
+    try:
+        ended = _ended(_run(recipe, overrides, store, artifacts))
+    except ExplainedError as e:
+        _finish(_failed(e), outputs, outputs_to, github_output, github_summary)
+        raise
+    except Exception as e:
+        document = {"exit_code": 1, "error": type(e).__name__, "found": str(e)}
+        ended = step_outputs.Ended(1, "error", document, f"unexpected {type(e).__name__}: {e}")
+        _finish(ended, outputs, outputs_to, github_output, github_summary)
+        raise
+    _finish(ended, outputs, outputs_to, github_output, github_summary)
+    show(json.dumps(ended.document, indent=1) if obj["json"] else ended.text)
+    raise SystemExit(ended.exit_code)
+
+
+def _run(recipe: Path, overrides: tuple[str, ...], store: Path, artifacts: Path) -> Result:
+    from optimizer import pipeline
+    from optimizer.commands import checked, predictions, room
+    from optimizer.commands.outcome import finish
+    from optimizer.recipe import file as recipe_file
+    from optimizer.store import Store
+
+    resolved, lines = checked.read(recipe, overrides, fetch=True)
+    with recipe_file.located(lines):
+        dry = Store(store, dry=True, until="package")
+        pipeline.run(resolved, dry)
+        room.check(predictions.document(dry), store, room.memory_of_this_machine())
+        return finish(resolved, store, artifacts, until="package", remeasure=False)
+
+
+def _ended(result: Result) -> Ended:
+    from optimizer.commands.step_outputs import Ended
+
+    digest = str(result.document["manifest"]["digest"]) if result.bundle else ""
+    return Ended(
+        result.exit_code,
+        str(result.verdict),
+        result.as_dict(),
+        result.text,
+        result.bundle,
+        result.report,
+        digest,
+    )
+
+
+def _failed(error: ExplainedError) -> Ended:
+    from optimizer.commands.step_outputs import Ended
+
+    document = {"exit_code": error.exit_code, **error.as_dict()}
+    verdicts = {3: "fail", 4: "inconclusive"}
+    return Ended(error.exit_code, verdicts.get(error.exit_code, "error"), document, str(error))
+
+
+def _finish(
+    ended: Ended,
+    folder: Path,
+    outputs_to: str | None,
+    github_output: Path | None,
+    github_summary: Path | None,
+) -> None:
+    from optimizer.commands import step_outputs
+
+    step_outputs.write(ended, folder)
+    if outputs_to is not None:
+        step_outputs.CHANNELS[outputs_to](ended, folder, github_output, github_summary)

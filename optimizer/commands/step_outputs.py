@@ -1,0 +1,93 @@
+"""What a pipeline tool reads of a run: plain files in one folder, and a tool's own channel.
+
+    result.json      what `--json` prints      summary.md       for a person, in Markdown
+    verdict          pass, fail, inconclusive, or error
+    exit_code        0 to 5                    digest, bundle   of the bundle; empty without one
+    metrics.json     {name: number}            metrics.prom     the same as Prometheus's text
+    junit.xml        a test case per gate      report.html      where gates were judged
+
+Every file is written whatever happens, so that a step that failed says why in the same places.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer import atomic
+from optimizer.commands import step_formats
+
+VALUES = ("verdict", "exit_code", "digest", "bundle")
+"""The files that hold one value, without a line's end, as Argo, Tekton and KFP read them."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. document: what `--json` prints; text: what a person is shown."""
+
+    exit_code: int
+    verdict: str
+    document: Mapping[str, Any]
+    text: str
+    bundle: Path | None = None
+    report: Path | None = None
+    digest: str = ""
+
+    def value(self, name: str) -> str:
+        return str(getattr(self, name) or "") if name != "exit_code" else str(self.exit_code)
+
+
+def write(ended: Ended, folder: Path) -> None:
+    """Write every file into the folder, which is made if it is not there."""
+    with atomic.disk_errors_explained(folder, "--outputs"):
+        folder.mkdir(parents=True, exist_ok=True)
+        metrics = step_formats.metrics(ended.document.get("reports", []))
+        texts = {name: ended.value(name) for name in VALUES} | {
+            "result.json": json.dumps(ended.document, indent=1),
+            "metrics.json": json.dumps(metrics, indent=1, sort_keys=True),
+            "metrics.prom": step_formats.prometheus(metrics),
+            "junit.xml": step_formats.junit(ended.document),
+            "summary.md": step_formats.markdown(ended.verdict, ended.digest, ended.text),
+        }
+        for name, text in texts.items():
+            atomic.write(folder / name, text.encode("utf-8", "backslashreplace"))
+        (folder / "report.html").unlink(missing_ok=True)
+        if ended.report is not None and ended.report.is_file():
+            shutil.copyfile(ended.report, folder / "report.html")
+
+
+def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
+    """Outputs of the step and a part of the job's page, appended as GitHub asks for it."""
+    if outputs is not None:
+        lines = [f"{name}={ended.value(name)}\n" for name in VALUES]
+        with outputs.open("a", encoding="utf-8") as f:
+            f.write("".join(lines))
+    if summary is not None:
+        with summary.open("a", encoding="utf-8") as f:
+            f.write((folder / "summary.md").read_text(encoding="utf-8"))
+
+
+def _gitlab(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
+    """optimize.env for artifacts:reports:dotenv, which later jobs get as variables."""
+    del outputs, summary
+    lines = [f"OPTIMIZE_{name.upper()}={ended.value(name)}\n" for name in VALUES]
+    atomic.write(folder / "optimize.env", "".join(lines).encode())
+
+
+def _files(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
+    """The files are the outputs."""
+    del ended, folder, outputs, summary
+
+
+CHANNELS: dict[str, Callable[[Ended, Path, Path | None, Path | None], None]] = {
+    "github": _github,
+    "gitlab": _gitlab,
+    "argo": _files,
+    "tekton": _files,
+    "kfp": _files,
+}
+"""By the name of a tool: what it needs besides the files."""
