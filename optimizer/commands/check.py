@@ -30,6 +30,7 @@ def is_bundle(path: Path) -> bool:
     type=click.Path(path_type=Path),
     help="Of the bundle.  [default: BUNDLE.sig, beside it]",
 )
+@click.option("--at-least", metavar="VERSION", help="Refuse an older version of a bundle.")
 @click.pass_obj
 def check(
     obj: dict[str, bool],
@@ -38,6 +39,7 @@ def check(
     store: Path,
     require_signature: Path | None,
     signature: Path | None,
+    at_least: str | None,
 ) -> None:
     """Check RECIPE against the schema, its targets, what is installed to judge them, the config of
     its model and the columns of its data where they are on this machine, reading no weights; or a
@@ -53,11 +55,18 @@ def check(
     if is_bundle(recipe):
         if overrides:
             raise click.UsageError("--set belongs to a recipe, and this is a bundle.")
-        options = {"--require-signature": require_signature, "--signature": signature}
+        options = {
+            "--require-signature": require_signature,
+            "--signature": signature,
+            "--at-least": at_least,
+        }
         words = [w for o, value in options.items() if value is not None for w in (o, str(value))]
         harness("check", recipe, tuple(words), obj["json"])
-    if require_signature is not None or signature is not None:
-        raise click.UsageError("--require-signature belongs to a bundle, and this is a recipe.")
+    if any(option is not None for option in (require_signature, signature, at_least)):
+        raise click.UsageError(
+            "--require-signature, --signature and --at-least belong to a bundle, and this is a "
+            "recipe."
+        )
     from optimizer import missing_packages
     from optimizer.commands import checked
     from optimizer.load.datasets import check_header

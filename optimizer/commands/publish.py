@@ -91,6 +91,7 @@ def publish(
     metavar="KEY",
     help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
 )
+@click.option("--at-least", metavar="VERSION", help="Refuse an older version.")
 @with_registry
 @click.pass_obj
 def pull(
@@ -98,6 +99,7 @@ def pull(
     address: str,
     folder: Path | None,
     key: Path | None,
+    at_least: str | None,
     plain_http: bool,
     docker_config: Path,
 ) -> None:
@@ -113,7 +115,7 @@ def pull(
     from optimizer.publish.pull import pull as fetch
 
     with opened(address, docker_config, plain_http) as (parsed, place):
-        pulled = fetch(place, parsed, folder, key)
+        pulled = fetch(place, parsed, folder, key, at_least)
     document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
     signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
     text = f"{pulled.folder}: {pulled.digest}{signed}"

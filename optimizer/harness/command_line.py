@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from . import bounds
+from . import bounds, signed
 from . import generation_commands as generation
 from .errors import BundleError, HarnessError, InputError, MachineError
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             folder = _folder(args.bundle, stack)
-            _check_signature(folder, args)
+            signed.check(folder, args, _say)
             code: int = args.run(folder, args)
             sys.stdout.flush()
             return code
@@ -67,24 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as e:
         return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json)
-
-
-def _check_signature(folder: Path, args: argparse.Namespace) -> None:
-    """Verify whose bundle it is, where that is asked for, before anything in it is opened."""
-    if args.require_signature is None:
-        if args.signature is not None:
-            raise InputError(
-                "a signature was given, and no key to verify it with",
-                where="--signature",
-                fix="Give the public key too: --require-signature KEY.",
-            )
-        return
-    from . import signature
-
-    bundle = Path(args.bundle or folder).resolve()
-    file = args.signature or signature.beside(bundle)
-    key = signature.require(folder, args.require_signature, file)
-    _say(f"signed by the key {key[:16]}...: every file is what was signed")
 
 
 def _failed(error: HarnessError, as_json: bool) -> int:
@@ -321,15 +303,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
         command.add_argument("--runtime", help="use engines of this runtime only")
         command.add_argument("--json", action="store_true", help=JSON)
-        command.add_argument(
-            "--require-signature",
-            type=Path,
-            metavar="KEY",
-            help="refuse a bundle that the owner of this public key (PEM) did not sign",
-        )
-        command.add_argument(
-            "--signature", type=Path, help="default: BUNDLE.sig, beside the folder or the tar"
-        )
+        signed.add_options(command)
         command.add_argument(
             "--cache",
             type=Path,

@@ -19,6 +19,7 @@ from optimizer.errors import RecipeError, closest
 from optimizer.harness import signature, verify
 from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import read_manifest
+from optimizer.harness.signed import check_age
 from optimizer.progress import bar, say
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, beside
@@ -67,12 +68,19 @@ def resolve(place: Place, address: Address) -> bytes:
     return data
 
 
-def pull(place: Place, address: Address, into: Path | None, key: Path | None = None) -> Pulled:
+def pull(
+    place: Place,
+    address: Address,
+    into: Path | None,
+    key: Path | None = None,
+    at_least: str | None = None,
+) -> Pulled:
     """Fetch what the address names into the folder `into`, by default artifacts/NAME/VERSION.
 
-    key: the public key that must have signed it. A folder that is this bundle already stays as it
-    is. Raises RecipeError where something else has the folder's name; BundleError for what is not
-    what its digest says or not signed by the key; see Place for the others.
+    key: the public key that must have signed it. at_least: the oldest version that will do. A
+    folder that is this bundle already stays as it is. Raises RecipeError where something else has
+    the folder's name; BundleError for what is not what its digest says, not signed by the key or
+    too old; see Place for the others.
     """
     data = resolve(place, address)
     digest, layers = digest_of(data), layers_of(data, str(address))
@@ -88,6 +96,8 @@ def pull(place: Place, address: Address, into: Path | None, key: Path | None = N
             received = 0 if present else _fetch(place, layers, folder)
             attached = attachments(place, digest)
             hint = _check(folder, attached, key, work)
+            if at_least is not None:
+                check_age(read_manifest(folder)["version"], at_least, str(address))
             for attachment, contents in attached.items():
                 work.mkdir(parents=True, exist_ok=True)
                 atomic.write(beside(final, attachment), contents[-1], work / "attachment")

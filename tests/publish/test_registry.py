@@ -263,6 +263,29 @@ def test_a_pull_that_requires_a_signature_brings_nothing_without_it(
     assert not (tmp_path / "pulled").exists()
 
 
+def test_a_tag_that_was_set_back_to_an_older_signed_version_is_refused(
+    bundle: Path, tmp_path: Path, server: oci_server.Server
+) -> None:
+    private, public = write_keys(tmp_path)
+    sign(bundle, private, beside(bundle, SIGNATURE))
+    push(bundle, registry(server), "2")
+    with pytest.raises(BundleError, match="version 1, older than 2"):
+        pull(registry(server), address(server, "2"), tmp_path / "pulled", public, "2")
+    assert not (tmp_path / "pulled").exists()
+    pull(registry(server), address(server, "2"), tmp_path / "pulled", public, "1")
+
+
+def test_what_was_pulled_answers_by_its_own_harness(bundle: Path, tmp_path: Path) -> None:
+    layout = Address("1", "", folder=tmp_path / "layout")
+    push(bundle, place_of(layout, tmp_path), "1")
+    folder = pull(place_of(layout, tmp_path), layout, tmp_path / "pulled").folder
+    here, there = (
+        small_bundle.python(at, "-m", "harness", "predict", "--json", "a good film")
+        for at in (bundle, folder)
+    )
+    assert (there.returncode, there.stdout) == (0, here.stdout)
+
+
 def test_of_two_signatures_the_one_of_the_key_counts(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:

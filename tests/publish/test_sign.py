@@ -306,6 +306,22 @@ def test_a_signature_is_not_written_into_the_bundle(bundle: Path, tmp_path: Path
         sign.sign(bundle, private, bundle / "model.sig")
 
 
+AGES = [("3", "3", 0), ("3", "2.9", 0), ("1.10", "1.9", 0), ("v2", "2.0", 0), ("2", "3", 2)]
+AGES += [("1.9", "1.10", 2), ("nightly", "1", 2), ("1", "new", 2)]
+
+
+@pytest.mark.parametrize(("version", "least", "code"), AGES)
+def test_an_older_version_is_refused_though_it_is_signed(
+    bundle: Path, tmp_path: Path, version: str, least: str, code: int
+) -> None:
+    private, public = write_keys(tmp_path)
+    small_bundle.edited(bundle, lambda m: m.update(version=version))
+    assert optimize("sign", bundle, "--key", private).exit_code == 0
+    asked = ("--require-signature", public, "--at-least", least)
+    result = optimize("check", bundle, *asked)
+    assert result.exit_code == code, result.stderr
+
+
 def test_a_signature_without_a_key_to_verify_it_is_refused(bundle: Path) -> None:
     result = optimize("check", bundle, "--signature", "x.sig")
     assert (result.exit_code, "--require-signature KEY" in result.stderr) == (2, True)
