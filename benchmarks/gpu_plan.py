@@ -128,6 +128,7 @@ BEYOND = (
     "smollm2-int4",
     "smollm2-int8",
     "minilm-pruned-int8",
+    "minilm-qat-w4a8",
     "smollm2-sparse-int4",
     "llama-3.2-1b-int4",
     "llama-3.2-1b-pruned-int4",
