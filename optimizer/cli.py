@@ -31,6 +31,7 @@ from optimizer.commands.promote import promote, rollback
 from optimizer.commands.publish import publish, pull, versions
 from optimizer.commands.run import run
 from optimizer.commands.schema import schema
+from optimizer.commands.seal import seal, unseal
 from optimizer.commands.sign import sign
 from optimizer.commands.step import step
 from optimizer.errors import OptimizeError, RecipeError
@@ -169,6 +170,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
 for command in (
     *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
     *(sign, attest, publish, pull, versions, promote, rollback, step),
+    *(seal, unseal),
 ):
     main.add_command(command)
 

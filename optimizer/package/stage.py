@@ -185,21 +185,19 @@ def _check_tokenizer(
 
 
 def write_tar(folder: Path, tar: Path, top: str) -> None:
-    """A tar of `folder` under the name `top`, the same bytes for the same files.
-
-    Sorted names, no owner, no time, modes 644 and 755.
-    """
-
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.mtime = member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        member.mode = 0o755 if member.isdir() else 0o644
-        return member
-
+    """A tar of `folder` under the name `top`, the same bytes for the same files: sorted names."""
     with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in [folder, *sorted(folder.rglob("*"))]:
             name = Path(top) / path.relative_to(folder)
-            archive.add(path, str(name), recursive=False, filter=plain)
+            archive.add(path, str(name), recursive=False, filter=plain_member)
+
+
+def plain_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without owner and time, modes 644 and 755."""
+    member.mtime = member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member
 
 
 def _add_target(

@@ -1,0 +1,91 @@
+"""The commands `optimize seal` and `optimize open`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_debug_and_json
+from optimizer.progress import show
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--recipient",
+    "recipients",
+    multiple=True,
+    required=True,
+    help="A public key of age (age1...), or a file of them; repeatable: any of them opens it.",
+)
+@click.option(
+    "--to",
+    "file",
+    type=click.Path(path_type=Path),
+    help="The file.  [default: BUNDLE.age, beside the folder]",
+)
+@click.pass_obj
+def seal(
+    obj: dict[str, bool], bundle: Path, recipients: tuple[str, ...], file: Path | None
+) -> None:
+    """Encrypt the folder BUNDLE, and what lies beside it, into one file of the age format.
+
+    \b
+    Examples:
+      age-keygen -o device.key
+      optimize seal artifacts/minilm-int8/1 --recipient age1...
+      optimize open artifacts/minilm-int8/1.age --identity device.key --to /srv/minilm
+    """
+    from optimizer.publish.seal import seal as encrypt
+
+    whole = bundle.resolve()
+    into = encrypt(bundle, recipients, file or whole.with_name(f"{whole.name}.age"))
+    document = {"exit_code": 0, "bundle": str(bundle), "file": str(into)}
+    show(json.dumps(document) if obj["json"] else str(into))
+
+
+@click.command("open")
+@with_debug_and_json
+@click.argument("sealed", type=click.Path(path_type=Path))
+@click.option(
+    "--identity",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File with the secret key, as age-keygen writes it.",
+)
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path), required=True, help="The new folder."
+)
+@click.option(
+    "--require-signature",
+    "key",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
+)
+@click.option("--at-least", metavar="VERSION", help="Refuse an older version.")
+@click.pass_obj
+def unseal(
+    obj: dict[str, bool],
+    sealed: Path,
+    identity: Path,
+    folder: Path,
+    key: Path | None,
+    at_least: str | None,
+) -> None:
+    """Decrypt the file SEALED into a folder that only you may enter. The folder appears whole and
+    verified, or not at all.
+
+    \b
+    Example:
+      optimize open artifacts/minilm-int8/1.age --identity device.key --to /srv/minilm
+    """
+    from optimizer.publish.seal import unseal as decrypt
+
+    hint = decrypt(sealed, identity, folder, key, at_least)
+    signed = f", signed by the key {hint[:16]}..." if hint else ""
+    document = {"exit_code": 0, "folder": str(folder), "key": hint}
+    show(json.dumps(document) if obj["json"] else f"{folder}{signed}")
