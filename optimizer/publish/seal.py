@@ -43,7 +43,7 @@ def seal(bundle: Path, recipients: tuple[str, ...], into: Path) -> Path:
     manifest says; RecipeError for what is no recipient, and where the file is inside the bundle.
     """
     pyrage = _pyrage()
-    keys = [_recipient(pyrage, text) for given in recipients for text in _lines(given)]
+    keys = [_recipient(pyrage, text) for recipient in recipients for text in _lines(recipient)]
     if not keys:
         raise RecipeError("there is none", where="--recipient", accepted=RECIPIENTS)
     read_manifest(bundle)
@@ -136,9 +136,9 @@ def _decrypt(pyrage: Any, sealed: Path, identities: list[Any], into: Path) -> No
         ) from None
 
 
-def _lines(given: str) -> list[str]:
+def _lines(recipient: str) -> list[str]:
     """A recipient that was typed, or those of a file."""
-    return [given] if given.startswith("age1") else _keys(Path(given))
+    return [recipient] if recipient.startswith("age1") else _keys(Path(recipient))
 
 
 def _keys(path: Path) -> list[str]:
