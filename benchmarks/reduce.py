@@ -88,7 +88,7 @@ def smaller(source: Path, calibrate: Calibrate, chosen: dict[str, Any], out: Pat
         reduce=Reduce.model_validate_json(json.dumps(chosen)), calibrate=calibrate, task=task
     )
     start = time.process_time()
-    reduce(section, source, out)
+    reduce(section, source, out=out)
     seconds = time.process_time() - start
     (out / "seconds").write_text(str(seconds))
     return seconds

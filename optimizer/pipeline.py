@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from optimizer import missing_packages, targets
+from optimizer import missing_packages, targets, timed_targets
 from optimizer.harness.temporary import check_place
 from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import Step, Stopped, Store
@@ -59,6 +59,15 @@ def _gated(smaller: Step, recipe: Recipe, reference: Step) -> Step:
     return smaller
 
 
+def _check(recipe: Recipe, store: Store) -> None:
+    """What can be known without reading anything; see `run`."""
+    check_place()
+    targets.check(recipe)
+    timed_targets.check(recipe)
+    if store.reaches("validate"):
+        missing_packages.check(recipe)
+
+
 def run(recipe: Recipe, store: Store) -> Outcome:
     """Take the recipe from checkpoint to bundle; finished steps are found, not redone.
 
@@ -70,10 +79,11 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     Before anything is read, raises RecipeError when a target cannot express what the recipe says,
     and MachineError when what judges one is not installed.
     """
-    check_place()
+    _check(recipe, store)
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
+    from optimizer.latencies.stage import STAGE as latencies
     from optimizer.load.stage import STAGE as load
     from optimizer.lower.stage import STAGE as lower
     from optimizer.package.stage import STAGE as package
@@ -83,16 +93,14 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.validate.stage import STAGE as validate
     from optimizer.validate.stage import check_inputs
 
-    targets.check(recipe)
-    if store.reaches(validate.name):
-        missing_packages.check(recipe)
-    outcome, step = Outcome(), store.step
+    outcome, step, timed = Outcome(), store.step, list[Step]()
     with suppress(Stopped):
         reference = smaller = base = step(load, recipe.model)
         if reference.done:  # not yet, in a first `optimize plan`
             check_inputs(recipe.validation(recipe.targets[0]), reference.path)
         if recipe.reduce:
-            base = smaller = step(reduce, recipe.reduction, reference)
+            timed = [step(latencies, recipe.latencies, reference)] if recipe.latencies else []
+            base = smaller = step(reduce, recipe.reduction, reference, *timed)
             if recipe.recovery:
                 base = step(recover, recipe.recovery, reference, _gated(smaller, recipe, reference))
         state, untrained = step(compress, recipe.compression, base), base
@@ -108,13 +116,14 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         if recipe.reduce or recipe.qat:
             wholes = [step(export, t.export, reference) if t.export else base for t in each]
             originals = [(reference, whole, smaller, untrained) for whole in wholes]
+        if recipe.reduce and timed:
+            originals[recipe.reduce.measure_on] += (*timed,)
         parts = zip(each, graphs, models, engines, originals, strict=True)
         reports = [
             step(validate, recipe.validation(t), base, state, graph, model, engine, *original)
             for t, graph, model, engine, original in parts
         ]
-        results = zip(recipe.targets, models, engines, reports, strict=True)
-        outcome.built = tuple(Built(*result) for result in results)
+        outcome.built = tuple(map(Built, recipe.targets, models, engines, reports))
         if verdict(outcome.built) == "pass":
             folders = [s for b in outcome.built for s in b.steps]
             outcome.bundle = step(package, recipe.packaging, base, state, *folders)

@@ -36,7 +36,7 @@ from optimizer.source_digest import source_digest
 
 MADE_FROM = "made_from.json"
 STAGES = (
-    *("load", "reduce", "recover", "compress", "qat", "export", "lower", "build"),
+    *("load", "latencies", "reduce", "recover", "compress", "qat", "export", "lower", "build"),
     *("validate", "package"),
 )
 
@@ -62,7 +62,8 @@ class Stage:
     the distributions whose version can change its bytes. `shapes(section, *those of its inputs)`
     says the tensors of the model that it writes, where they are not its first input's;
     `estimate(section, shapes)` predicts what it will need, from its first input's shapes, or from
-    its own where it has no input. Both read headers alone.
+    its own where it has no input; `remark(section)` is what `optimize plan` says of that
+    prediction. All read headers alone.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Stage:
     files: Callable[[Any], Mapping[str, str]] | None = None
     estimate: Callable[[Any, Shapes], Estimate] | None = None
     shapes: Callable[..., Shapes] | None = None
+    remark: Callable[[Any], str] | None = None
     resumable: bool = False
     measured: bool = False
 

@@ -50,10 +50,12 @@ def _entry(logged: dict[str, Any], root: Path, shapes: Shapes) -> dict[str, Any]
     if step.done:
         return entry
     estimate = stage.estimate(logged["section"], shapes) if stage.estimate else Estimate()
+    remark = stage.remark(logged["section"]) if stage.remark else ""
+    why = _why(logged["made_from"], root / step.stage)
     return {
         **entry,
         "what": "run",
-        "why": _why(logged["made_from"], root / step.stage),
+        "why": "; ".join(filter(None, (why, remark))),
         "memory": estimate.memory,
         "disk": estimate.disk,
         "seconds": estimate.seconds,

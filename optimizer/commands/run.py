@@ -17,8 +17,8 @@ from optimizer.progress import show
     "--until",
     type=click.Choice(
         [
-            *("load", "reduce", "recover", "compress", "qat", "export", "lower", "build"),
-            *("validate", "package"),
+            *("load", "latencies", "reduce", "recover", "compress", "qat", "export", "lower"),
+            *("build", "validate", "package"),
         ]
     ),
     default="package",

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from optimizer.recipe.data import DataSpec
     from optimizer.recipe.quantize import Quantize
     from optimizer.recipe.recover import Learning
+    from optimizer.recipe.stage_sections import Compression
+
+SHAPES_ONLY = 8
+"""Texts that ranges are measured on where only the form of what is built counts."""
 
 
 def check(quantize: Quantize) -> None:
@@ -71,6 +75,33 @@ def check_training(quantize: Quantize) -> None:
                 f"qat with quantize.{name}: embeddings and what is tied to them are not trained; "
                 f"use {name}: float"
             )
+
+
+def same_form(section: Compression) -> Compression:
+    """What makes a model of the same form, for its speed alone: the methods that add to a graph or
+    fold into it, on a few texts; integers are rounded to nearest, and no weight is pruned (unless
+    nothing else is done: then by magnitude), since the time does not depend on their values."""
+    quantize, calibrate = section.quantize, section.calibrate
+    kept = quantize.of_kind("pass-through", "model-transform", "smoothing", "float")
+    chosen = {
+        "method": None,
+        "methods": tuple(m.name for m in kept or (methods.NEAREST,)),
+        "allocate": None,
+    }
+    few = None
+    if calibrate is not None:
+        samples = min(calibrate.samples, SHAPES_ONLY)
+        few = calibrate.model_copy(update={"samples": samples, "generated": 0})
+    sparsity = section.sparsity if quantize.leaves_float else None
+    if sparsity is not None:
+        sparsity = sparsity.model_copy(update={"method": "magnitude"})
+    plain = quantize.model_copy(update=chosen)
+    update = {
+        "quantize": plain,
+        "sparsity": sparsity,
+        "calibrate": few if plain.calibrated else None,
+    }
+    return section.model_copy(update=update)
 
 
 def _names(records: tuple[Method, ...] | list[Method]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from optimizer import targets
+from optimizer import targets, timed_targets
 from optimizer.errors import InputError, RecipeError, closest
 from optimizer.reading import reading
 from optimizer.recipe import methods
@@ -56,6 +56,7 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
             raise _explain(e, lines, document) from None
     with located(lines):
         targets.check(recipe)
+        timed_targets.check(recipe)
     return recipe, lines
 
 

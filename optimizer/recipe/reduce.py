@@ -24,6 +24,14 @@ class Goal(Section):
         None, ge=1, description="of the whole model, embeddings included, at most"
     )
     depth: Annotated[int, Field(ge=1, le=MANY)] | None = Field(None, description="this many blocks")
+    latency_gain: float | None = Field(
+        None,
+        gt=1,
+        le=1000,
+        description="how many times as fast what reduce.measure_on runs is, made of the smaller "
+        "checkpoint, as in the same form (the same quantization) of the whole one; timed on this "
+        "machine, on the first cell of validate.latency",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Goal:
@@ -31,7 +39,7 @@ class Goal(Section):
         if len(present) != 1:
             raise ValueError(
                 f"{' and '.join(present) or 'nothing'} was found; accepted: exactly one of keep, "
-                "parameters, depth"
+                "parameters, depth, latency_gain"
             )
         return self
 
@@ -74,6 +82,16 @@ class Reduce(Section):
         description="width: ffn, and heads where the architecture's config can carry fewer; ffn: "
         "neurons of the feed-forward layers; heads: key/value heads with the query heads that read "
         "them; depth: whole blocks. When absent: width, or depth for goal.depth",
+    )
+    measure_on: int = Field(
+        0, ge=0, le=MANY, description="goal.latency_gain: the place in targets of the one timed"
+    )
+    gain_tolerance: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="goal.latency_gain: the share of the gain that what is measured at the end may "
+        "lack; sizes are whole numbers, and the same model is timed differently each time",
     )
     importance: Importance = Field(
         "second_order", description="by what neurons and heads are chosen"
@@ -135,13 +153,20 @@ class Reduce(Section):
         if self.goal.depth is not None and self.chosen != ("depth",):
             raise ValueError(
                 f"goal.depth says the number of blocks, and methods has {', '.join(self.methods)}; "
-                "accepted: methods: [depth]; or give goal.keep or goal.parameters for both"
+                "accepted: methods: [depth]; or give goal.keep, goal.parameters or "
+                "goal.latency_gain for both"
             )
         if self.chosen == ("depth",) and "importance" in self.model_fields_set:
             raise ValueError(
                 "importance chooses neurons and heads, and methods has only depth; remove it, or "
                 "use depth_importance"
             )
+        for option in ("measure_on", "gain_tolerance"):
+            if self.goal.latency_gain is None and option in self.model_fields_set:
+                raise ValueError(
+                    f"{option} is of a latency that is measured, and goal has no latency_gain; "
+                    "remove it, or use goal: {latency_gain: ...}"
+                )
         for option in ("depth_importance", "depth_samples"):
             if "depth" not in self.chosen and option in self.model_fields_set:
                 raise ValueError(
@@ -156,6 +181,17 @@ class Reduce(Section):
         if self.goal is None:
             return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
+
+    @property
+    def latency_gain(self) -> float | None:
+        """The goal, where it is one."""
+        return None if self.goal is None else self.goal.latency_gain
+
+    @property
+    def least_gain(self) -> float | None:
+        """What the latency gain measured at the end must reach; None without such a goal."""
+        gain = self.latency_gain
+        return None if gain is None else gain * (1 - self.gain_tolerance)
 
     @property
     def calibrated(self) -> bool:

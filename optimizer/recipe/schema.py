@@ -23,6 +23,7 @@ from optimizer.recipe.sparsity import Sparsity
 from optimizer.recipe.stage_sections import (
     Compress,
     Compression,
+    Latencies,
     QuantizationAware,
     Recovery,
     Reduction,
@@ -57,6 +58,7 @@ __all__ = [
     "DataSpec",
     "EvaluationSet",
     "Export",
+    "Latencies",
     "Latency",
     "LayerRule",
     "Metric",
@@ -258,6 +260,24 @@ class Recipe(Section):
             calibrate=chosen if self.reduce.calibrated else None,
             task=self.model.task,
             compress=self.compress,
+        )
+
+    @property
+    def latencies(self) -> Latencies | None:
+        """None where no size follows from times. How units are chosen changes none."""
+        chosen = self.reduce
+        if chosen is None or chosen.latency_gain is None:
+            return None
+        return Latencies(
+            reduce=Reduce(
+                goal=chosen.goal,
+                methods=chosen.methods,
+                multiple_of=chosen.multiple_of,
+                gain_tolerance=chosen.gain_tolerance,
+            ),
+            compression=composition.same_form(self.compression),
+            target=self.targets[chosen.measure_on].without_on_fail,
+            latency=self.validate_.latency,
         )
 
     @property

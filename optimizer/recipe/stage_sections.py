@@ -14,7 +14,7 @@ from optimizer.recipe.recover import Qat, Recover
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.sparsity import Sparsity
 from optimizer.recipe.target_field import AnyTarget
-from optimizer.recipe.validate import Validate
+from optimizer.recipe.validate import Latency, Validate
 
 
 def _task(name: str) -> tasks.Task:
@@ -101,6 +101,22 @@ class Reduction(Section):
     calibrate: Calibrate | None
     task: Task
     compress: Compress = Compress()
+
+
+class Latencies(Section):
+    """What the latencies stage reads. reduce: what sizes follow from, and no more; compression: of
+    the same form as the recipe's, by what costs least; target: the one that is timed."""
+
+    reduce: Reduce
+    compression: Compression
+    target: AnyTarget
+    latency: Latency
+
+    @property
+    def reduction(self) -> Reduction:
+        """What a checkpoint is opened with for being made smaller."""
+        task = self.compression.task
+        return Reduction(reduce=self.reduce, calibrate=None, task=task)
 
 
 class Recovery(Section):

@@ -31,12 +31,14 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Layout:
-    """What load wrote (`folder`), and what the section asks of it."""
+    """What load wrote (`folder`), and what the section asks of it. chosen: the sizes to be made,
+    where they follow from times (latency_table.py), and not from the section alone."""
 
     folder: Path
     section: Reduction
     checkpoint: Checkpoint
     source: ModelSource
+    chosen: Sizes | None = None
 
     @property
     def family(self) -> Family:
@@ -101,6 +103,8 @@ class Layout:
     @cached_property
     def goal(self) -> Sizes:
         """The sizes that meet the goal. Raises RecipeError where none do."""
+        if self.chosen is not None:
+            return self.chosen
         goal = self.section.reduce.goal
         assert goal is not None
         return sizes.solve(goal, self.model)
@@ -114,6 +118,7 @@ class Layout:
         return tuple(n for n in range(1, heads.count + 1) if divided % (n * each) == 0)
 
 
-def opened(section: Reduction, folder: Path) -> Layout:
+def opened(section: Reduction, folder: Path, chosen: Sizes | None = None) -> Layout:
     """Raises CheckpointError for a folder that is not what load wrote."""
-    return Layout(folder, section, open_checkpoint(folder), open_source(section.task, folder))
+    source = open_source(section.task, folder)
+    return Layout(folder, section, open_checkpoint(folder), source, chosen)

@@ -32,11 +32,19 @@ SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
 """Bytes per pair of inputs of a layer: two sums in float32, both in float64, and what is solved."""
 
 
+def remark(section: Reduction) -> str:
+    """Where sizes are not known beforehand."""
+    if section.reduce.latency_gain is None:
+        return ""
+    return "sizes follow from times, so this and what follows is predicted for the whole model"
+
+
 def shapes(section: Reduction, reference: Shapes) -> Shapes:
     """Those of the smaller model, with all its heads: their size is in no header. (An upper bound
-    where heads go, and those of the reference where nothing says what its neurons are.)"""
+    where heads go, and those of the reference where nothing says what its neurons are, or sizes
+    follow from times.)"""
     known, goal = _family(reference), section.reduce.goal
-    if known is None or goal is None:
+    if known is None or goal is None or goal.latency_gain is not None:
         return reference
     family, prefix, blocks = known
     ffn = family.feed_forward

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from optimizer.errors import RecipeError
 from optimizer.recipe.reduce import Goal
@@ -37,6 +39,10 @@ class Model:
     ffn: Sequence[int]
     heads: Sequence[int]
 
+    @property
+    def smallest(self) -> Sizes:
+        return Sizes(min(self.blocks), min(self.ffn), min(self.heads))
+
     def in_blocks(self, sizes: Sizes) -> int:
         """Weights in the blocks."""
         own = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
@@ -52,16 +58,17 @@ def solve(goal: Goal, model: Model) -> Sizes:
     with the smallest sum of squared logarithms of the shares kept.
 
     (Shares multiply, so the logarithm of a share is what adds up; the square keeps the cuts even.)
-    Raises RecipeError saying what the smallest model would be when none is within the goal.
+    Raises RecipeError saying what the smallest model would be when none is within the goal. (A
+    latency gain is no number of weights: see latency_table.py.)
     """
     if goal.depth is not None:
         return _deep(goal.depth, model)
     limit = goal.parameters or 0.0
     if goal.keep is not None:
         limit = model.outside + goal.keep * model.in_blocks(model.full)
-    best = min(_within(limit, model), key=lambda s: _cut(s, model.full), default=None)
+    best = least_cut(model, lambda sizes: model.parameters(sizes) <= limit)
     if best is None:
-        least = Sizes(min(model.blocks), min(model.ffn), min(model.heads))
+        least = model.smallest
         share = model.in_blocks(least) / model.in_blocks(model.full)
         raise RecipeError(
             f"the smallest model that these methods make has {model.parameters(least):,} "
@@ -83,18 +90,23 @@ def _deep(depth: int, model: Model) -> Sizes:
     return Sizes(depth, model.full.ffn, model.full.heads)
 
 
-def _within(limit: float, model: Model) -> Iterator[Sizes]:
-    """Of each number of blocks and heads the most neurons within the limit."""
-    widths = sorted(model.ffn, reverse=True)
-    for blocks in model.blocks:
-        for heads in model.heads:
-            sizes = (Sizes(blocks, ffn, heads) for ffn in widths)
-            yield from [
-                s for s in [next((s for s in sizes if model.parameters(s) <= limit), None)] if s
-            ]
+def least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
+    """Of the sizes that fit those that take the least away; None where none fit. fits: what holds
+    of some sizes holds of smaller ones."""
+    return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
 
 
-def _cut(sizes: Sizes, full: Sizes) -> float:
+def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
+    """Of each number of blocks and heads the most neurons that fit."""
+    widths = sorted(model.ffn)
+    for blocks, heads in product(model.blocks, model.heads):
+        sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
+        fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
+        yield from sizes[:fitting][-1:]
+
+
+def cut(sizes: Sizes, full: Sizes) -> float:
+    """How much is taken away: 0 where nothing is."""
     shares = (
         (sizes.blocks, full.blocks),
         (sizes.ffn, full.ffn),

@@ -16,7 +16,7 @@ from pathlib import Path
 from optimizer.compress.data import calibration
 from optimizer.progress import say
 from optimizer.recipe.schema import Reduction
-from optimizer.reduce import depth, predicted, student, width
+from optimizer.reduce import depth, latency_table, predicted, student, width
 from optimizer.reduce.gradients import measured
 from optimizer.reduce.layout import Layout, opened
 from optimizer.reduce.write import REDUCED, write
@@ -26,10 +26,11 @@ VERSION = 1
 PROGRESS = "progress"
 
 
-def run(section: Reduction, source: Path, out: Path) -> None:
-    """source: what load wrote. While it runs, out/progress holds what was chosen so far. Raises
-    RecipeError before anything is computed when the recipe does not fit the model; CheckpointError
-    for sums over activations that are not finite."""
+def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
+    """source: what load wrote; latencies: that stage's folder, for goal.latency_gain. While it
+    runs, out/progress holds what was chosen so far. Raises RecipeError before anything is computed
+    when the recipe does not fit the model; CheckpointError for sums over activations that are not
+    finite."""
     progress = out / PROGRESS
     if (out / REDUCED).exists():  # killed while tidying up after the end
         shutil.rmtree(progress, ignore_errors=True)
@@ -40,7 +41,7 @@ def run(section: Reduction, source: Path, out: Path) -> None:
         student.write(section, source, out, progress)
         shutil.rmtree(progress)
         return
-    layout = opened(section, source)
+    layout = opened(section, source, *map(latency_table.chosen, latencies))
     _say(layout)
     progress.mkdir(exist_ok=True)
     batches = calibration.batches(section, source)
@@ -63,7 +64,8 @@ def check(section: Reduction, source: Path) -> None:
     if section.reduce.student is not None:
         student.check(section, source)
         return
-    _ = opened(section, source).goal
+    layout = opened(section, source)
+    _ = layout.model if section.reduce.latency_gain else layout.goal
 
 
 def _say(layout: Layout) -> None:
@@ -87,7 +89,7 @@ def files(section: Reduction) -> Mapping[str, str]:
     return {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
 
 
-def shapes(section: Reduction, reference: Shapes) -> Shapes:
+def shapes(section: Reduction, reference: Shapes, *_latencies: Shapes) -> Shapes:
     """Of what is written."""
     if section.reduce.student is not None:
         return student.shapes(section)
@@ -109,5 +111,6 @@ STAGE = Stage(
     files=files,
     estimate=estimate,
     shapes=shapes,
+    remark=predicted.remark,
     resumable=True,
 )

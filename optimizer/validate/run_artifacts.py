@@ -35,6 +35,8 @@ class RunArtifacts:
     Where the model is another than the reference, its numbers are compared with its own, quality
     and speed with the reference's: original, original_graph: of load and of its export. smaller: of
     reduce, else of load. untrained: what was compressed, before qat: of recover, else smaller.
+    unreduced: the folder of the model.onnx that the reference becomes in the same form, where a
+    latency gain is measured on this target.
     """
 
     section: Validation
@@ -47,6 +49,7 @@ class RunArtifacts:
     original_graph: Path | None = field(default=None, kw_only=True)
     smaller: Path | None = field(default=None, kw_only=True)
     untrained: Path | None = field(default=None, kw_only=True)
+    unreduced: Path | None = field(default=None, kw_only=True)
 
     @cached_property
     def reference_model(self) -> nn.Module:
@@ -69,6 +72,11 @@ class RunArtifacts:
         if folder in (None, self.source):
             return self.float_model
         return torch_model(open_checkpoint(folder), self.task)
+
+    @property
+    def gains(self) -> bool:
+        """Whether a latency gain is measured."""
+        return self.unreduced is not None
 
     @property
     def reference(self) -> Path:

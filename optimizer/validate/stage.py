@@ -11,6 +11,8 @@ Writes report.json:
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
     reduced       {importance, methods, sizes, weights, left_out} of reduced.json, of a student also
                   student: where it comes from; null without one
+    latencies     {goal, least, cell, unreduced, entries, confirmed, chosen, ...}: the table that
+                  the smaller sizes follow from (reduce/latency_table.py); null without one
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
@@ -44,6 +46,7 @@ from optimizer.load.datasets import Sample, calibration_rows, check_disjoint, di
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
+from optimizer.reduce import latency_table
 from optimizer.reduce.distill import texts
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
@@ -65,7 +68,7 @@ from optimizer.validate.quality import (
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed import generation_speed, speed
+from optimizer.validate.speed import gain, generation_speed, speed
 
 LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
 """The data sets that nothing is judged on."""
@@ -78,7 +81,8 @@ ELSEWHERE = (
 def run(section: Validation, *folders: Path, out: Path) -> None:
     """folders: of load, compress, export, lower and build; where the model is another than the
     reference, of the step that made it instead of load, and at the end of load, of the reference's
-    export, of reduce, and of what was compressed (see RunArtifacts).
+    export, of reduce, of what was compressed, and where a latency gain is measured on this target,
+    of latencies (see RunArtifacts).
     Raises DataError when the data sets overlap or lack what the metric needs, MachineError when
     what judges the target is not installed (unless on_missing: defer)."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
@@ -98,6 +102,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "sense": sensed,
         "ledger": [e.as_dict() for e in entries],
         "reduced": reduce_laws.figures(materials),
+        "latencies": gain.table(materials),
         "learned": learned_laws.figures(materials),
         "quality": None,
         "also": {},
@@ -117,7 +122,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         gates += _answered(materials, sets, reference, report)
     if untimed := elsewhere or on_gpu.untimed(materials):
         report["not_measured"]["speed"] = untimed
-        gates += speed.unmeasured(section.validate_.latency, untimed)
+        gates += speed.unmeasured(section.validate_.latency, untimed, gain.declared(materials))
     else:
         report["speed"], speed_gates = _timed(materials, data.get("validate.latency.data", ()))
         gates += speed_gates
@@ -131,7 +136,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
 
 def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[str]) -> Materials:
     source, state, graph, model, engine, *originals = folders
-    original, original_graph, smaller, untrained = (*originals, *[None] * 4)[:4]
+    original, original_graph, smaller, untrained, latencies = (*originals, *[None] * 5)[:5]
     return Materials(
         section,
         source,
@@ -144,6 +149,7 @@ def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[str
         original_graph=original_graph,
         smaller=smaller,
         untrained=untrained,
+        unreduced=latencies / latency_table.UNREDUCED if latencies else None,
     )
 
 
@@ -169,9 +175,12 @@ def _timed(m: RunArtifacts, rows: Sequence[Sample]) -> tuple[dict[str, Any], lis
     """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
     texts = [r.text for r in rows] or list(speed.NEUTRAL)
     timing = generation_speed if m.contract.task_record.generates else speed
-    section = timing.measure(m, texts)
-    inspected = m.inspected.get("inspected") or {}
-    return section, timing.gates(section, m.section.validate_.latency, inspected)
+    section, latency = timing.measure(m, texts), m.section.validate_.latency
+    shared = speed.questions(latency, len(section["cells"]), m.gains)
+    if m.gains:
+        section["gain"] = gain.measure(m, texts, shared)
+    gates = timing.gates(section, latency, m.inspected.get("inspected") or {})
+    return section, gates + ([gain.gate(section["gain"], shared)] if m.gains else [])
 
 
 @contextmanager

@@ -29,3 +29,14 @@ def test_what_follows_a_step_that_shrinks_the_model_needs_less(tmp_path: Path) -
     store.step(last, None, read)
     memory = [entry["memory"] for entry in predictions.document(store)]
     assert memory == [100, 100, 50, 100]
+
+
+def test_what_a_stage_says_of_its_prediction_stands_beside_why_it_runs(tmp_path: Path) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("nothing runs in a dry store")
+
+    store = Store(tmp_path, dry=True)
+    stage = Stage("load", 1, run, shapes=lambda _: {}, remark=lambda _: "an upper bound")
+    store.step(stage, None)
+    (entry,) = predictions.document(store)
+    assert entry["why"] == "never done in this store; an upper bound"

@@ -24,7 +24,11 @@ def reduced(tmp_path: Path, section: str, text: str = GOOD) -> Recipe:
     [
         ("goal: {}", "reduce.goal: nothing was found; accepted: exactly one of"),
         ("goal: {keep: 0.5, depth: 3}", "keep and depth was found"),
-        ("goal: {latency_gain: 1.6}", "unknown key"),
+        ("goal: {latency_gain: 1.0}", "reduce.goal.latency_gain: 1.0 was found"),
+        ("goal: {latency_gain: 1.6, keep: 0.5}", "keep and latency_gain was found"),
+        ("goal: {latency_gain: 1.6}, measure_on: 2", "there is no target 2; targets has 0 ("),
+        ("goal: {keep: 0.5}, measure_on: 0", "measure_on is of a latency that is measured"),
+        ("goal: {keep: 0.5}, gain_tolerance: 0.1", "gain_tolerance is of a latency"),
         ("goal: {keep: 1.5}", "reduce.goal.keep: 1.5 was found"),
         ("goal: {depth: 3}, methods: [width, depth]", "goal.depth says the number of blocks"),
         ("goal: {depth: 3}, importance: fisher", "importance chooses neurons and heads"),
@@ -78,3 +82,38 @@ def test_a_student_is_a_name_or_a_section(tmp_path: Path) -> None:
     assert one is not None
     assert one == other
     assert one.calibrate is None
+
+
+UNTIMED = "{runtime: compressed-tensors}"
+
+
+@pytest.mark.parametrize(
+    ("targets", "accepted"),
+    [
+        (f"  - {UNTIMED}\n  - {{runtime: onnxruntime, device: cpu}}\n", "1 (onnxruntime-cpu)"),
+        (f"  - {UNTIMED}\n", "add a target of onnxruntime"),
+    ],
+)
+def test_a_gain_is_measured_only_on_a_target_that_is_timed(
+    targets: str, accepted: str, tmp_path: Path
+) -> None:
+    listed = GOOD[GOOD.index("targets:\n") : GOOD.index("validate:")]
+    text = GOOD.replace(listed, f"targets:\n{targets}")
+    with pytest.raises(RecipeError, match="which is not timed: it is served by vLLM") as refused:
+        reduced(tmp_path, "goal: {latency_gain: 1.6}", text)
+    assert accepted in str(refused.value)
+
+
+def test_what_is_timed_has_the_form_of_the_recipe_and_costs_little(tmp_path: Path) -> None:
+    """What chooses integers is left out, what adds to a graph is not."""
+    text = GOOD.replace("quantize:\n", "quantize:\n  methods: [smoothquant, gptq]\n")
+    recipe = reduced(tmp_path, "goal: {latency_gain: 1.6}, importance: fisher", text)
+    timed = recipe.latencies
+    assert timed is not None
+    plain, whole = timed.compression, recipe.compression
+    assert [m.name for m in plain.quantize.chosen] == ["smoothquant"]
+    assert plain.quantize.weights == whole.quantize.weights
+    assert plain.quantize.activations == whole.quantize.activations
+    assert plain.calibrate is not None
+    assert plain.calibrate.samples == 8
+    assert timed.reduce.importance == "second_order"  # the default: it changes no size

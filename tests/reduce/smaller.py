@@ -59,5 +59,5 @@ def section(reference: Path, goal: dict[str, Any], **options: Any) -> Reduction:
 def reduced(reference: Path, out: Path, goal: dict[str, Any], **options: Any) -> Path:
     """The folder of the smaller model."""
     out.mkdir(parents=True, exist_ok=True)
-    stage.run(section(reference, goal, **options), reference, out)
+    stage.run(section(reference, goal, **options), reference, out=out)
     return out

@@ -61,7 +61,7 @@ def section(task: str, student: Path, seed: int = 0) -> Reduction:
 def made(reference: Path, student: Path, out: Path, seed: int = 0) -> Path:
     out.mkdir()
     task = json.loads((reference / "contract.json").read_text())["task"]
-    stage.run(section(task, student, seed), reference, out)
+    stage.run(section(task, student, seed), reference, out=out)
     return out
 
 
@@ -214,7 +214,7 @@ def test_a_killed_stage_begins_again(bert: Path, tmp_path: Path) -> None:
     (killed / "progress" / "loaded" / "checkpoint").mkdir(parents=True)
     (killed / "checkpoint").mkdir()
     (killed / "checkpoint" / "config.json").write_text("{")
-    stage.run(section("sentence-embedding", config), bert, killed)
+    stage.run(section("sentence-embedding", config), bert, out=killed)
     assert checkpoints.contents(killed) == checkpoints.contents(whole)
 
 

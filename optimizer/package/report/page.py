@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.package.report import hops, learning, sections
+from optimizer.package.report import hops, learning, sections, timed_sizes
 from optimizer.package.report.comparison import Document, gates_in_order, part, parts, quantized
 from optimizer.package.report.figures import finite, size, whole
 from optimizer.package.report.rows import further
@@ -121,6 +121,7 @@ def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
         sections.latency(report, recipe),
         sections.stages(report, recipe),
         (sections.gates(report),),
+        timed_sizes.sizes(report),
         learning.learned(report),
         (hops.ledger(report),),
         (_modules(reports, number),),

@@ -15,12 +15,13 @@ from optimizer.package.report.comparison import (
     size_rows,
 )
 from optimizer.package.report.figures import times, whole
+from optimizer.package.report.timed_sizes import gain_rows
 
 
 def rows(report: Document) -> list[Row]:
     """Quality, latency per batch x sequence, size and memory, each float | quantized | change; of a
-    smaller model its parameters."""
-    return [*_answering(report), *_smaller(report)]
+    smaller model its parameters, and what it gains."""
+    return [*_answering(report), *gain_rows(report), *_smaller(report)]
 
 
 def _answering(report: Document) -> list[Row]:

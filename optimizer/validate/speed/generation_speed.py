@@ -34,7 +34,7 @@ MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
 @dataclass(frozen=True)
-class _OwnCache:
+class OwnCache:
     """A runner of a model whose cache is not of the shape that the timed contract says: the
     reference beside a smaller model."""
 
@@ -76,8 +76,9 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
         OrtRunner(files[BASELINE], device=device, threads=threads) as floating,
         OrtRunner(files[CANDIDATE], device=device, threads=threads) as candidate,
     ):
-        own = _OwnCache(floating, contracts.read(m.reference / "contract.json"))
-        section = _timed(timed, {BASELINE: own, CANDIDATE: candidate}, cells, latency)
+        own = OwnCache(floating, contracts.read(m.reference / "contract.json"))
+        questions = speed.questions(latency, len(cells), m.gains)
+        section = _timed(timed, {BASELINE: own, CANDIDATE: candidate}, cells, latency, questions)
     cell = (latency.batch[0], latency.sequence[0])
     folders = {BASELINE: m.reference, CANDIDATE: m.source}
     section["peak_memory"] = {
@@ -98,9 +99,10 @@ def _timed(
     systems: Mapping[str, DecoderRunner],
     cells: Sequence[tuple[int, int]],
     latency: Latency,
+    questions: int,
 ) -> dict[str, Any]:
     """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
-    budget = Budget(latency.max_seconds, speed.questions(latency, len(cells)))
+    budget = Budget(latency.max_seconds, questions)
     section: dict[str, Any] = {}
     for cell in cells:
         stopping = None
@@ -156,7 +158,7 @@ def _program(folder: Path, file: Path, cell: tuple[int, int], threads: int) -> s
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     """The recipe's speed gates on a measured section."""
     verdicts, cells = [], section["cells"]
-    shared = speed.questions(latency, len(cells))
+    shared = speed.questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
         ratios = [
             (f"batch {c['batch']}, prompts of {c['prompt']} tokens", c["ratio"]["inter_token"])

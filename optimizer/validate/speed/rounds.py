@@ -161,6 +161,27 @@ def _deviations(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
+class Settling:
+    """Rounds until the median is known to within a share of it, where no gate asks anything of it:
+    as many again each time, while that takes no longer than `seconds`."""
+
+    def __init__(self, share: float, seconds: float, clock: Clock = time.monotonic) -> None:
+        self._share, self._seconds, self._clock = share, seconds, clock
+        self._started = clock()
+
+    def more(self, samples: Sequence[float]) -> int:
+        """How many rounds follow those that gave `samples`."""
+        low, high = percentile_interval(samples, 50)
+        if low is not None and high is not None and high - low <= self._share * (high + low):
+            return 0
+        spent = self._clock() - self._started
+        return len(samples) if 2 * spent <= self._seconds else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report has nothing to say of it beside the interval."""
+        return {}
+
+
 class Budget:
     """latency.max_seconds, shared by so many questions: each may take an equal part of what those
     before it left. 0: none takes more than its iterations."""

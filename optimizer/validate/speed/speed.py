@@ -6,6 +6,7 @@ the harness's own code (harness.bench). Gates:
     speed.must_beat_float   candidate / float of the same runtime, in every cell: the ratio's whole
                             interval below 1 passes, at or above 1 fails
     speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
+    speed.latency_gain      see gain.py
 
 Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,8 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
                 BASELINE: ort_system(floating, m.contract, m.tokenizer),
                 CANDIDATE: ort_system(candidate, m.contract, m.tokenizer),
             }
-            section = _timed(systems, cells, texts, latency, threads)
+            timing = Timing(latency, threads, questions(latency, len(cells), m.gains))
+            section = _timed(systems, cells, texts, timing)
     finally:
         torch.set_num_threads(before)
     section["peak_memory"] = peak_memory(m, cells[0], threads)
@@ -78,15 +81,24 @@ def grid(latency: Latency, longest: int) -> list[tuple[int, int]]:
     return [(batch, length) for batch in latency.batch for length in lengths]
 
 
+@dataclass(frozen=True)
+class Timing:
+    """latency: of the recipe; questions: how many its seconds are shared by, see `questions`."""
+
+    latency: Latency
+    threads: int
+    questions: int
+
+
 def _timed(
     systems: Mapping[str, System],
     cells: Sequence[tuple[int, int]],
     texts: Sequence[str],
-    latency: Latency,
-    threads: int,
+    timing: Timing,
 ) -> dict[str, Any]:
     """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
-    budget = Budget(latency.max_seconds, questions(latency, len(cells)))
+    latency, threads = timing.latency, timing.threads
+    budget = Budget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
         stopping = None
@@ -129,9 +141,9 @@ def _ratios(stopping: Rounds) -> Callable[[Mapping[str, Sequence[float]]], int]:
     return more
 
 
-def questions(latency: Latency, cells: int) -> int:
-    """How many the time is shared by."""
-    return cells * latency.must_beat_float + (latency.p99_ms is not None)
+def questions(latency: Latency, cells: int, gain: bool = False) -> int:
+    """How many the time is shared by. gain: whether a latency gain is one of them."""
+    return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
 
 
 def answered(percentiles: Mapping[str, Any], stopping: Rounds) -> dict[str, Any]:
@@ -200,21 +212,23 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
     if latency.must_beat_float:
         cells = section["cells"]
         ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
-        shared = questions(latency, len(cells))
+        shared = questions(latency, len(cells), "gain" in section)
         verdicts.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
     if latency.p99_ms is not None:
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
         percentiles = section.get("p99", first)
-        shared = questions(latency, len(section["cells"]))
+        shared = questions(latency, len(section["cells"]), "gain" in section)
         verdicts.append(within(percentiles, latency.p99_ms, "p99 end to end", shared))
     return verdicts
 
 
-def unmeasured(latency: Latency, why: str) -> list[Gate]:
-    """The recipe's speed gates where nothing could be timed: neither passed nor left out."""
+def unmeasured(latency: Latency, why: str, gain: tuple[str, float] | None = None) -> list[Gate]:
+    """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain: the
+    name and limit of that of a latency gain."""
     declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
     if latency.p99_ms is not None:
         declared.append(("speed.p99_ms", latency.p99_ms))
+    declared += [gain] if gain else []
     return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
 
 

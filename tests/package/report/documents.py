@@ -131,6 +131,33 @@ def learned() -> list[dict[str, Any]]:
     ]
 
 
+def latencies() -> dict[str, Any]:
+    def timed(blocks: int, ffn: int, ratio: float) -> dict[str, Any]:
+        sizes = {"blocks": blocks, "ffn": ffn, "heads": 0}
+        return {"sizes": sizes, "ratio": ratio, "interval": [ratio - 0.01, ratio + 0.01]}
+
+    return {
+        "cell": {"batch": 1, "sequence": 128},
+        "goal": 1.6,
+        "unreduced": {"blocks": 6, "ffn": 1536, "heads": 0},
+        "entries": [timed(6, 768, 0.8), timed(3, 1536, 0.55)],
+        "confirmed": [{"predicted": 0.62, **timed(4, 1152, 0.7)},
+                      {"predicted": 0.62, **timed(4, 1024, 0.625)}],
+        "chosen": {"blocks": 4, "ffn": 1024, "heads": 0},
+    }  # fmt: skip
+
+
+def gain() -> dict[str, Any]:
+    return {
+        "batch": 1,
+        "sequence": 128,
+        "goal": 1.6,
+        "ratio": 0.625,
+        "interval": [0.6, 0.65],
+        "p50": {"unreduced": 8.0, "candidate": 5.0},
+    }
+
+
 def report() -> dict[str, Any]:
     """A target that was measured in full and passed."""
     return {
@@ -151,7 +178,9 @@ def report() -> dict[str, Any]:
             "cells": [_cell(1, 17.4), _cell(8, 141.0)],
             "peak_memory": {"onnxruntime-float": 246_000_000, "candidate": 171_000_000},
             "size": {"float_bytes": 90_752_915, "candidate_bytes": 58_911_424},
+            "gain": gain(),
         },
+        "latencies": latencies(),
         "learned": learned(),
         "modules": modules(),
         "fallbacks": [],

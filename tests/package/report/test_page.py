@@ -332,3 +332,16 @@ def test_what_was_learned_is_drawn_with_what_was_kept() -> None:
     assert "What the smaller model learned" in page.text
     assert "from 0.38 to 0.118 at step 240 of 320" in page.text
     assert "Stopped early: no better held-out loss" in page.text
+
+
+def test_the_sizes_that_were_timed_are_listed_with_the_one_that_was_kept() -> None:
+    page = Reader(render(document()))
+    assert "How fast smaller models are" in page.text
+    assert "1,024 1.60× 1.57 to 1.63 1.61× kept" in " ".join(page.text.split())
+    assert "1,152 1.43× 1.41 to 1.45 1.61× tried" in " ".join(page.text.split())
+
+
+def test_the_gain_stands_beside_the_whole_model_in_the_same_form() -> None:
+    text = " ".join(summary(document()).split())
+    assert "Gain, batch 1 × 128 8.00 ms 5.00 ms 1.60× as fast" in text
+    assert "(whole, same form) (1.54 to 1.67; goal 1.6)" in text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optimizer.harness.bench import CONFIDENCE, percentile_interval
-from optimizer.validate.speed.rounds import Budget, Question, Rounds, confidence_of
+from optimizer.validate.speed.rounds import Budget, Question, Rounds, Settling, confidence_of
 
 FASTER = Question(50, 1.0)
 
@@ -146,3 +146,17 @@ def test_the_time_is_shared_by_the_questions_and_what_one_leaves_the_next_may_ta
     clock.now = 100.0
     assert budget.rounds(FASTER, 5).seconds == pytest.approx(-10)
     assert Budget(0.0, 1, clock).rounds(FASTER, 5).seconds is None
+
+
+@pytest.mark.parametrize(("noise", "seconds", "ended"), [(0.01, 1e9, 40), (0.5, 100.0, 80)])
+def test_a_median_settles_or_the_time_is_spent(noise: float, seconds: float, ended: int) -> None:
+    """Of 40 samples at a second each: known at once, or no third stage within the time."""
+    clock, generator = Clock(), np.random.default_rng(0)
+    settling = Settling(0.02, seconds, clock)
+    samples: list[float] = []
+    left = 40
+    while left:
+        samples += [*np.exp(noise * generator.standard_normal(left))]
+        clock.now += left
+        left = settling.more(samples)
+    assert len(samples) == ended

@@ -1,0 +1,1 @@
+"""How fast models of fewer blocks, neurons and heads are, timed before any is chosen."""

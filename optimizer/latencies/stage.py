@@ -1,0 +1,153 @@
+"""latencies: which sizes make the target's model so many times as fast as it is of the whole model.
+
+Speed does not depend on what weights hold. So the checkpoint is cut to some sizes, whatever is
+kept, made into what the target runs, in the form that the recipe asks for, and timed on the first
+cell of validate.latency beside the whole one, in one run; reduce/latency_table.py says how a size
+follows from that, and what the folder holds.
+
+While it runs, out/progress/ has a file for every size that was timed, so that a killed run does not
+time it again.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from optimizer import targets
+from optimizer.build.stage import STAGE as BUILD
+from optimizer.build.stage import files as build_files
+from optimizer.compress.stage import STAGE as COMPRESS
+from optimizer.compress.stage import files as compress_files
+from optimizer.export.stage import STAGE as EXPORT
+from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.ort.run import cores
+from optimizer.latencies.form import built, model_of
+from optimizer.latencies.timing import SIZES, Bench, Compared, cell, place, write
+from optimizer.load.datasets import digest
+from optimizer.lower.stage import STAGE as LOWER
+from optimizer.progress import bar, say
+from optimizer.recipe.schema import Latencies
+from optimizer.reduce import latency_table
+from optimizer.reduce.latency_table import TABLE, UNREDUCED, Table
+from optimizer.reduce.layout import opened
+from optimizer.reduce.sizes import Model, Sizes
+from optimizer.store import Estimate, Shapes, Stage
+
+PROGRESS = "progress"
+
+
+def run(section: Latencies, reference: Path, out: Path) -> None:
+    """reference: what load wrote. Raises RecipeError when the model cannot be made smaller so, or
+    not fast enough; MachineError when the target is not built here."""
+    measure(section, reference, out, cell(section).compared)
+
+
+def measure(section: Latencies, reference: Path, out: Path, compared: Compared) -> None:
+    """As `run`, timed by a function of one's own."""
+    progress = out / PROGRESS
+    if (out / TABLE).exists():  # killed while tidying up after the end
+        shutil.rmtree(progress, ignore_errors=True)
+        return
+    layout = opened(section.reduction, reference)
+    model = _quantizable(layout.model, section)
+    progress.mkdir(exist_ok=True)
+    whole = progress / UNREDUCED
+    if not whole.exists():
+        say("latencies: making the whole model in the target's form")
+        model_of(section, layout, model.full, whole)
+    bench = Bench(section, layout, built(whole), progress, compared)
+    sizes = latency_table.grid(model)
+    entries = tuple(bench.entry(s) for s in bar(sizes, "latencies"))
+    table = Table(model.full, entries)
+    for entry in entries:
+        say(f"latencies: {_worded(entry.sizes, model)}: {1 / entry.ratio:.2f} times as fast")
+    chosen, confirmed = latency_table.choose(table, model, section.reduce, bench.confirmed)
+    for predicted, known in confirmed:
+        say(
+            f"latencies: {_worded(known.sizes, model)}: {1 / known.ratio:.2f} times as fast, "
+            f"{1 / predicted:.2f} predicted"
+        )
+    least = section.reduce.least_gain
+    if least is not None and not any(latency_table.surely(k, least) for _, k in confirmed):
+        say("latencies: none is surely fast enough; the best goes on, and validate judges it")
+    document = {
+        "version": latency_table.VERSION,
+        "machine": this_machine().to_json(),
+        "threads": section.target.intra_op_threads or cores(),
+        "target": section.target.name,
+        "cell": place(section, reference),
+        "goal": section.reduce.latency_gain,
+        "least": least,
+        "unreduced": asdict(model.full),
+        "entries": [entry.as_dict() for entry in entries],
+        "outside": table.outside,
+        "confirmed": [{"predicted": p, **known.as_dict()} for p, known in confirmed],
+        "chosen": asdict(chosen),
+    }
+    shutil.rmtree(out / UNREDUCED, ignore_errors=True)
+    shutil.copytree(whole / "model", out / UNREDUCED)
+    write(out / TABLE, document)
+    shutil.rmtree(progress)
+
+
+def _quantizable(model: Model, section: Latencies) -> Model:
+    """With the numbers of neurons that groups of weights divide."""
+    quantize = section.compression.quantize
+    weights = [quantize.weights, *(rule.weights for rule in quantize.layers)]
+    groups = math.lcm(*(w.group_size or 1 for w in weights))
+    return replace(model, ffn=[n for n in model.ffn if n % groups == 0 or n == model.full.ffn])
+
+
+def _worded(sizes: Sizes, model: Model) -> str:
+    parts = [f"{sizes.blocks} blocks"]
+    parts += [f"{sizes.ffn} neurons"] if model.full.ffn else []
+    parts += [f"{sizes.heads} key/value heads"] if sizes.heads != model.full.heads else []
+    return ", ".join(parts)
+
+
+def files(section: Latencies) -> Mapping[str, str]:
+    """What the steps of other stages read and call, the timed texts, and the machine: its times are
+    no other machine's."""
+    machine, data = this_machine(), section.latency.data
+    return {
+        **compress_files(section.compression),
+        **targets.of(section.target.runtime).code("lower"),
+        **build_files(section.target),
+        **({"validate.latency.data": digest(data)} if data else {}),
+        "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
+    }
+
+
+def estimate(section: Latencies, shapes: Shapes) -> Estimate:
+    """One model after the other is made and timed, each as if it were the whole one."""
+    read = (
+        (COMPRESS, section.compression),
+        (EXPORT, section.target.export),
+        (LOWER, section.target),
+        (BUILD, section.target),
+    )
+    parts = [s.estimate(part, shapes) for s, part in read if s.estimate and part is not None]
+    elements = 4 * sum(map(math.prod, shapes.values()))
+    each = sum(part.seconds for part in parts)
+    timed = 8e-9 * elements * section.latency.iterations
+    return Estimate(
+        memory=max(part.memory for part in parts),
+        disk=3 * elements + 2 * sum(part.disk for part in parts),
+        seconds=(SIZES + 1) * (each + timed),
+    )
+
+
+STAGE = Stage(
+    "latencies",
+    1,
+    run,
+    packages=tuple(dict.fromkeys(p for s in (COMPRESS, EXPORT, LOWER, BUILD) for p in s.packages)),
+    files=files,
+    measured=True,
+    estimate=estimate,
+    resumable=True,
+)

@@ -1,0 +1,87 @@
+"""Times models of other sizes beside the whole one, each once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness import contract as contracts
+from optimizer.latencies.form import model_of
+from optimizer.load.datasets import samples
+from optimizer.recipe.schema import Latencies
+from optimizer.reduce import latency_table
+from optimizer.reduce.latency_table import ATTEMPTS, Timed
+from optimizer.reduce.layout import Layout
+from optimizer.reduce.sizes import Sizes
+from optimizer.validate.speed import gain, speed
+from optimizer.validate.speed.gain import Built, Cell, Until
+from optimizer.validate.speed.rounds import Budget, Settling
+
+SIZES = 8  # of the table and of what is built to confirm, about
+Compared = Callable[[Built, Built, Until], Mapping[str, Any]]
+"""As Cell.compared."""
+
+
+def cell(section: Latencies) -> Cell:
+    """What is timed."""
+    data = section.latency.data
+    texts = [row.text for row in samples(data)] if data else list(speed.NEUTRAL)
+    return Cell(section.target, section.latency, texts)
+
+
+def place(section: Latencies, source: Path) -> dict[str, int]:
+    """{"batch", and "sequence" or "prompt"} of it."""
+    contract = contracts.read(source / "contract.json")
+    second = "prompt" if contract.task_record.generates else "sequence"
+    return dict(zip(("batch", second), cell(section).of(contract), strict=True))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """layout: of the reference; whole: its model; progress: the folder where what was timed is
+    kept; compared: what times."""
+
+    section: Latencies
+    layout: Layout
+    whole: Built
+    progress: Path
+    compared: Compared
+
+    def entry(self, sizes: Sizes) -> Timed:
+        """Of the table: until its time is known to within the tolerance of the gain."""
+        share, seconds = self.section.reduce.gain_tolerance, self.section.latency.max_seconds
+        return self._timed(sizes, "table", lambda: Settling(share, seconds / SIZES))
+
+    def confirmed(self, sizes: Sizes) -> Timed:
+        """As the gate asks it at the end: until it is sure whether they are fast enough."""
+        latency, asks = self.section.latency, gain.question(self.section.reduce)
+        budget = Budget(latency.max_seconds, ATTEMPTS)
+        return self._timed(
+            sizes, "confirmed", lambda: budget.rounds(asks, latency.iterations, speed.WARMUP)
+        )
+
+    def _timed(self, sizes: Sizes, what: str, until: Callable[[], Until]) -> Timed:
+        """until: its clock starts when it is made."""
+        name = "-".join(map(str, (what, *asdict(sizes).values())))
+        file, folder = self.progress / f"{name}.json", self.progress / "smaller"
+        if file.exists():
+            return latency_table.timed(json.loads(file.read_text(encoding="utf-8")))
+        shutil.rmtree(folder, ignore_errors=True)
+        smaller = model_of(self.section, self.layout, sizes, folder)
+        known = self.compared(self.whole, smaller, until())
+        low, high = known["interval"]
+        timed = Timed(sizes, known["ratio"], (low, high), known["runs"], known["p50"])
+        write(file, timed.as_dict())
+        shutil.rmtree(folder)
+        return timed
+
+
+def write(file: Path, document: Mapping[str, Any]) -> None:
+    """As JSON, whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.rename(file)

@@ -1,0 +1,73 @@
+"""How fast models of other sizes were, where a latency gain decided what was left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimizer.package.report.comparison import Cell, Document, Row, part, parts, ratio_of
+from optimizer.package.report.figures import NOT_MEASURED, finite, interval, ms, plain, times, whole
+from optimizer.package.report.view import Card, Line, Table, figures, line
+
+SIZES = {"blocks": "Blocks", "ffn": "Neurons", "heads": "Key/value heads"}
+
+
+def gain_rows(report: Document) -> list[Row]:
+    """What the target runs beside the same of the whole model."""
+    gain = part(part(report, "speed"), "gain")
+    if not gain:
+        return []
+    p50 = part(gain, "p50")
+    reached = ratio_of(1.0, gain.get("ratio"))
+    note = f"{_bounds(gain) or NOT_MEASURED}; goal {plain(gain.get('goal'))}"
+    length = plain(gain.get("sequence", gain.get("prompt")))
+    return [
+        Row(
+            f"Gain, batch {plain(gain.get('batch'))} × {length}",
+            Cell(ms(p50.get("unreduced")), "whole, same form"),
+            Cell(ms(p50.get("candidate"))),
+            Cell(f"{times(reached)} as fast", note),
+        )
+    ]
+
+
+def _bounds(measured: Document) -> str:
+    """The interval of how many times as fast."""
+    ends = measured.get("interval")
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        return ""
+    return interval([ratio_of(1.0, end) for end in reversed(ends)], times, unit=False)
+
+
+def sizes(report: Document) -> tuple[Card, ...]:
+    """The table that the smaller sizes follow from; no card without one."""
+    table = part(report, "latencies")
+    if not table:
+        return ()
+    kinds = [kind for kind in SIZES if part(table, "unreduced").get(kind)]
+    chosen = part(table, "chosen")
+    tried = parts(table, "confirmed")
+    body = [_row(entry, kinds, "") for entry in parts(table, "entries")]
+    body += [_row(t, kinds, "kept" if t.get("sizes") == chosen else "tried") for t in tried]
+    heads = (*(SIZES[kind] for kind in kinds), "Times as fast", "Interval", "Predicted", "")
+    cell = part(table, "cell")
+    length = plain(cell.get("sequence", cell.get("prompt")))
+    hint = (
+        f"Models of these sizes beside the whole one in the same form, at batch "
+        f"{plain(cell.get('batch'))} × {length}, before anything was chosen; "
+        f"{plain(table.get('goal'))} is the goal."
+    )
+    title = "How fast smaller models are"
+    numbers = tuple(range(len(kinds) + 3))
+    return (Card(title, hint, tables=(Table(title, heads, tuple(body), numbers),)),)
+
+
+def _row(entry: Document, kinds: list[str], what: str) -> tuple[Line, ...]:
+    own: Any = part(entry, "sizes")
+    predicted = finite(entry.get("predicted"))
+    return (
+        *(line(whole(own.get(kind))) for kind in kinds),
+        *figures(times(ratio_of(1.0, entry.get("ratio")))),
+        line(_bounds(entry)),
+        line(times(1 / predicted) if predicted else ""),
+        line(what),
+    )

@@ -1,0 +1,213 @@
+"""Which sizes make a model so many times as fast: from a table of sizes that were timed.
+
+A time is taken as what lies outside the blocks and a sum over the blocks, in each of which the
+neurons' part and the heads' part follow each other. As a share of the whole model's time, with
+B blocks, F neurons and H heads of which b, f and h stay:
+
+    ratio(b, f, h) = outside + b / B * (1 - outside + ffn(f) + heads(h)),    ffn(F) = heads(H) = 0
+
+`ffn` and `heads` are what models of fewer neurons or heads alone were timed at, less 1: straight
+lines between the measured numbers, and rising (a narrower layer that seemed slower is noise: the
+nearest rising values, by least squares). `outside` is fitted to models of fewer blocks.
+
+Since kernels step, and parts do not add up to the last percent, the sizes so chosen are built and
+timed too. What they save, as a share of what was predicted, corrects what is predicted of other
+numbers of neurons with as many blocks and heads, and on the average of the rest.
+
+The folder that the latencies stage writes has unreduced/, with the model.onnx that the target runs,
+made of the whole model, and table.json (version 1):
+    version, machine, threads   where it was timed
+    target, cell        what was timed: {"batch", and "sequence" or "prompt"}
+    goal, least         the latency gain that the recipe asks for, and the least that counts as met
+    unreduced           sizes of the whole model; sizes are {blocks, ffn, heads}
+    entries             [{sizes, ratio, interval, runs, p50}]: the table; ratio: median over rounds
+                        of its time over the whole model's; p50: {unreduced, candidate}, ms
+    outside             share of the time outside the blocks, as fitted
+    confirmed           [{sizes, predicted, ratio, ...}]: what was chosen from it, in order
+    chosen              the sizes that reduce then makes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.errors import RecipeError
+from optimizer.load.checkpoint import read_json
+from optimizer.recipe.reduce import Reduce
+from optimizer.reduce.sizes import Model, Sizes, cut, least_cut
+
+VERSION = 1
+TABLE, UNREDUCED = "table.json", "unreduced"
+WIDTHS, FEWER = (2**-0.5, 0.5, 0.25), (0.5,)  # shares of neurons, and of heads and blocks
+EPSILON = float(np.finfo(float).eps)
+ATTEMPTS = 4  # sizes that are built to see whether they meet the goal
+
+Interval = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A size and its time over the whole model's: the median over rounds, and its interval. runs,
+    p50: of the measurement, see above."""
+
+    sizes: Sizes
+    ratio: float
+    interval: Interval = (None, None)
+    runs: int = 0
+    p50: dict[str, float] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def timed(document: dict[str, Any]) -> Timed:
+    """What as_dict gave."""
+    low, high = document["interval"]
+    sizes = Sizes(**document["sizes"])
+    return Timed(sizes, document["ratio"], (low, high), document["runs"], document["p50"])
+
+
+@dataclass(frozen=True)
+class Table:
+    """entries: of sizes that differ from `full` in one number, and of the smallest. known: of those
+    that were chosen from it, and timed."""
+
+    full: Sizes
+    entries: tuple[Timed, ...]
+    known: tuple[Timed, ...] = ()
+
+    def ratio(self, sizes: Sizes) -> float:
+        """The predicted time over the whole model's. Never more for fewer neurons; without `known`
+        never more for smaller sizes."""
+        return 1 - self._correction(sizes) * self._saved(sizes)
+
+    def faster(self, gain: float) -> Callable[[Sizes], bool]:
+        """Whether sizes, other than all, are predicted to be so many times as fast."""
+        return lambda sizes: sizes != self.full and self.ratio(sizes) <= 1 / gain
+
+    def _saved(self, sizes: Sizes) -> float:
+        """1 less the ratio, by the entries."""
+        inside = 1 - self.outside + self._added("ffn", sizes) + self._added("heads", sizes)
+        return 1 - self.outside - sizes.blocks / self.full.blocks * max(inside, 0.0)
+
+    def _correction(self, sizes: Sizes) -> float:
+        """How much is saved as a share of that. (Next to nothing where nothing was.)"""
+        shares = {
+            (t.sizes.blocks, t.sizes.heads): max(1 - t.ratio, EPSILON) / saved
+            for t in self.known
+            if (saved := self._saved(t.sizes)) > 0
+        }
+        average = float(np.mean([*shares.values()])) if shares else 1.0
+        return shares.get((sizes.blocks, sizes.heads), average)
+
+    @property
+    def outside(self) -> float:
+        """Share of the time that no block takes, by least squares: r = o + (1 - o) b / B."""
+        fewer = [
+            (t.sizes.blocks / self.full.blocks, t.ratio)
+            for t in self.entries
+            if t.sizes == replace(self.full, blocks=t.sizes.blocks) != self.full
+        ]
+        weights = sum((1 - share) ** 2 for share, _ in fewer)
+        fitted = sum((ratio - share) * (1 - share) for share, ratio in fewer)
+        return min(max(fitted / weights, 0.0), 1.0) if fewer else 0.0
+
+    def _added(self, kind: str, sizes: Sizes) -> float:
+        """What is added to the whole model's 1: 0 or less."""
+        points = {
+            getattr(t.sizes, kind): t.ratio - 1
+            for t in self.entries
+            if t.sizes == replace(self.full, **{kind: getattr(t.sizes, kind)})
+        }
+        points[getattr(self.full, kind)] = 0.0
+        counts = sorted(points)
+        rising = np.minimum(_rising([points[count] for count in counts]), 0.0)
+        return float(np.interp(getattr(sizes, kind), counts, rising))
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The rising values nearest by least squares: max over i <= k of min over j >= k of the mean of
+    values[i..j] (Barlow et al. 1972)."""
+    count = range(len(values))
+    return [
+        max(min(float(np.mean(values[i : j + 1])) for j in count[k:]) for i in count[: k + 1])
+        for k in count
+    ]
+
+
+def grid(model: Model) -> tuple[Sizes, ...]:
+    """The sizes that are timed: of what may be chosen some numbers of neurons, heads and blocks,
+    each with all of the others, and last the smallest of all."""
+    full, options = model.full, {"ffn": model.ffn, "heads": model.heads, "blocks": model.blocks}
+    sizes = []
+    for kind, numbers in options.items():
+        shares = WIDTHS if kind == "ffn" else FEWER
+        some = [_nearest(numbers, share * getattr(full, kind)) for share in shares]
+        sizes += [replace(full, **{kind: n}) for n in (*some, min(numbers))]
+    return tuple(s for s in dict.fromkeys([*sizes, model.smallest]) if s != full)
+
+
+def _nearest(numbers: Sequence[int], wished: float) -> int:
+    return min(numbers, key=lambda number: abs(number - wished))
+
+
+def choose(
+    table: Table, model: Model, section: Reduce, confirm: Callable[[Sizes], Timed]
+) -> tuple[Sizes, list[tuple[float, Timed]]]:
+    """The sizes that take the least away (sizes.py) and meet goal.latency_gain; and in their order
+    the predicted ratio of those that were built to see, with what they were timed at.
+
+    Done when sizes are surely within the tolerance and no faster than it, either; or when no others
+    are left to try, or ATTEMPTS are spent: then the least cut of those that are sure, else of those
+    that seemed fast enough, else the fastest; `validate` judges what comes of it.
+    Raises RecipeError when the smallest sizes are not fast enough.
+    """
+    gain, least = section.latency_gain, section.least_gain
+    assert gain is not None
+    assert least is not None
+    _refuse_unreachable(table, model, gain, least)
+    tried: dict[Sizes, tuple[float, Timed]] = {}
+    while len(tried) < ATTEMPTS:
+        sizes = least_cut(model, table.faster(gain)) or model.smallest
+        if sizes in tried:
+            break
+        known = confirm(sizes)
+        tried[sizes] = table.ratio(sizes), known
+        if surely(known, least) and 1 / known.ratio <= 2 * gain - least:
+            break
+        table = replace(table, known=(*table.known, known))
+    known_ones = [known for _, known in tried.values()]
+    sure = [known for known in known_ones if surely(known, least)]
+    fast = sure or [known for known in known_ones if known.ratio <= 1 / least]
+    best = min(fast, key=lambda k: cut(k.sizes, model.full), default=None)
+    best = best or min(known_ones, key=lambda k: k.ratio)
+    return best.sizes, [*tried.values()]
+
+
+def surely(known: Timed, gain: float) -> bool:
+    """Whether the whole interval is faster."""
+    high = known.interval[1]
+    return high is not None and high < 1 / gain
+
+
+def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -> None:
+    smallest = next((t for t in table.entries if t.sizes == model.smallest), None)
+    if smallest is None or smallest.ratio > 1 / least:
+        best = 1.0 if smallest is None else 1 / smallest.ratio
+        raise RecipeError(
+            f"{gain:g}, and the smallest model that these methods make is {best:.2f} times as fast "
+            "on this machine",
+            where="reduce.goal.latency_gain",
+            accepted=f"up to {best:.2f}" if best > 1 else "",
+            fix="Ask for less, or add to reduce.methods.",
+        )
+
+
+def chosen(folder: Path) -> Sizes:
+    """What reduce is to make, as the latencies stage wrote it."""
+    return Sizes(**read_json(folder / TABLE)["chosen"])

@@ -1,0 +1,200 @@
+"""How many times as fast the smaller model is as the whole one, where the recipe asks for that.
+
+Both are what the target runs, in the same form (the same quantization): the whole one is what the
+latencies stage made of the reference. Timed interleaved in the first cell of validate.latency, end
+to end, of text-generation between tokens, until the gate is decided (rounds.py):
+
+    speed.latency_gain   the median over rounds of the smaller one's time over the whole one's: its
+                         whole interval faster than reduce.goal.latency_gain less
+                         reduce.gain_tolerance passes, slower fails
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness import bench, bench_generation
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.harness.runtimes.ort.run import OrtRunner, cores
+from optimizer.load.checkpoint import read_json
+from optimizer.progress import say
+from optimizer.recipe.schema import Latency, Reduce, TargetSection
+from optimizer.reduce.latency_table import TABLE
+from optimizer.validate.gates import Gate
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.speed import generation_speed, speed
+from optimizer.validate.speed.generation_speed import OwnCache
+from optimizer.validate.speed.rounds import Budget, Question, Rounds, Settling
+from optimizer.validate.speed.speed import CANDIDATE
+
+UNREDUCED = "unreduced"
+NAME = "speed.latency_gain"
+Until = Rounds | Settling
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model. source: has contract.json and checkpoint/, with its tokenizer; model: model.onnx."""
+
+    source: Path
+    model: Path
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is timed: the target, and the first cell of `latency`, on these texts."""
+
+    target: TargetSection
+    latency: Latency
+    texts: Sequence[str]
+
+    def compared(self, unreduced: Built, candidate: Built, rounds: Until) -> dict[str, Any]:
+        """{"batch", "sequence" or "prompt", "runs", "ratio", "interval", "p50": {name: ms}}: of the
+        candidate's time over the other's. rounds: how long that goes on, and what it came to."""
+        contract = contracts.read(candidate.source / "contract.json")
+        threads = self.target.intra_op_threads or cores()
+        device = self.target.runs_on
+        with (
+            OrtRunner(unreduced.model / "model.onnx", device=device, threads=threads) as whole,
+            OrtRunner(candidate.model / "model.onnx", device=device, threads=threads) as smaller,
+        ):
+            if contract.task_record.generates:
+                own = OwnCache(whole, contracts.read(unreduced.source / "contract.json"))
+                return self._generating({UNREDUCED: own, CANDIDATE: smaller}, candidate, rounds)
+            return self._answering({UNREDUCED: whole, CANDIDATE: smaller}, candidate, rounds)
+
+    def of(self, contract: Contract) -> tuple[int, int]:
+        """(batch, sequence)."""
+        longest = self.latency.sequence[0]
+        if not contract.task_record.generates:
+            longest = contract.text.max_length
+        return speed.grid(self.latency, longest)[0]
+
+    def _answering(
+        self, runners: Mapping[str, OrtRunner], model: Built, rounds: Until
+    ) -> dict[str, Any]:
+        contract = contracts.read(model.source / "contract.json")
+        tokenizer = load_tokenizer(model.source / "checkpoint", contract)
+        measured = bench.measure(
+            {name: speed.ort_system(r, contract, tokenizer) for name, r in runners.items()},
+            [self.of(contract)],
+            self.texts,
+            iterations=self.latency.iterations,
+            warmup=speed.WARMUP,
+            baseline=UNREDUCED,
+            more=_more(rounds, lambda ms: ms),
+        )
+        (cell,) = measured["cells"]
+        p50 = {name: s["end_to_end"]["p50"] for name, s in cell["systems"].items()}
+        known = {"batch": cell["batch"], "sequence": cell["sequence"], "runs": cell["runs"]}
+        return {**known, **_figures(cell["ratio"], p50, rounds)}
+
+    def _generating(
+        self, runners: Mapping[str, Any], model: Built, rounds: Until
+    ) -> dict[str, Any]:
+        contract = contracts.read(model.source / "contract.json")
+        batch, prompt = self.of(contract)
+        measured = bench_generation.measure_generation(
+            runners,
+            contract,
+            load_tokenizer(model.source / "checkpoint", contract),
+            self.texts,
+            [prompt],
+            [batch],
+            self.latency.new_tokens,
+            self.latency.iterations,
+            warmup=generation_speed.WARMUP,
+            baseline=UNREDUCED,
+            more=_more(rounds, lambda round_: sum(round_[1])),
+        )
+        (cell,) = measured["cells"]
+        p50 = {name: s["inter_token"]["p50"] for name, s in cell["systems"].items()}
+        known = {"batch": batch, "prompt": prompt, "runs": cell["runs"]}
+        return {**known, **_figures(cell["ratio"]["inter_token"], p50, rounds)}
+
+
+def _more(
+    rounds: Until, milliseconds: Callable[[Any], float]
+) -> Callable[[Mapping[str, Any]], int]:
+    """How many rounds follow, by the ratios of those so far."""
+
+    def more(times: Mapping[str, Sequence[Any]]) -> int:
+        pairs = zip(times[CANDIDATE], times[UNREDUCED], strict=True)
+        return rounds.more([milliseconds(ours) / milliseconds(whole) for ours, whole in pairs])
+
+    return more
+
+
+def _figures(ratio: Mapping[str, Any], p50: Mapping[str, float], rounds: Until) -> dict[str, Any]:
+    known = {"ratio": ratio["median"], "interval": ratio["interval"], "p50": dict(p50)}
+    return known | rounds.as_dict()
+
+
+def question(reduce: Reduce) -> Question:
+    """Is the ratio low enough for the goal?"""
+    assert reduce.least_gain is not None
+    return Question(50, 1 / reduce.least_gain)
+
+
+def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, Any]:
+    """The report's speed.gain; questions: how many share the seconds of timing."""
+    assert m.unreduced is not None
+    assert m.section.reduce is not None
+    latency, reduce = m.section.validate_.latency, m.section.reduce
+    say("validate: timing the smaller model beside the whole one in the same form")
+    budget = Budget(latency.max_seconds, questions)
+    rounds = budget.rounds(question(reduce), latency.iterations, speed.WARMUP)
+    cell = Cell(m.section.target, latency, texts)
+    compared = cell.compared(Built(m.reference, m.unreduced), Built(m.source, m.model), rounds)
+    return {"goal": reduce.latency_gain, "least": reduce.least_gain, **compared}
+
+
+def table(m: RunArtifacts) -> dict[str, Any] | None:
+    """What the report says of the sizes that were timed before; None where there are none."""
+    return None if m.unreduced is None else read_json(m.unreduced.parent / TABLE)
+
+
+def declared(m: RunArtifacts) -> tuple[str, float] | None:
+    """The gate and its limit, where there is one."""
+    least = m.section.reduce.least_gain if m.section.reduce else None
+    return (NAME, least) if m.gains and least is not None else None
+
+
+def gate(section: Mapping[str, Any], shared: int) -> Gate:
+    """Of what `measure` gave. shared: as of speed.would_decide."""
+    least, (low, high) = section["least"], section["interval"]
+    verdict = "inconclusive"
+    if high is not None and high < 1 / least:
+        verdict = "pass"
+    elif low is not None and low >= 1 / least:
+        verdict = "fail"
+    gain, interval = 1 / section["ratio"], (_over(high), _over(low))
+    where = f"batch {section['batch']}, "
+    where += (
+        f"sequence {section['sequence']}"
+        if "sequence" in section
+        else (f"prompts of {section['prompt']} tokens")
+    )
+    message = (
+        f"{gain:.2f} times as fast as the whole model in the same form at {where}; "
+        f"{section['goal']:g} is the goal, {least:.3g} the least that counts as met"
+    )
+    if verdict == "inconclusive":
+        message += speed.would_decide(section, shared, f"so near {least:.3g}")
+    if verdict == "fail":
+        most, asked_for = breach(1 / low, least)
+        message += (
+            f"; {most} at most, {asked_for} is asked: set reduce.goal.latency_gain to what was "
+            "reached, or run again with --remeasure if the machine was busy with other work"
+        )
+    return Gate(NAME, verdict, gain, least, interval, message)
+
+
+def _over(end: float | None) -> float | None:
+    return 1 / end if end else None

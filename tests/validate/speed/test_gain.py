@@ -1,0 +1,53 @@
+"""The gate on how many times as fast the smaller model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.recipe.schema import Latency
+from optimizer.validate.gates import UNMEASURED
+from optimizer.validate.speed import gain, speed
+
+
+def section(low: float | None, high: float | None) -> dict[str, Any]:
+    """ratio: the smaller one's time over the whole one's."""
+    place = {"batch": 1, "sequence": 128}
+    needed = {"rounds": 80, "seconds": 9.0}
+    ratio = {"ratio": 0.63, "interval": [low, high], "needed": needed}
+    return {"goal": 1.6, "least": 1.52, **place, **ratio}
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.6, 0.65), "pass"),  # 1.54 times as fast at least
+        ((0.6, 0.67), "inconclusive"),
+        ((0.66, 0.7), "fail"),  # 1.515 at most
+        ((None, None), "inconclusive"),
+    ],
+)
+def test_it_is_decided_by_the_whole_interval(
+    interval: tuple[float | None, float | None], verdict: str
+) -> None:
+    decided = gain.gate(section(*interval), 1)
+    assert decided.verdict == verdict
+    assert decided.limit == 1.52
+    assert decided.measured == pytest.approx(1 / 0.63)
+
+
+def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
+    message = gain.gate(section(0.66, 0.7), 1).message
+    assert "1.59 times as fast as the whole model" in message
+    assert "1.515 at most, 1.520 is asked" in message
+    assert "set reduce.goal.latency_gain to what was reached" in message
+
+
+def test_what_would_decide_it_is_said() -> None:
+    assert "about 80 rounds would decide" in gain.gate(section(0.6, 0.7), 2).message
+
+
+def test_a_gain_that_could_not_be_timed_is_no_pass() -> None:
+    (gate,) = speed.unmeasured(Latency(must_beat_float=False), "no engine", (gain.NAME, 1.52))
+    assert (gate.name, gate.verdict, gate.limit) == ("speed.latency_gain", UNMEASURED, 1.52)
