@@ -34,6 +34,7 @@ from optimizer.commands.schema import schema
 from optimizer.commands.seal import seal, unseal
 from optimizer.commands.sign import sign
 from optimizer.commands.step import step
+from optimizer.commands.verify_rebuild import verify_rebuild
 from optimizer.errors import OptimizeError, RecipeError
 from optimizer.progress import leave, say, show
 
@@ -170,7 +171,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
 for command in (
     *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
     *(sign, attest, publish, pull, versions, promote, rollback, step),
-    *(seal, unseal),
+    *(seal, unseal, verify_rebuild),
 ):
     main.add_command(command)
 

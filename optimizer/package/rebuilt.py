@@ -1,0 +1,105 @@
+"""Two bundles of one recipe: equal to the bit, equal but for engines and reports, or not.
+
+Equal is what answers: the contract and every file that is not measured, which the manifest's
+content_digest covers. Engines do not build to the same bytes, and reports hold times; of an engine
+the network it was built of is compared, and what it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Equal = Literal["to the bit", "but for what is measured", "no"]
+REPORTS = ("report.html", "report.json")
+ENGINE = ("model", "model_files", "runtime", "device", "provider", "threads")
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """files: what differs, a line each. measured: names of engines and reports that differ. inputs:
+    what went in that was different, which explains it."""
+
+    equal: Equal
+    files: tuple[str, ...]
+    measured: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Rebuilt:
+    """Two manifests that were read and checked."""
+    a, b = first["files"], second["files"]
+    differing = [n for n in sorted({*a, *b}) if _sha256(a, n) != _sha256(b, n)]
+    measured = [n for n in differing if (a.get(n) or b[n])["measured"]]
+    files = [_line(n, a, b) for n in differing if n not in measured]
+    if first["contract"] != second["contract"]:
+        files.append("the contract is another")
+    files += _engines(first["engines"], second["engines"])
+    equal: Equal = "no" if files else "but for what is measured" if measured else "to the bit"
+    return Rebuilt(equal, tuple(files), tuple(measured), tuple(inputs(first, second)))
+
+
+def inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What differs of the recipe, the checkpoint, the data and the packages. How long something
+    was timed changes no file that answers, and is left out."""
+    lines = []
+    for title, a, b in (
+        ("recipe", _flat(first["recipe"]), _flat(second["recipe"])),
+        ("checkpoint", _files(first), _files(second)),
+        ("data", first.get("calibration") or {}, second.get("calibration") or {}),
+        ("package", first.get("packages") or {}, second.get("packages") or {}),
+    ):
+        lines += [
+            f"{title} {key}: {_short(a.get(key))} before, {_short(b.get(key))} now"
+            for key in sorted({*a, *b})
+            if a.get(key) != b.get(key) and not key.startswith("validate.latency")
+        ]
+    return lines
+
+
+def _engines(first: list[Any], second: list[Any]) -> list[str]:
+    """Engines that are missing, or of another network."""
+    a, b = ({e["target"]: e for e in engines} for engines in (first, second))
+    lines = [f"engine {t}: only one of the two has it" for t in sorted({*a} ^ {*b})]
+    lines += [
+        f"engine {target}: {key} is {b[target].get(key)!r:.80}, and was {a[target].get(key)!r:.80}"
+        for target in sorted({*a} & {*b})
+        for key in ENGINE
+        if a[target].get(key) != b[target].get(key)
+    ]
+    return lines
+
+
+def _line(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    if name not in b:
+        return f"{name} was not made again"
+    if name not in a:
+        return f"{name} was not there before"
+    return f"{name} has other bytes ({a[name]['size']:,} before, {b[name]['size']:,} now)"
+
+
+def _sha256(files: Mapping[str, Any], name: str) -> str | None:
+    return files[name]["sha256"] if name in files else None
+
+
+def _files(manifest: Mapping[str, Any]) -> dict[str, str]:
+    files = manifest["source"].get("files") or {}
+    return {name: entry["sha256"] for name, entry in files.items()}
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.40}"
+
+
+def _flat(value: Any, at: str = "") -> dict[str, Any]:
+    """{"a.b.0": value} of nested objects and lists."""
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = [(str(i), v) for i, v in enumerate(value)]
+    else:
+        return {at: value}
+    return {
+        k: v for key, inner in items for k, v in _flat(inner, f"{at}.{key}".lstrip(".")).items()
+    }
