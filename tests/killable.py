@@ -2,8 +2,9 @@
 
 The parent imports every heavy package once, and digests the sources, so that a child costs only
 its own work. A job is
-{"recipe", "store", "artifacts", "kill_in": stage or null, "after": seconds}: the child is killed so
-long after that stage has begun. The answer is {"exit": code or -9}.
+{"recipe", "store", "artifacts", "kill_in": stage or null, "after": seconds, "keep_seconds": number
+or absent}: the child is killed so long after that stage has begun; what it trains is kept every
+keep_seconds. The answer is {"exit": code or -9}.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from typing import Any
 def work(job: dict[str, Any]) -> int:
     from optimizer.commands.outcome import finish
     from optimizer.recipe import file as recipe_file
+    from optimizer.reduce.distill import distill
 
+    if "keep_seconds" in job and distill.__kwdefaults__ is not None:
+        distill.__kwdefaults__["keep_seconds"] = job["keep_seconds"]
     return finish(
         recipe_file.read(Path(job["recipe"])),
         Path(job["store"]),
@@ -45,6 +49,9 @@ def warm() -> None:
     from optimizer.load import stage as _load  # noqa: F401
     from optimizer.lower import stage as _lower  # noqa: F401
     from optimizer.package import stage as _package  # noqa: F401
+    from optimizer.reduce import qat as _qat  # noqa: F401
+    from optimizer.reduce import recover as _recover  # noqa: F401
+    from optimizer.reduce import stage as _reduce  # noqa: F401
     from optimizer.source_digest import source_digest
     from optimizer.store import STAGES
     from optimizer.validate import stage as _validate  # noqa: F401

@@ -13,7 +13,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ CHAINS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ra
 
 
 class Runner:
-    """Talks to tests/killable.py."""
+    """Talks to tests/killable.py. options: more of its job's fields."""
 
-    def __init__(self, recipe: Path) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: Path, **options: Any) -> None:
+        self.recipe, self.options = recipe, options
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.killable"],
             stdin=subprocess.PIPE,
@@ -50,22 +50,26 @@ class Runner:
             "artifacts": str(home / "artifacts"),
             "kill_in": kill_in,
             "after": after,
+            **self.options,
         }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return int(json.loads(self._read())["exit"])
 
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Iterator[Runner]:
     started = Runner(write_tiny_recipe(tmp_path_factory.mktemp("recipe"), tiny_bert))
     yield started
-    assert started.process.stdin is not None
-    started.process.stdin.close()
-    started.process.wait()
-    assert started.process.stdout is not None
-    started.process.stdout.close()
+    started.close()
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +105,18 @@ def finished(home: Path) -> dict[str, int]:
     }
 
 
-def killed(runner: Runner, undisturbed: Path, home: Path, seed: int, share: float) -> bool:
-    """Whether every stage was killed, in the first `share` of the time it once took; what was
+def killed(
+    runner: Runner,
+    undisturbed: Path,
+    home: Path,
+    seed: int,
+    share: float,
+    stages: Sequence[str] = STAGES,
+) -> bool:
+    """Whether each of `stages` was killed, in the first `share` of the time it once took; what was
     finished before a kill is not done again."""
     random_, before = random.Random(seed), dict[str, int]()
-    for stage, length in ((s, n) for s in STAGES if (n := lengths(undisturbed).get(s))):
+    for stage, length in ((s, n) for s in stages if (n := lengths(undisturbed).get(s))):
         if runner.run(home, stage, share * random_.random() * length) != -9:
             return False
         after = finished(home)
