@@ -2,7 +2,8 @@
 
 memory = the libraries + teacher and student as float32 + of the student's trained weights the
          gradient, Adam's two moments and the best values so far + what one batch keeps for its
-         gradient, and the teacher's hidden states of it; of text-generation also the logits
+         gradient, and the teacher's hidden states of it; of text-generation also the logits; of
+         losses.attention the probabilities of every head
 disk   = the checkpoint of training, twice while one replaces the other + the trained model
 time   = multiply-adds of the steps at a measured rate: forward of both, backward of one
 """
@@ -23,6 +24,8 @@ from optimizer.store import Estimate, Shapes
 LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)
 QUANTIZED = 3  # values per weight: in steps, rounded, de-quantized
 RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
+NARROWEST = 32  # values of a head, whose number no header says; of wider ones it is too much
+KEPT = 6  # probabilities of a query and a key: both models', and what the loss keeps (measured)
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
@@ -57,6 +60,9 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
     # Each linear keeps its input, and what follows it its output.
     kept = 4 * tokens * sum(map(sum, linear))
     states = 4 * tokens * hidden * 2 * (blocks + 1)
+    if recover.losses.attention:
+        heads = max(1, hidden // NARROWEST)
+        states += 4 * KEPT * tokens * recover.sequence_length * heads * blocks
     memory = LIBRARIES + 4 * (2 * total + 4 * trained) + kept + states + logits
     full = recover.batch_size * recover.sequence_length * (1 if generates else 0.5)
     judged = MEASURED * recover.held_out / recover.batch_size
