@@ -56,8 +56,10 @@ def warm() -> None:
     from optimizer.store import STAGES
     from optimizer.validate import stage as _validate  # noqa: F401
 
-    for stage in STAGES:
-        source_digest(f"optimizer.{stage}.stage")  # kept, and so known to the children
+    modules = [f"optimizer.{stage}.stage" for stage in STAGES]
+    modules += ["optimizer.reduce.recover", "optimizer.reduce.qat"]
+    for module in modules:
+        source_digest(module)  # kept, and so known to the children
     assert transformers
     assert torch
 
