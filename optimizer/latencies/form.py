@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -15,10 +17,11 @@ import torch
 from optimizer.atomic import finish
 from optimizer.build.stage import run as build
 from optimizer.compress.stage import run as compress
+from optimizer.compress.walk.model_source import open_source
 from optimizer.errors import MachineError
 from optimizer.export.stage import run as export
 from optimizer.lower.stage import run as lower
-from optimizer.recipe.schema import Latencies
+from optimizer.recipe.schema import Compression, Latencies
 from optimizer.reduce.depth import LeftOut
 from optimizer.reduce.layout import BlockChoice, Layout
 from optimizer.reduce.sizes import Sizes
@@ -39,7 +42,7 @@ def model_of(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> Bui
         shutil.copytree(layout.folder, base, dirs_exist_ok=True)
     else:
         first_units(layout, sizes, base)
-    compress(section.compression, base, state)
+    compress(_matching(section.compression, base), base, state)
     if section.target.export is None:
         graph = base
     else:
@@ -57,6 +60,23 @@ def model_of(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> Bui
         shutil.rmtree(folder, ignore_errors=True)
     finish(partial, out)
     return built(out)
+
+
+def _matching(section: Compression, source: Path) -> Compression:
+    """Without the patterns that name only modules which these sizes do not have."""
+    model = open_source(section.task, source).model
+    names = [name for name, _ in model.named_modules()]
+
+    def there(patterns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(p for p in patterns if any(fnmatchcase(name, p) for name in names))
+
+    quantize = section.quantize
+    rules = (rule.model_copy(update={"modules": there(rule.modules)}) for rule in quantize.layers)
+    kept = {
+        "keep_float": there(quantize.keep_float),
+        "layers": tuple(rule for rule in rules if rule.modules),
+    }
+    return section.model_copy(update={"quantize": quantize.model_copy(update=kept)})
 
 
 def built(folder: Path) -> Built:

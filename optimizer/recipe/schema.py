@@ -156,7 +156,9 @@ class Recipe(Section):
         if "model" in info.data:
             task = tasks.task(info.data["model"].task)
             check_metric(task, section)
-            check_timing(task, section.latency)
+            reduce = info.data.get("reduce")
+            gains = reduce is not None and reduce.latency_gain is not None
+            check_timing(task, section.latency, gains=gains)
         return section
 
     @field_validator("targets")

@@ -136,14 +136,16 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
             )
 
 
-def check_timing(task: tasks.Task, latency: Latency) -> None:
-    """Raise ValueError when so few runs can decide a speed gate whatever they measure."""
+def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> None:
+    """Raise ValueError when so few runs can decide a speed gate whatever they measure. gains:
+    whether a latency gain is one of them."""
     from optimizer.harness.bench import fewest  # here: a recipe without it is read faster
 
     if latency.max_seconds > 0:
         return
     steps = latency.new_tokens - 1 if task.generates else 1
     fewest_runs = {"must_beat_float": fewest(50) if latency.must_beat_float else 0}
+    fewest_runs["reduce.goal.latency_gain"] = fewest(50) if gains else 0
     fewest_runs["p99_ms"] = 0 if latency.p99_ms is None else math.ceil(fewest(99) / steps)
     for gate, runs in fewest_runs.items():
         if latency.iterations < runs:

@@ -12,7 +12,7 @@ import torch
 
 from optimizer import pipeline
 from optimizer.latencies import stage
-from optimizer.latencies.form import first_units
+from optimizer.latencies.form import first_units, model_of
 from optimizer.load.checkpoint import open_checkpoint, read_json
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Latencies
@@ -34,8 +34,8 @@ def recipe(folder: Path, gain: float, iterations: int = 6) -> Path:
     return file
 
 
-def section(folder: Path, gain: float) -> Latencies:
-    chosen = recipe_file.read(recipe(folder, gain)).latencies
+def section(folder: Path, gain: float, *overrides: str) -> Latencies:
+    chosen = recipe_file.read(recipe(folder, gain), overrides).latencies
     assert chosen is not None
     return chosen
 
@@ -74,6 +74,16 @@ def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -
     name = "encoder.layer.1.intermediate.dense.weight"
     assert torch.equal(part[name], whole[name][:32])
     assert not any("layer.2" in n for n in part)
+
+
+def test_a_rule_on_a_block_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    reference, out = loaded("bert", tmp_path), tmp_path / "out"
+    wanted = section(tmp_path, 1.5, "quantize.keep_float=[encoder.layer.2.*, '*.query']")
+    layout = opened(wanted.reduction, reference)
+    model = model_of(wanted, layout, Sizes(2, 128, 0), out)
+    lowered = read_json(model.model / "lowering.json")
+    assert "encoder.layer.1.attention.self.query" in lowered["float"]
+    assert "encoder.layer.1.attention.self.key" in lowered["modules"]
 
 
 def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
