@@ -27,7 +27,7 @@ from optimizer.commands.init import init
 from optimizer.commands.inspect import inspect
 from optimizer.commands.plan import plan
 from optimizer.commands.predict import predict
-from optimizer.commands.promote import promote, rollback
+from optimizer.commands.promote import promote, prune, rollback
 from optimizer.commands.publish import publish, pull, versions
 from optimizer.commands.run import run
 from optimizer.commands.schema import schema
@@ -170,7 +170,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
 
 for command in (
     *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
-    *(sign, attest, publish, pull, versions, promote, rollback, step),
+    *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
     *(seal, unseal, verify_rebuild),
 ):
     main.add_command(command)

@@ -1,4 +1,4 @@
-"""The commands `optimize promote` and `optimize rollback`."""
+"""The commands `optimize promote`, `optimize rollback` and `optimize prune`."""
 
 from __future__ import annotations
 
@@ -103,3 +103,37 @@ def _show(done: Move, as_json: bool) -> None:
         lines.append(f"before: {done.before}")
     document = {"exit_code": 0, **vars(done), "comparisons": comparisons}
     show(json.dumps(document) if as_json else "\n".join(lines))
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("address")
+@click.option(
+    "--keep", type=click.IntRange(1), required=True, help="So many versions, those tagged last."
+)
+@click.option("--delete", is_flag=True, help="Do it; without this it only says what would go.")
+@click.pass_obj
+def prune(obj: dict[str, bool], address: str, keep: int, delete: bool) -> None:
+    """Remove old versions from the layout at ADDRESS, and the files that no other version names.
+    What an environment names, and what a rollback would name, stays.
+
+    \b
+    Examples:
+      optimize prune file:///srv/minilm --keep 5
+      optimize prune file:///srv/minilm --keep 5 --delete
+    """
+    from optimizer.publish.address import parse
+    from optimizer.publish.layout import Layout
+    from optimizer.publish.prune import prune as remove
+
+    folder = parse(address).folder
+    if folder is None:
+        raise click.UsageError(
+            "prune takes oci-layout: and file:// addresses; a registry has retention of its own."
+        )
+    pruned = remove(Layout(folder), keep, delete=delete)
+    verb = "removed" if delete else "would be removed (--delete)"
+    names = ", ".join(pruned.versions) or "no version"
+    text = f"{names}: {pruned.blobs} files, {pruned.size:,} bytes {verb}"
+    document = {"exit_code": 0, "deleted": delete, **vars(pruned)}
+    show(json.dumps(document) if obj["json"] else text)

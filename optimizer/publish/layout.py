@@ -15,12 +15,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from optimizer import atomic
-from optimizer.errors import RecipeError
+from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.place import (
     LARGEST_MANIFEST,
@@ -54,15 +54,15 @@ class Layout:
             )
 
     def has(self, digest: str) -> bool:
-        return self._blob(digest).is_file()
+        return self.blob(digest).is_file()
 
     def send(self, blob: Blob) -> None:
-        with self._locked():
+        with self.locked():
             self._send(blob)
 
     def _send(self, blob: Blob) -> None:
         """With the lock, so that nobody else writes the partial file."""
-        final = self._blob(blob.digest)
+        final = self.blob(blob.digest)
         partial = self.folder / ".partial"
         if isinstance(blob.content, bytes):
             partial.write_bytes(blob.content)
@@ -78,7 +78,7 @@ class Layout:
         atomic.sync(final.parent)
 
     def receive(self, digest: str, size: int, into: Path) -> None:
-        path = self._blob(digest)
+        path = self.blob(digest)
         if not path.is_file() or path.stat().st_size != size:
             raise BundleError(
                 f"the layout has no blob {digest} of {size:,} bytes", where=str(self.folder)
@@ -88,25 +88,37 @@ class Layout:
             shutil.copyfileobj(source, target, 1 << 20)
 
     def read_manifest(self, reference: str) -> bytes | None:
-        digest = reference if reference.startswith("sha256:") else self._tagged().get(reference)
-        if digest is None or not self._blob(digest).is_file():
+        digest = reference if reference.startswith("sha256:") else self.tagged().get(reference)
+        if digest is None or not self.blob(digest).is_file():
             return None
-        if self._blob(digest).stat().st_size > LARGEST_MANIFEST:
-            raise BundleError("a manifest above 4 MiB", where=str(self._blob(digest)))
-        data = self._blob(digest).read_bytes()
+        if self.blob(digest).stat().st_size > LARGEST_MANIFEST:
+            raise BundleError("a manifest above 4 MiB", where=str(self.blob(digest)))
+        data = self.blob(digest).read_bytes()
         if digest_of(data) != digest:
-            raise BundleError("its digest is not its name", where=str(self._blob(digest)))
+            raise BundleError("its digest is not its name", where=str(self.blob(digest)))
         return data
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
-        with self._locked():
+        with self.locked():
+            self._check_blobs(data)
             self._send(Blob.of(data))
             if tag:
                 self._set_tags({tag: data})
 
+    def _check_blobs(self, data: bytes) -> None:
+        """A prune at the same time may have taken a blob that was found here."""
+        missing = [d for d in named_blobs(document(data, "manifest")) if not self.has(d)]
+        if missing:
+            raise MachineError(
+                f"{missing[0]} was removed meanwhile",
+                where=str(self.folder),
+                fix="Run the same command again.",
+            )
+
     def write_referrer(self, data: bytes, subject: str) -> None:
         tag = fallback_tag(subject)
-        with self._locked():
+        with self.locked():
+            self._check_blobs(data)
             self._send(Blob.of(data))
             index = index_with(self.read_manifest(tag), descriptor(data))
             self._send(Blob.of(index))
@@ -116,17 +128,24 @@ class Layout:
         return listed_in(self.read_manifest(fallback_tag(subject)))
 
     def tags(self) -> list[str]:
-        return sorted(tag for tag in self._tagged() if not is_fallback(tag))
+        return sorted(tag for tag in self.tagged() if not is_fallback(tag))
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
         """In one step: whoever reads the index sees all of it or nothing."""
-        with self._locked():
-            if self._tagged().get(last, "") != expected:
+        with self.locked():
+            if self.tagged().get(last, "") != expected:
                 return False
             for data in tags.values():
                 self._send(Blob.of(data))
             self._set_tags(tags)
             return True
+
+    def drop_tags(self, tags: Collection[str]) -> None:
+        """Who calls has the lock."""
+        index = self._index()
+        others = [e for e in index["manifests"] if _tag(e) not in tags]
+        kept = canonical({**index, "manifests": others})
+        atomic.write(self.folder / "index.json", kept, self.folder / ".partial")
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -140,7 +159,7 @@ class Layout:
         document = {**index, "manifests": [*others, *entries]}
         atomic.write(self.folder / "index.json", canonical(document), self.folder / ".partial")
 
-    def _tagged(self) -> dict[str, str]:
+    def tagged(self) -> dict[str, str]:
         """{tag: digest}."""
         return {tag: e["digest"] for e in self._index()["manifests"] if (tag := _tag(e))}
 
@@ -157,7 +176,7 @@ class Layout:
         return index
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         with atomic.disk_errors_explained(self.folder, "the address"):
             (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
             with atomic.lock(self.folder / ".lock"):
@@ -166,11 +185,17 @@ class Layout:
                     atomic.write(mark, json.dumps(VERSION).encode(), self.folder / ".partial")
                 yield
 
-    def _blob(self, digest: str) -> Path:
+    def blob(self, digest: str) -> Path:
         algorithm, _, hexadecimal = digest.partition(":")
         if algorithm != "sha256" or not hexadecimal.isalnum():
             raise BundleError(f"digest {digest!r:.100}", where=str(self.folder), accepted="sha256")
         return self.folder / "blobs" / "sha256" / hexadecimal
+
+
+def named_blobs(manifest: Json) -> list[str]:
+    """The digests that a manifest or an index names."""
+    entries = [manifest.get("config"), *manifest.get("layers", ()), *manifest.get("manifests", ())]
+    return [e["digest"] for e in entries if isinstance(e, dict) and "digest" in e]
 
 
 def _names(folder: Path) -> list[str]:
