@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from optimizer.errors import RecipeError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import OptimizeError, RecipeError
 from optimizer.load import source
 from optimizer.load.checkpoint import read_json
 from optimizer.load.config import model_folder
+from optimizer.reading import reading
 from optimizer.recipe.schema import Model, Recipe
 
-SIZE = "vocab_size"
+PLACE, SIZE = "reduce.student", "vocab_size"
+
+
+@contextmanager
+def named_as_student() -> Iterator[None]:
+    """What load says of a model, at its place in the recipe, is said of the student."""
+    try:
+        yield
+    except OptimizeError as e:
+        where = e.where.replace("model.", f"{PLACE}.", 1)
+        own = where if where.startswith(PLACE) else f"{PLACE}: {where}"
+        raise type(e)(e.problem, where=own, accepted=e.accepted, fix=e.fix) from e
 
 
 def check(recipe: Recipe, *, fetch: bool) -> None:
@@ -18,16 +35,27 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
     if student is None or recipe.model.gguf_file is not None:
         return
     own = student.model_dump(include={"source", "revision", "subfolder"})
-    sections = [Model(task=recipe.model.task, **own), recipe.model]
-    if not fetch and not all(source.is_local(s.source) for s in sections):
+    with named_as_student():
+        mine = _config(Model(task=recipe.model.task, **own), fetch)
+    theirs = _config(recipe.model, fetch)
+    if mine is None or theirs is None:
         return
-    files = [model_folder(source.peek(s).folder) / "config.json" for s in sections]
-    sizes = [read_json(file).get(SIZE) for file in files]
+    sizes = [config.get(SIZE) for _, config in (mine, theirs)]
     if None not in sizes and sizes[0] != sizes[1]:
         raise RecipeError(
-            f"the student's vocabulary has {sizes[0]} tokens ({files[0]}) and the model's "
-            f"{sizes[1]} ({files[1]}), so a token is not the same in both",
-            where="reduce.student",
+            f"the student's vocabulary has {sizes[0]} tokens ({mine[0]}) and the model's "
+            f"{sizes[1]} ({theirs[0]}), so a token is not the same in both",
+            where=PLACE,
             accepted="a model with the reference's tokenizer",
             fix="Use a student of the reference's own vocabulary.",
         )
+
+
+def _config(section: Model, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
+    """config.json and what it says; None of what only a hub has."""
+    if not fetch and not source.is_local(section.source):
+        return None
+    root = source.peek(section).folder
+    with reading(root):
+        file = model_folder(root) / "config.json"
+        return file, read_json(file)

@@ -6,7 +6,8 @@ of the student's cache and vectors. So the vocabularies must be one, id by id. N
 is written are the student's own weights as load reads them, or, of a folder without weights, those
 it is initialised with.
 
-out/checkpoint/     the student's config.json and model.safetensors, the reference's tokenizer
+out/checkpoint/     the student's config.json and model.safetensors, the reference's tokenizer, the
+                    licences of both
 out/contract.json   as the reference's
 out/source.json     as the reference's, with `parameters` counted again, and student: its own
 out/reduced.json    version 1; student: {source, revision, seed, initialized}; sizes, weights.all
@@ -17,21 +18,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from optimizer.errors import CheckpointError, OptimizeError
+from optimizer.errors import CheckpointError
 from optimizer.harness import contract as contracts
 from optimizer.load import headers, own_code, source
 from optimizer.load import stage as load
 from optimizer.load.checkpoint import open_checkpoint, read_json
 from optimizer.load.config import check_task, model_folder, read_config
 from optimizer.load.model import auto_class, skeleton
+from optimizer.load.student_vocabulary import PLACE, named_as_student
 from optimizer.progress import say
 from optimizer.reading import reading
 from optimizer.recipe.reduce import Student
@@ -39,7 +40,6 @@ from optimizer.recipe.schema import Model, Reduction
 from optimizer.reduce.write import REDUCED, VERSION, WEIGHTS, write_document
 from optimizer.store import Estimate, Shapes
 
-PLACE = "reduce.student"
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 LABELS = ("id2label", "label2id")
 CONTRACT, SOURCE = "contract.json", "source.json"
@@ -52,7 +52,7 @@ def write(section: Reduction, reference: Path, out: Path, progress: Path) -> Non
     model = _model(section, reference)
     loaded = progress / "loaded"
     loaded.mkdir()
-    with _named():
+    with named_as_student():
         resolved = source.resolve(model)
         folder = model_folder(resolved.folder)
         with own_code.contained(folder), reading(folder, own_faults=True):
@@ -78,7 +78,7 @@ def write(section: Reduction, reference: Path, out: Path, progress: Path) -> Non
 def check(section: Reduction, reference: Path) -> None:
     """Raise what `write` would by the configs alone; of a student on a hub only that is fetched."""
     model = _model(section, reference)
-    with _named():
+    with named_as_student():
         folder = model_folder(source.peek(model).folder)
         with own_code.contained(folder), reading(folder, own_faults=True):
             _check_config(model, folder, reference)
@@ -86,19 +86,19 @@ def check(section: Reduction, reference: Path) -> None:
 
 def files(section: Reduction) -> Mapping[str, str]:
     """The digests of the student's files."""
-    with _named():
+    with named_as_student():
         return source.digests(_bare(section))
 
 
 def shapes(section: Reduction) -> Shapes:
     """The student's own."""
-    with _named():
+    with named_as_student():
         return headers.shapes(_bare(section))
 
 
 def estimate(section: Reduction) -> Estimate:
     """As load's of the student."""
-    with _named():
+    with named_as_student():
         model = _bare(section)
         return load.estimate(model, headers.shapes(model))
 
@@ -125,17 +125,6 @@ def _model(section: Reduction, reference: Path) -> Model:
         "normalize": contract.normalize,
     }
     return _bare(section).model_copy(update=fields)
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """What load says of a model is said of the student."""
-    try:
-        yield
-    except OptimizeError as e:
-        where = e.where.replace("model.", f"{PLACE}.", 1)
-        own = where if where.startswith(PLACE) else f"{PLACE}: {where}"
-        raise type(e)(e.problem, where=own, accepted=e.accepted, fix=e.fix) from e
 
 
 def _check_config(model: Model, folder: Path, reference: Path) -> None:
@@ -183,8 +172,9 @@ def _initialised(chosen: Student, model: Model, folder: Path, reference: Path, o
         new = auto_class(model.task).from_config(config, dtype=torch.float32)
     new.save_pretrained(out)
     beside = folder if (folder / "tokenizer.json").is_file() else reference / "checkpoint"
-    for file in sorted(beside.iterdir()):
-        if file.suffix != ".safetensors" and not (out / file.name).exists() and file.is_file():
+    for file in sorted(f for f in beside.iterdir() if f.is_file()):
+        licence = beside != folder and any(file.match(p) for p in source.LICENCES)
+        if file.suffix != ".safetensors" and not licence and not (out / file.name).exists():
             shutil.copyfile(file, out / file.name)
     return out
 
@@ -238,6 +228,8 @@ def _place(loaded: Path, reference: Path, out: Path) -> None:
     for file in sorted(whole.iterdir()):
         if file.suffix != ".safetensors" and file.name != "config.json":
             shutil.copyfile(file, folder / file.name)
+    for file in (f for pattern in source.LICENCES for f in (loaded / "checkpoint").glob(pattern)):
+        shutil.copyfile(file, folder / f"{file.name}.student")
     (loaded / "checkpoint" / WEIGHTS).rename(folder / WEIGHTS)
     theirs = read_json(whole / "config.json")
     same = {name: theirs[name] for name in (*TOKENS, *LABELS) if name in theirs}

@@ -16,8 +16,10 @@ from optimizer.recipe.schema import DataSpec, Model
 from optimizer.reduce import distill as distillation
 from optimizer.reduce.distill import Distilled, distill, texts
 from optimizer.reduce.pair import Pair, open_pair
+from optimizer.reduce.recover import kept
 from tests.conftest import write_rows, write_tiny_bert
 from tests.decoders import write_tiny_decoder
+from tests.reduce import smaller
 
 SECTION = Recover(
     samples=64, held_out=16, sequence_length=16, batch_size=8, steps=30, learning_rate=1e-3
@@ -254,3 +256,15 @@ def test_positions_are_not_trained(loaded: Callable[[Path, str], Path], tmp_path
     source = loaded(write_tiny_decoder(tmp_path / "gpt2", "gpt2"), "text-generation")
     pair = open_pair(source, source, range(2), LossWeights())
     assert not [name for name in pair.trained if "wpe" in name or "wte" in name]
+
+
+def test_a_block_that_is_shared_is_compared_at_each_of_its_uses(tmp_path: Path) -> None:
+    reference = smaller.loaded("albert", tmp_path)
+    options = {"methods": ["ffn"], "importance": "magnitude"}
+    cut = smaller.reduced(reference, tmp_path / "cut", {"keep": 0.7}, **options)
+    pair = open_pair(reference, cut, kept(cut), LossWeights())
+    uses = pair.student.config.num_hidden_layers  # type: ignore[union-attr]
+    assert list(pair.pairing.states) == list(range(1, uses + 1))
+    data = DataSpec(source="json", files=(str(tmp_path / "reference.jsonl"),))
+    batch = texts(SECTION, data, pair.contract, reference / "checkpoint")[0].batch(range(4))
+    assert float(pair.losses(batch, None, LossWeights(), 1.0)["hidden"]) > 0

@@ -15,11 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import contract as contracts
+from optimizer.load.stage import STAGE as LOAD
 from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.reduce import Reduce, Student
 from optimizer.recipe.schema import (
     CompressedTensorsTarget,
     DataSpec,
+    Model,
     Quantize,
     Recovery,
     Reduction,
@@ -33,7 +35,7 @@ from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.compress import checkpoints
-from tests.conftest import sentences, write_rows
+from tests.conftest import sentences, write_rows, write_tiny_bert
 from tests.reduce.smaller import TASKS, loaded, write_model
 
 LEARN = Recover(
@@ -274,3 +276,46 @@ def test_attention_is_compared_where_heads_are_as_many(tmp_path: Path) -> None:
             recover.run(section, reference, smaller, out)
             document = json.loads((out / "recovered.json").read_text())
             assert document["end"]["attention"] < document["start"]["attention"]
+
+
+def test_the_licences_of_both_travel_with_it(bert: Path, tmp_path: Path) -> None:
+    reference = tmp_path / "reference"
+    shutil.copytree(bert, reference)
+    (reference / "checkpoint" / "LICENSE").write_text("the reference's")
+    source = write_model("bert", tmp_path / "own", layers=1)
+    (source / "LICENSE").write_text("the student's")
+    folder = made(reference, source, tmp_path / "out") / "checkpoint"
+    assert (folder / "LICENSE").read_text() == "the reference's"
+    assert (folder / "LICENSE.student").read_text() == "the student's"
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("classifier")
+    model = write_tiny_bert(root / "model", labels=("negative", "positive"), layers=3)
+    out = root / "reference"
+    out.mkdir()
+    LOAD.run(Model(source=str(model), task="text-classification"), out=out)
+    return out
+
+
+def test_a_classifier_without_weights_has_the_reference_s_labels(
+    classifier: Path, tmp_path: Path
+) -> None:
+    model = classifier.parent / "model"
+    config = only_config(model, tmp_path / "config", **SIZES["bert"], id2label={"0": "a"})
+    out = made(classifier, config, tmp_path / "out")
+    held = json.loads((out / "checkpoint" / "config.json").read_text())
+    assert held["id2label"] == {"0": "negative", "1": "positive"}
+    assert tensors(out)["classifier.weight"].shape == (2, 64)
+
+
+def test_a_classifier_of_other_labels_is_refused(classifier: Path, tmp_path: Path) -> None:
+    source = write_tiny_bert(tmp_path / "own", labels=("a", "b", "c"), layers=1)
+    with pytest.raises(CheckpointError, match="3 labels and the reference with 2"):
+        made(classifier, source, tmp_path / "out")
+
+
+def test_what_load_says_of_it_is_said_at_its_place(bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^reduce\.student\.source: there is no folder"):
+        made(bert, tmp_path / "nowhere", tmp_path / "out")
