@@ -25,6 +25,7 @@ from optimizer.commands.doctor import doctor
 from optimizer.commands.explain import explain
 from optimizer.commands.init import init
 from optimizer.commands.inspect import inspect
+from optimizer.commands.lock import lock
 from optimizer.commands.plan import plan
 from optimizer.commands.predict import predict
 from optimizer.commands.promote import promote, prune, rollback
@@ -171,7 +172,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
 for command in (
     *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
     *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
-    *(seal, unseal, verify_rebuild),
+    *(seal, unseal, lock, verify_rebuild),
 ):
     main.add_command(command)
 

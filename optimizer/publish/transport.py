@@ -22,7 +22,7 @@ from optimizer import __version__
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 
-SECONDS = 60  # without a byte
+SECONDS = 300  # without a byte: a registry reads a large blob again before it answers
 ATTEMPTS = 4
 WAIT = 0.5  # seconds before the second attempt, twice as long before each further one
 AGAIN = frozenset({429, 500, 502, 503, 504})
@@ -247,7 +247,7 @@ class Transport:
         if key not in self._connections:
             kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
             try:
-                self._connections[key] = kind(netloc, timeout=SECONDS)
+                self._connections[key] = kind(netloc, timeout=SECONDS, blocksize=CHUNK)
             except http.client.InvalidURL:
                 raise RecipeError("no port number", where=netloc) from None
         return self._connections[key]

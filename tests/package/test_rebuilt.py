@@ -98,6 +98,10 @@ def test_a_recipe_makes_its_bundle_again(tmp_path: Path, tiny_bert: Path) -> Non
     code, document = again(recipe, "same")
     assert (code, document["equal"]) == (0, "but for what is measured"), document
     assert document["inputs"] == []
+    locked = CliRunner().invoke(
+        main, [str(w) for w in ("lock", recipe, "--check", bundle / "manifest.json")]
+    )
+    assert locked.exit_code == 0, locked.stderr
     other = recipe.with_name("other.yaml")
     other.write_text(recipe.read_text().replace("range: minmax", "range: mse"))
     code, document = again(other, "other")

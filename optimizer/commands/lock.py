@@ -1,0 +1,75 @@
+"""The command `optimize lock`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_recipe
+from optimizer.progress import show
+
+
+@click.command()
+@with_recipe
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where the lock is written.  [default: RECIPE.lock.json, beside the recipe]",
+)
+@click.option(
+    "--check",
+    "against",
+    type=click.Path(path_type=Path),
+    metavar="LOCK",
+    help="Compare with a lock, or a bundle's manifest.json, and write nothing; exit 2 where "
+    "something differs.",
+)
+@click.pass_obj
+def lock(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    out: Path | None,
+    against: Path | None,
+) -> None:
+    """Write what RECIPE stands for here and now: every default, the digests of the checkpoint's
+    files and of the data's rows, and the versions of the packages.
+
+    \b
+    Examples:
+      optimize lock recipes/minilm-int8.yaml
+      optimize lock recipes/minilm-int8.yaml --check recipes/minilm-int8.lock.json
+      optimize lock recipes/minilm-int8.yaml --check artifacts/minilm-int8/1/manifest.json
+    """
+    del store
+    from optimizer import atomic
+    from optimizer.commands import checked
+    from optimizer.errors import RecipeError
+    from optimizer.package import lock as locks
+    from optimizer.package.rebuilt import inputs
+    from optimizer.recipe import file as recipe_file
+
+    before = None if against is None else locks.read(against)
+    resolved, lines = checked.read(recipe, overrides, fetch=True)
+    with recipe_file.located(lines):
+        now = locks.lock(resolved)
+    if before is not None:
+        differences = inputs(before, now)
+        if differences:
+            raise RecipeError(
+                "; ".join(differences[:5])
+                + (f"; and {len(differences) - 5} more" if len(differences) > 5 else ""),
+                where=f"{recipe}, beside {against}",
+                fix="Restore what differs, or lock again.",
+            )
+        document = {"exit_code": 0, "differences": []}
+        show(json.dumps(document) if obj["json"] else f"{recipe}: as {against} has it")
+        return
+    file = out or recipe.with_name(f"{recipe.stem}.lock.json")
+    text = json.dumps(now, indent=1, sort_keys=True)
+    with atomic.disk_errors_explained(file, "--out"):
+        atomic.write(file, text.encode())
+    show(json.dumps({"exit_code": 0, "lock": str(file)}) if obj["json"] else str(file))

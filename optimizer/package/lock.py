@@ -1,0 +1,67 @@
+"""What a recipe stands for here and now: the same fields as a bundle's manifest has of it.
+
+    lock_version   1
+    recipe         complete with every default
+    source         {source, revision, files: {name: {sha256, size}}}: the checkpoint
+    calibration    {use: sha256 of the rows}
+    packages       {distribution: version}
+
+So a bundle's manifest.json is a lock, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import RecipeError
+from optimizer.harness.verify import parse
+from optimizer.load import source
+from optimizer.package.stage import MADE_WITH, data_digests
+from optimizer.recipe.schema import Recipe
+from optimizer.store import package_version
+
+VERSION = 1
+LARGEST = 16 << 20
+FIELDS = ("recipe", "source", "calibration", "packages")
+
+
+def lock(recipe: Recipe) -> dict[str, Any]:
+    """Of a recipe as it was read. Fetches a checkpoint and data sets that are on a hub."""
+    checkpoint = source.resolve(recipe.model)
+    return {
+        "lock_version": VERSION,
+        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "source": {
+            "source": recipe.model.source,
+            "revision": checkpoint.revision,
+            "files": {
+                str(file.relative_to(checkpoint.folder)): {
+                    "sha256": source.digest(file),
+                    "size": file.stat().st_size,
+                }
+                for file in source.files(checkpoint)
+            },
+        },
+        "calibration": data_digests(recipe),
+        "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A lock, or a bundle's manifest. Raises RecipeError."""
+    accepted = "what `optimize lock` wrote, or a bundle's manifest.json"
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"above {LARGEST:,} bytes")
+        document = parse(path.read_bytes())
+        files = document["source"]["files"]
+        if not all(isinstance(document[field], dict) for field in FIELDS):
+            raise ValueError("a field is no object")
+        if not all(isinstance(entry["sha256"], str) for entry in files.values()):
+            raise ValueError("a file has no sha256")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise RecipeError(
+            f"no lock ({type(e).__name__}: {e})", where=str(path), accepted=accepted
+        ) from None
+    return dict(document)

@@ -1,0 +1,73 @@
+"""A lock says what a recipe stands for, and finds what changed since."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from optimizer.cli import main
+from tests.conftest import write_tiny_recipe
+from tests.package import small_bundle
+
+
+def optimize(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_bert: Path) -> Path:
+    """A recipe with a model of its own, and its lock beside it."""
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    file = write_tiny_recipe(tmp_path / "recipe", model)
+    assert optimize("lock", file).exit_code == 0
+    return file
+
+
+def again(recipe: Path) -> Result:
+    return optimize("lock", recipe, "--check", recipe.with_name("recipe.lock.json"))
+
+
+def test_a_lock_is_the_same_bytes_while_nothing_changes(recipe: Path) -> None:
+    lock = recipe.with_name("recipe.lock.json")
+    before = lock.read_bytes()
+    assert again(recipe).exit_code == 0
+    assert optimize("lock", recipe).exit_code == 0
+    assert lock.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["recipe", "checkpoint", "data"])
+def test_what_changed_since_is_named(recipe: Path, what: str) -> None:
+    if what == "recipe":
+        recipe.write_text(recipe.read_text().replace("range: minmax", "range: mse"))
+    elif what == "checkpoint":
+        (recipe.parent.parent / "model" / "README.md").write_text("---\nlicense: mit\n---\n")
+    else:
+        rows = recipe.with_name("evaluate.jsonl")
+        rows.write_text("".join(rows.read_text().splitlines(keepends=True)[1:]))
+    expected = {
+        "recipe": "recipe quantize.activations.range: 'minmax' before, 'mse' now",
+        "checkpoint": "checkpoint README.md: ",
+        "data": "data validate: ",
+    }
+    result = again(recipe)
+    assert (result.exit_code, expected[what] in result.stderr) == (2, True), result.stderr
+
+
+def test_a_bundles_manifest_is_a_lock(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    bundle = small_bundle.make(tmp_path / "made") / "bundle"
+    result = optimize("lock", recipe, "--check", bundle / "manifest.json")
+    assert (result.exit_code, "checkpoint" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"recipe": 1, "source": {"files": {}}}'])
+def test_what_is_no_lock_is_refused(recipe: Path, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "lock"
+    file.write_text(text)
+    result = optimize("--json", "lock", recipe, "--check", file)
+    document = json.loads(result.stdout)
+    assert (result.exit_code, "no lock" in document["found"]) == (2, True)
