@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -25,7 +26,9 @@ def start(
     names of the events that count.
     """
     sys.stderr.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: the test may have threads
+        pid = os.fork()
     if pid:
         return pid
     code = 1
