@@ -17,9 +17,9 @@ from optimizer.reduce import latency_table
 from optimizer.reduce.latency_table import ATTEMPTS, Timed
 from optimizer.reduce.layout import Layout
 from optimizer.reduce.sizes import Sizes
-from optimizer.validate.speed import gain, speed
+from optimizer.validate.speed import speed
 from optimizer.validate.speed.gain import Built, Cell, Until
-from optimizer.validate.speed.rounds import Budget, Settling
+from optimizer.validate.speed.rounds import Settling
 
 SIZES = 8  # of the table and of what is built to confirm, about
 Compared = Callable[[Built, Built, Until], Mapping[str, Any]]
@@ -52,27 +52,24 @@ class Bench:
     compared: Compared
 
     def entry(self, sizes: Sizes) -> Timed:
-        """Of the table: until its time is known to within the tolerance of the gain."""
-        share, seconds = self.section.reduce.gain_tolerance, self.section.latency.max_seconds
-        return self._timed(sizes, "table", lambda: Settling(share, seconds / SIZES))
+        """Of the table."""
+        return self._timed(sizes, "table", SIZES)
 
     def confirmed(self, sizes: Sizes) -> Timed:
-        """As the gate asks it at the end: until it is sure whether they are fast enough."""
-        latency, asks = self.section.latency, gain.question(self.section.reduce)
-        budget = Budget(latency.max_seconds, ATTEMPTS)
-        return self._timed(
-            sizes, "confirmed", lambda: budget.rounds(asks, latency.iterations, speed.WARMUP)
-        )
+        """What was chosen from it, timed again where it is of the table as well."""
+        return self._timed(sizes, "confirmed", ATTEMPTS)
 
-    def _timed(self, sizes: Sizes, what: str, until: Callable[[], Until]) -> Timed:
-        """until: its clock starts when it is made."""
+    def _timed(self, sizes: Sizes, what: str, shared: int) -> Timed:
+        """Until it is known to within the tolerance of the gain, or an equal share of
+        latency.max_seconds is spent. shared: by how many."""
         name = "-".join(map(str, (what, *asdict(sizes).values())))
         file, folder = self.progress / f"{name}.json", self.progress / "smaller"
         if file.exists():
             return latency_table.timed(json.loads(file.read_text(encoding="utf-8")))
         shutil.rmtree(folder, ignore_errors=True)
         smaller = model_of(self.section, self.layout, sizes, folder)
-        known = self.compared(self.whole, smaller, until())
+        share, seconds = self.section.reduce.gain_tolerance, self.section.latency.max_seconds
+        known = self.compared(self.whole, smaller, Settling(share, seconds / shared))
         low, high = known["interval"]
         timed = Timed(sizes, known["ratio"], (low, high), known["runs"], known["p50"])
         write(file, timed.as_dict())

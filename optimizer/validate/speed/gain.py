@@ -23,7 +23,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.load.checkpoint import read_json
 from optimizer.progress import say
-from optimizer.recipe.schema import Latency, Reduce, TargetSection
+from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.reduce.latency_table import TABLE
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
@@ -136,20 +136,16 @@ def _figures(ratio: Mapping[str, Any], p50: Mapping[str, float], rounds: Until) 
     return known | rounds.as_dict()
 
 
-def question(reduce: Reduce) -> Question:
-    """Is the ratio low enough for the goal?"""
-    assert reduce.least_gain is not None
-    return Question(50, 1 / reduce.least_gain)
-
-
 def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, Any]:
     """The report's speed.gain; questions: how many share the seconds of timing."""
     assert m.unreduced is not None
-    assert m.section.reduce is not None
     latency, reduce = m.section.validate_.latency, m.section.reduce
+    assert reduce is not None
+    assert reduce.least_gain is not None
     say("validate: timing the smaller model beside the whole one in the same form")
     budget = Budget(latency.max_seconds, questions)
-    rounds = budget.rounds(question(reduce), latency.iterations, speed.WARMUP)
+    asks = Question(50, 1 / reduce.least_gain)
+    rounds = budget.rounds(asks, latency.iterations, speed.WARMUP)
     cell = Cell(m.section.target, latency, texts)
     compared = cell.compared(Built(m.reference, m.unreduced), Built(m.source, m.model), rounds)
     return {"goal": reduce.latency_gain, "least": reduce.least_gain, **compared}
