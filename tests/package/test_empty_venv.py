@@ -14,6 +14,10 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.publish.address import Address
+from optimizer.publish.layout import Layout
+from optimizer.publish.pull import pull
+from optimizer.publish.push import push
 from tests.conftest import sentences
 from tests.package import small_bundle
 
@@ -118,3 +122,27 @@ def test_the_other_commands_run_there_too(
     done = run(python, bundle, "-m", "harness", *arguments)
     assert done.returncode == 0, done.stderr
     assert "onnxruntime-cpu" in done.stdout
+
+
+def test_what_was_published_and_pulled_answers_alike(
+    python: Path, bundle: Path, tmp_path: Path
+) -> None:
+    at = Address("1", "", folder=tmp_path / "layout")
+    push(bundle, Layout(tmp_path / "layout"), "1")
+    pulled = pull(Layout(tmp_path / "layout"), at, tmp_path / "pulled").folder
+    here, there = (
+        run(python, at, "-m", "harness", "predict", "--json", *TEXTS) for at in (bundle, pulled)
+    )
+    assert (there.returncode, len(answers(there))) == (0, len(TEXTS)), there.stderr
+    assert there.stdout == here.stdout
+
+
+def test_a_signature_that_cannot_be_verified_here_is_not_passed_over(
+    python: Path, bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "key").touch()
+    done = run(
+        python, bundle, "-m", "harness", "check", "--require-signature", str(tmp_path / "key")
+    )
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "pip install cryptography" in done.stderr
