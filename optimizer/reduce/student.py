@@ -32,6 +32,7 @@ from optimizer.load import stage as load
 from optimizer.load.checkpoint import open_checkpoint, read_json
 from optimizer.load.config import check_task, model_folder, read_config
 from optimizer.load.model import auto_class, skeleton
+from optimizer.load.quiet import quiet
 from optimizer.load.student_vocabulary import PLACE, named_as_student
 from optimizer.progress import say
 from optimizer.reading import reading
@@ -170,7 +171,8 @@ def _initialised(chosen: Student, model: Model, folder: Path, reference: Path, o
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chosen.seed)
         new = auto_class(model.task).from_config(config, dtype=torch.float32)
-    new.save_pretrained(out)
+    with quiet():
+        new.save_pretrained(out)
     beside = folder if (folder / "tokenizer.json").is_file() else reference / "checkpoint"
     for file in sorted(f for f in beside.iterdir() if f.is_file()):
         licence = beside != folder and any(file.match(p) for p in source.LICENCES)
