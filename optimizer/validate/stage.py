@@ -217,15 +217,19 @@ def specs(section: Validation) -> dict[str, DataSpec]:
 
 
 def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
-    """Every set's rows; those used for one purpose occur in no other."""
+    """Every set's rows; those used for one purpose occur in no other, but that a model may learn
+    from the texts of validate.train, which judge nothing."""
     rows = {name: samples(spec) for name, spec in specs(section).items()}
     if section.calibrate:
         rows["calibrate"] = calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:
         rows["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
     learning = [name for name in LEARNING if name in rows]  # what two of them read is no overlap
-    together = {" or ".join(learning): [r for name in learning for r in rows[name]]}
-    check_disjoint({**together, **{n: rows[n] for n in rows if n not in learning}})
+    calibrating = [name for name in learning if "calibrate" in name]
+    for names, beside in ((learning, "validate.train"), (calibrating, "")):
+        together = {" or ".join(names): [r for name in names for r in rows[name]]}
+        others = {n: rows[n] for n in rows if n not in learning and n != beside}
+        check_disjoint({**together, **others})
     return rows
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
 from optimizer.recipe import methods
-from optimizer.recipe.schema import DataSpec, EvaluationSet
+from optimizer.recipe.recover import Qat
+from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
 from optimizer.validate.ledger.ledger_texts import ledger_texts
@@ -110,6 +111,24 @@ def test_a_further_set_shares_no_text_with_calibration_or_the_first_set(
             STAGE.run(
                 changed(run, also=also).section, *(run.folder(f) for f in FOLDERS), out=tmp_path
             )
+
+
+def test_a_model_learns_from_what_a_probe_is_fit_on_but_is_not_calibrated_on_it(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = runs["static"]
+    write_rows(tmp_path / "train.jsonl", 40, seed=21)
+    columns = {"text": "text", "label": "label"}
+    train = DataSpec(source="json", files=(str(tmp_path / "train.jsonl"),), columns=columns)
+    learns = QuantizationAware(
+        qat=Qat(samples=40, held_out=8, batch_size=8), data=train, task="sentence-embedding"
+    )
+    section = changed(run, train=train).section.model_copy(update={"training": learns})
+    check_inputs(section, run.folder("source"))
+    assert section.calibrate is not None
+    calibrated = section.calibrate.model_copy(update={"data": train})
+    with pytest.raises(DataError, match="is also in the"):
+        check_inputs(section.model_copy(update={"calibrate": calibrated}), run.folder("source"))
 
 
 @pytest.mark.usefixtures("quick")
