@@ -1,0 +1,16 @@
+"""Shipped recipes use no text for two purposes."""
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.harness import tasks
+from optimizer.recipe import file as recipe_file
+from optimizer.validate import stage
+
+
+@pytest.mark.parametrize("file", sorted(Path("recipes").glob("*.yaml")), ids=lambda p: p.stem)
+def test_what_a_shipped_recipe_learns_from_judges_nothing(file: Path) -> None:
+    recipe = recipe_file.read(file)
+    section = recipe.validation(recipe.targets[0])
+    assert stage._data(section, tasks.task(recipe.model.task))
