@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from optimizer.harness import tasks
 from optimizer.harness.errors import BundleError
 from optimizer.harness.verify import MANIFEST, entries, name_problem
 from optimizer.publish.place import (
@@ -47,7 +48,6 @@ KINDS = (
 """Of a file, by the beginning of its name; a licence is a "doc"."""
 SMALL = (".json", ".jinja", ".txt", ".model")
 """Ends of names of a model's files that are no weights."""
-OUTPUTS = {"sentence-embedding": "embedding", "feature-extraction": "embedding"}
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,11 @@ def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
         **({"revision": source["revision"]} if source.get("revision") else {}),
         **({"licenses": [manifest["licence"]]} if manifest.get("licence") else {}),
     }
-    task = manifest["contract"]["task"]
     config: Json = {
         "format": "safetensors" if runtimes == {"compressed-tensors"} else "onnx",
         "capabilities": {
             "inputTypes": ["text"],
-            "outputTypes": [OUTPUTS.get(task, "text" if task == "text-generation" else "other")],
+            "outputTypes": [_output_type(tasks.task(manifest["contract"]["task"]))],
         },
     }
     if weights.get("bits"):
@@ -193,6 +192,13 @@ def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
         "config": config,
         "modelfs": {"type": "layers", "diffIds": digests},
     }
+
+
+def _output_type(task: tasks.Task) -> str:
+    """As the specification calls what a task answers with."""
+    if task.generates:
+        return "text"
+    return "other" if task.classifies else "embedding"
 
 
 def _kind(name: str) -> str:

@@ -87,8 +87,9 @@ def test_a_rule_on_a_block_that_is_not_there_is_left_out(tmp_path: Path) -> None
 
 
 def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
-    """A gain of next to nothing, so that any smaller size will do; too few runs decide nothing."""
-    outcome = pipeline.run(recipe_file.read(recipe(tmp_path, 1.0001)), Store(tmp_path / "store"))
+    """The tolerance is so wide that whatever is timed will do; too few runs decide nothing."""
+    wanted = recipe_file.read(recipe(tmp_path, 1.0001), ["reduce.gain_tolerance=0.99"])
+    outcome = pipeline.run(wanted, Store(tmp_path / "store"))
     (built,) = outcome.built
     report = json.loads((built.report.path / "report.json").read_text())
     (gate,) = (g for g in report["gates"] if g["name"] == "speed.latency_gain")
@@ -96,7 +97,7 @@ def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
     assert "times as fast as the whole model in the same form at batch 1" in gate["message"]
     table, gain = report["latencies"], report["speed"]["gain"]
     assert gain["goal"] == table["goal"] == 1.0001
-    assert gate["limit"] == gain["least"] == pytest.approx(0.95 * 1.0001)
+    assert gate["limit"] == gain["least"] == pytest.approx(0.01 * 1.0001)
     assert {"unreduced", "candidate"} == {*gain["p50"]}
     kept = [report["reduced"]["sizes"][kind][1] for kind in ("blocks", "ffn", "heads")]
     assert kept == [table["chosen"][kind] for kind in ("blocks", "ffn", "heads")]
