@@ -71,9 +71,8 @@ def main() -> None:
         print(json.dumps(result, indent=1))
     if args.write:
         results = ROOT / "benchmarks" / "results"
-        parts = {
-            n: json.loads((args.work / f"{n}.json").read_text()) for n in ("minilm", "smollm2")
-        }
+        files = {n: args.work / f"{n}.json" for n in ("minilm", "smollm2")}
+        parts = {n: json.loads(f.read_text()) for n, f in files.items() if f.is_file()}
         (results / "recover.json").write_text(json.dumps(parts, indent=1) + "\n")
         (results / "recover.md").write_text(page(parts))
 
@@ -218,12 +217,18 @@ def smollm2(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def page(parts: dict[str, Any]) -> str:
-    a, b = parts["minilm"], parts["smollm2"]
     lines = [
         "# What distillation regains",
         "",
         "Written by `benchmarks/recover.py`; one thread. In brackets 95 % intervals, paired.",
-        "",
+    ]
+    for name, written in (("minilm", of_minilm), ("smollm2", of_smollm2)):
+        lines += ["", *written(parts[name])] if name in parts else []
+    return "\n".join([*lines, ""])
+
+
+def of_minilm(a: dict[str, Any]) -> list[str]:
+    lines = [
         f"## MiniLM with {a['keep']:.0%} of the weights in its blocks",
         "",
         f"{a['cpu']}, {a['date']}: {told(a['training'])}",
@@ -239,8 +244,11 @@ def page(parts: dict[str, Any]) -> str:
             f"| {name} | {row['accuracy']:.1%} | {points(row['lost'])} | {number(row['away'])} "
             f"| {words} | {below} |"
         )
-    lines += [
-        "",
+    return lines
+
+
+def of_smollm2(b: dict[str, Any]) -> list[str]:
+    lines = [
         "## SmolLM2 without 8 of its 30 blocks",
         "",
         f"{b['cpu']}, {b['date']}, {b['windows']} windows of 512 tokens: {told(b['training'])}",
@@ -251,7 +259,7 @@ def page(parts: dict[str, Any]) -> str:
     for name, row in b["by"].items():
         regained = number(row["regained"]) if "regained" in row else ""
         lines.append(f"| {name} | {number(row['dnll'])} | {number(row['kl'])} | {regained} |")
-    return "\n".join([*lines, ""])
+    return lines
 
 
 def told(training: dict[str, Any]) -> str:
