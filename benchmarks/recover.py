@@ -204,7 +204,7 @@ def smollm2(args: argparse.Namespace) -> dict[str, Any]:
     cut = {"goal": {"depth": 22}, "depth_samples": 4}
     without = args.work / "smollm2-smaller"
     smaller(source, calibrate, cut, without)
-    options = {"sequence_length": 128, "batch_size": 8, "held_out": 32, "learning_rate": 2e-4}
+    options = {"sequence_length": 128, "batch_size": 8, "held_out": 8, "learning_rate": 3e-4}
     again = taught(args, spec, options, "smollm2")
     windows = evaluation(source, None)
     table = {}
