@@ -66,3 +66,26 @@ def with_recipe(command: F) -> F:
     ):
         command = decorate(command)
     return command
+
+
+with_artifacts = click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path),
+    default="artifacts",
+    show_default=True,
+    help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
+)
+
+
+def with_policy(command: F) -> F:
+    """What a bundle from elsewhere must be before it is taken: whose, and how old."""
+    command = click.option("--at-least", metavar="VERSION", help="Refuse an older version.")(
+        command
+    )
+    return click.option(
+        "--require-signature",
+        "key",
+        type=click.Path(path_type=Path),
+        metavar="KEY",
+        help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
+    )(command)

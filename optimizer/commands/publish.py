@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import with_debug_and_json, with_policy
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -84,14 +84,7 @@ def publish(
     type=click.Path(path_type=Path),
     help="The new folder.  [default: artifacts/NAME/VERSION]",
 )
-@click.option(
-    "--require-signature",
-    "key",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
-)
-@click.option("--at-least", metavar="VERSION", help="Refuse an older version.")
+@with_policy
 @with_registry
 @click.pass_obj
 def pull(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_recipe
+from optimizer.commands.options import with_artifacts, with_recipe
 from optimizer.progress import show
 
 
@@ -25,13 +25,7 @@ from optimizer.progress import show
     show_default=True,
     help="Stop after this stage.",
 )
-@click.option(
-    "--artifacts",
-    type=click.Path(path_type=Path),
-    default="artifacts",
-    show_default=True,
-    help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
-)
+@with_artifacts
 @click.option(
     "--ignore-estimate",
     is_flag=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import with_debug_and_json, with_policy
 from optimizer.progress import show
 
 
@@ -59,14 +59,7 @@ def seal(
 @click.option(
     "--to", "folder", type=click.Path(path_type=Path), required=True, help="The new folder."
 )
-@click.option(
-    "--require-signature",
-    "key",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
-)
-@click.option("--at-least", metavar="VERSION", help="Refuse an older version.")
+@with_policy
 @click.pass_obj
 def unseal(
     obj: dict[str, bool],

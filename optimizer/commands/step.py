@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import with_recipe
+from optimizer.commands.options import with_artifacts, with_recipe
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -33,13 +33,7 @@ CHANNELS = ("github", "gitlab", "argo", "tekton", "kfp")
     type=click.Choice(CHANNELS),
     help="A tool's own channel, too: GITHUB_OUTPUT and GITHUB_STEP_SUMMARY, or optimize.env.",
 )
-@click.option(
-    "--artifacts",
-    type=click.Path(path_type=Path),
-    default="artifacts",
-    show_default=True,
-    help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
-)
+@with_artifacts
 @click.option(
     "--github-output", type=click.Path(path_type=Path), envvar="GITHUB_OUTPUT", hidden=True
 )
