@@ -1,20 +1,25 @@
-"""Is one bundle worse than another? By what each did on the same examples, kept in its report.
+"""Is one bundle worse than another? By what each did on the same examples, kept in its report
+(validate/quality/each.py).
 
 The test is the one that the bundle had to pass against its float model (validate/quality/
-significance.py), at the new bundle's own margin and confidence; the other bundle takes the place of
-the float model.
+metrics.py), at the new bundle's own margin and confidence; the other bundle takes the place of the
+float model. Cosines and perplexities are compared as means of one number per example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from optimizer.validate.quality.significance import Decision, paired_mean, paired_outcomes
+from optimizer.validate.quality import metrics
+from optimizer.validate.quality.each import read_labels
+from optimizer.validate.quality.significance import Decision, Floats, paired_mean
 from optimizer.verdicts import Verdict
+
+Each = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,18 +66,14 @@ def _compare(
 ) -> Comparison:
     metric = str(new["metric"])
     a, b = (section.get("each") or {} for section in (old, new))
-    why = ""
-    if metric != old["metric"]:
-        why = f"it was judged by {metric}, and the other by {old['metric']}"
-    elif not same_rows:
-        why = "the two were judged on different rows"
-    elif not a or not b or a["kind"] != b["kind"]:
-        why = f"{metric} has no result for each example in both reports"
-    elif len(a["candidate"]) != len(b["candidate"]):
-        why = "the two were judged on different numbers of rows"
-    if why:
+    why, decision = _incomparable(old, new, same_rows), None
+    if not why:
+        try:
+            decision = _TESTS[b["kind"]](a, b, new)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as e:
+            why = f"the results for each example cannot be read ({type(e).__name__}: {e})"
+    if decision is None:
         return Comparison(target, metric, "inconclusive", f"{target}, {metric}: {why}")
-    decision = _decide(a, b, float(new["margin"]), float(new["confidence"]))
     low, high = decision.interval
     message = (
         f"{target}, {metric}: lower by {decision.drop:.4f} ({low:.4f} to {high:.4f}) on "
@@ -83,12 +84,70 @@ def _compare(
     return Comparison(target, metric, decision.verdict, message)
 
 
-def _decide(
-    old: Mapping[str, Any], new: Mapping[str, Any], margin: float, confidence: float
-) -> Decision:
-    if new["kind"] == "right":
-        a, b = (np.array([c == "1" for c in each["candidate"]]) for each in (old, new))
-        return paired_outcomes(a, b, margin, confidence)
-    a, b = (np.array(each["candidate"], np.float64) for each in (old, new))
-    drops = b - a if new["kind"] == "nats" else a - b  # fewer nats are better
-    return paired_mean(drops, margin, confidence)
+def _incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:
+    """Why there is no pair of results to compare; "" where there is."""
+    a, b = (section.get("each") or {} for section in (old, new))
+    if new["metric"] != old["metric"]:
+        return f"it was judged by {new['metric']}, and the other by {old['metric']}"
+    if not same_rows:
+        return "the two were judged on different rows"
+    if not a or not b or a["kind"] != b["kind"]:
+        return f"{new['metric']} has no result for each example in both reports"
+    if len(a["candidate"]) != len(b["candidate"]):
+        return "the two were judged on different numbers of rows"
+    if a.get("truth") != b.get("truth"):
+        return "the rows of the two have other labels or scores, or labels of other numbers"
+    return ""
+
+
+def _right(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    a, b = (np.array([c == "1" for c in each["candidate"]]) for each in (old, new))
+    return _decide(metrics.shares(a, b), len(a), section)
+
+
+def _labels(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    truth, a, b = map(read_labels, (new["truth"], old["candidate"], new["candidate"]))
+    if [*map(len, truth)] != [*map(len, a)] or [*map(len, truth)] != [*map(len, b)]:
+        raise ValueError("an example has more answers than labels, or fewer")
+    if section["metric"] == "f1":
+        metric = metrics.f1_metric(truth, a, b, float(section["confidence"]))
+    else:
+        metric = metrics.word_accuracy(truth, a, b)
+    return _decide(metric, len(truth), section)
+
+
+def _scores(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    truth, a, b = (
+        _numbers(values) for values in (new["truth"], old["candidate"], new["candidate"])
+    )
+    return _decide(metrics.rank_correlation(a, b, truth), len(truth), section)
+
+
+def _cosines(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    a, b = (_numbers(each["candidate"]) for each in (old, new))
+    return paired_mean(a - b, float(section["margin"]), float(section["confidence"]))
+
+
+def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    return _cosines(new, old, section)  # fewer nats are better
+
+
+def _numbers(values: Sequence[float]) -> Floats:
+    numbers = np.array(values, np.float64)
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+        raise ValueError("not a list of finite numbers")
+    return numbers
+
+
+def _decide(metric: metrics.Metric, examples: int, section: Mapping[str, Any]) -> Decision:
+    return metrics.decide(metric, examples, float(section["margin"]), float(section["confidence"]))
+
+
+_TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
+    "right": _right,
+    "labels": _labels,
+    "scores": _scores,
+    "cosine": _cosines,
+    "nats": _nats,
+}
+"""By the kind of what is kept for each example."""

@@ -19,23 +19,29 @@ the report's `difference` is candidate - baseline.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
 from optimizer.validate.quality import each, significance
 from optimizer.validate.quality.evaluation import check_classes
+from optimizer.validate.quality.metrics import (
+    Booleans,
+    Integers,
+    Metric,
+    decide,
+    f1_metric,
+    mean_cosine,
+    rank_correlation,
+    shares,
+    word_accuracy,
+)
 from optimizer.validate.quality.significance import Decision, Floats
-
-Value = Callable[[Floats], Floats]
-Booleans = npt.NDArray[np.bool_]
-Integers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -46,19 +52,6 @@ class Answers:
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None
     words: tuple[Integers, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Metric:
-    """baseline and candidate: weights (rows, examples) -> value (rows,). outcomes: right/wrong of
-    both per example, where the metric is the share of right ones. imagined: lost and won,
-    (baseline, candidate) each with a few imagined examples more, on which only the baseline, or
-    only the candidate, is right; for metrics of rare disagreements (see significance.resampled)."""
-
-    baseline: Value
-    candidate: Value
-    outcomes: tuple[Booleans, Booleans] | None = None
-    imagined: tuple[tuple[Value, Value], tuple[Value, Value]] | None = None
 
 
 def judge(
@@ -73,16 +66,7 @@ def judge(
 
     cosines (examples,): of the candidate's answers to the baseline's; None where they have none.
     """
-    if metric.outcomes is not None:
-        decision = significance.paired_outcomes(*metric.outcomes, margin, confidence)
-    else:
-        decision = significance.resampled(
-            _drop(metric.baseline, metric.candidate),
-            examples,
-            margin,
-            confidence,
-            imagined=metric.imagined and (_drop(*metric.imagined[0]), _drop(*metric.imagined[1])),
-        )
+    decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
         "metric": name,
@@ -95,15 +79,9 @@ def judge(
         "needed": decision.needed,
         "cosine": None if cosines is None else each.summary(cosines),
     }
-    if metric.outcomes is not None:
-        section["each"] = each.right(metric.outcomes[1])
-    elif name == "cosine" and cosines is not None:
-        section["each"] = each.values(name, cosines)
+    if metric.each is not None:
+        section["each"] = dict(metric.each)
     return decision, section
-
-
-def _drop(baseline: Value, candidate: Value) -> Value:
-    return lambda weights: baseline(weights) - candidate(weights)
 
 
 def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict[str, Any]:
@@ -154,13 +132,10 @@ def compare(
     when the rows lack what the metric needs.
     """
     if name == "cosine":
-        values = cosines_of(baseline.text, candidate.text)
-        return Metric(lambda w: np.ones(len(w)), lambda w: w @ values / w.sum(1))
+        return mean_cosine(cosines_of(baseline.text, candidate.text))
     if name == "spearman":
         scores = np.array(_need(rows, "score", name), np.float64)
-        return Metric(
-            spearman(similarity(baseline), scores), spearman(similarity(candidate), scores)
-        )
+        return rank_correlation(similarity(baseline), similarity(candidate), scores)
     if name == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
     if name == "probe_accuracy":
@@ -214,14 +189,6 @@ def _check_labels(labels: Integers, outputs: int) -> None:
         )
 
 
-def shares(baseline: Booleans, candidate: Booleans) -> Metric:
-    """The share of right outcomes."""
-    a, b = baseline.astype(np.float64), candidate.astype(np.float64)
-    return Metric(
-        lambda w: w @ a / w.sum(1), lambda w: w @ b / w.sum(1), outcomes=(baseline, candidate)
-    )
-
-
 def similarity(answers: Answers) -> Floats:
     """What is ranked: the cosine of each pair, or a regression's single value."""
     if answers.pair is not None:
@@ -232,107 +199,6 @@ def similarity(answers: Answers) -> Floats:
         "rows have no text_pair, and metric spearman ranks the similarity of pairs",
         where="validate.data",
         fix="Add it to the data spec: columns: {text_pair: <column>}.",
-    )
-
-
-def spearman(values: Floats, scores: Floats) -> Value:
-    """weights (rows, n) -> Pearson's correlation of the mid-ranks of the weighted examples."""
-    ranks_of_values, ranks_of_scores = _weighted_ranks(values), _weighted_ranks(scores)
-
-    def correlation(weights: Floats) -> Floats:
-        total = weights.sum(1, keepdims=True)
-        x, y = ranks_of_values(weights), ranks_of_scores(weights)
-        x = x - (weights * x).sum(1, keepdims=True) / total
-        y = y - (weights * y).sum(1, keepdims=True) / total
-        across = (weights * x * y).sum(1)
-        spread = np.sqrt((weights * x * x).sum(1) * (weights * y * y).sum(1))
-        return np.asarray(across / np.where(spread > 0, spread, np.inf), np.float64)
-
-    return correlation
-
-
-def _weighted_ranks(values: Floats) -> Value:
-    """weights -> the mid-rank of each example when it occurs `weight` times; ties share one."""
-    unique, group = np.unique(values, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    starts = np.searchsorted(group[order], np.arange(len(unique)))
-
-    def ranks(weights: Floats) -> Floats:
-        sizes = np.add.reduceat(weights[:, order], starts, axis=1)
-        before = np.cumsum(sizes, axis=1) - sizes
-        return np.asarray((before + (sizes + 1) / 2)[:, group], np.float64)
-
-    return ranks
-
-
-def word_accuracy(
-    truth: Sequence[Integers], baseline: Sequence[Integers], candidate: Sequence[Integers]
-) -> Metric:
-    """The share of words labelled right. A text is one example: its words are not independent, so
-    whole texts are resampled."""
-    counts = np.array([len(t) for t in truth], np.float64)
-
-    def system(predicted: Sequence[Integers]) -> Value:
-        pairs = zip(truth, predicted, strict=True)
-        right = np.array([(t == p).sum() for t, p in pairs], np.float64)
-        return lambda w: (w @ right) / (w @ counts)
-
-    return Metric(system(baseline), system(candidate))
-
-
-def f1_metric(
-    truth: Sequence[Integers],
-    baseline: Sequence[Integers],
-    candidate: Sequence[Integers],
-    confidence: float = 0.95,
-) -> Metric:
-    """Macro F1 = the mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 = 0.
-
-    Each element is one example: the labels of one text's words, or the one label of a text.
-    The imagined examples of `lost` and `won` have the rarest label and are mistaken for the
-    commonest, the costliest single error; there are log(1 / alpha) of them, as many as can occur
-    unseen with probability alpha (three at 95 %: the rule of three).
-    """
-    imagined = math.ceil(-math.log(1 - confidence))
-    classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
-
-    lengths = np.array([len(t) for t in truth])
-    text = np.repeat(np.arange(len(lengths)), lengths)
-    true = np.searchsorted(classes, np.concatenate(list(truth)))
-
-    def counted(where: Booleans, of: Integers) -> Floats:
-        counts = np.zeros((len(lengths), len(classes)))
-        np.add.at(counts, (text[where], of[where]), 1)
-        return counts
-
-    def system(predicted: Sequence[Integers], extra: Integers | None = None) -> Value:
-        flat = np.concatenate(list(predicted))
-        predicted_class = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
-        known = classes[predicted_class] == flat
-        hit = counted(known & (predicted_class == true), predicted_class)
-        size = counted(np.full(len(true), True), true) + counted(known, predicted_class)
-        hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
-        if extra is not None:
-            hit_more = imagined * 1.0 * ((classes == rarest) & (classes == extra))
-            size_more = imagined * (1.0 * (classes == rarest) + (classes == extra))
-
-        def value(weights: Floats) -> Floats:
-            both, total = weights @ hit + hit_more, weights @ size + size_more
-            f1 = 2 * both / np.where(total > 0, total, np.inf)
-            return np.asarray(f1.mean(1), np.float64)
-
-        return value
-
-    order = np.argsort(counts, kind="stable")
-    rarest = classes[order[:1]]
-    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # no label: just wrong
-    return Metric(
-        system(baseline),
-        system(candidate),
-        imagined=(
-            (system(baseline, rarest), system(candidate, commonest)),
-            (system(baseline, commonest), system(candidate, rarest)),
-        ),
     )
 
 
@@ -390,7 +256,7 @@ class Probe:
         assert best is not None
         return Probe(classes, mean, best[1], bias)
 
-    def predict(self, features: Floats) -> npt.NDArray[Any]:
+    def predict(self, features: Floats) -> Integers:
         scores = (features - self.mean) @ self.weight + self.bias
-        predicted: npt.NDArray[Any] = self.classes[scores.argmax(1)]
+        predicted: Integers = self.classes[scores.argmax(1)]
         return predicted

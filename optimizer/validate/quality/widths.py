@@ -15,7 +15,8 @@ from optimizer.errors import RecipeError
 from optimizer.harness import contract as contracts
 from optimizer.load.datasets import Sample
 from optimizer.recipe.schema import Validation
-from optimizer.validate.quality.quality import Answers, Metric, Probe, shares
+from optimizer.validate.quality.metrics import Metric, shares
+from optimizer.validate.quality.quality import Answers, Probe
 from optimizer.validate.run_artifacts import RunArtifacts
 
 

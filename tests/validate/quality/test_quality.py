@@ -7,7 +7,7 @@ import pytest
 
 from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
-from optimizer.validate.quality import quality
+from optimizer.validate.quality import metrics, quality
 from optimizer.validate.quality.quality import Answers
 
 RNG = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def test_f1_equals_scikit_learns() -> None:
 def test_rank_correlation_equals_scipys_also_on_a_resample() -> None:
     stats = pytest.importorskip("scipy.stats", reason="SciPy judges the rank correlation")
     values, scores = RNG.standard_normal(80).round(1), RNG.integers(0, 6, 80).astype(float)
-    value = quality.spearman(values, scores)
+    value = metrics.spearman(values, scores)
     weights = RNG.multinomial(80, np.full(80, 1 / 80), 5).astype(float)
     for row, found in zip(
         [np.ones(80), *weights], value(np.vstack([np.ones(80), weights])), strict=True
@@ -149,19 +149,31 @@ def test_the_report_says_candidate_minus_baseline_with_its_interval() -> None:
 def test_f1_passes_no_margin_that_three_unseen_errors_would_break() -> None:
     """None seen in n examples leaves up to 3 / n at 95 %."""
     truth = [np.array([i % 2]) for i in range(300)]
-    metric = quality.f1_metric(truth, truth, truth)
+    metric = metrics.f1_metric(truth, truth, truth)
     for lost, verdict in ((2.5, "inconclusive"), (4, "pass")):
         decision, _ = quality.judge("f1", metric, 300, lost / 300, 0.95, np.ones(300))
         assert decision.verdict == verdict
 
 
-def test_what_each_example_gave_is_kept_for_means_over_examples() -> None:
+def test_what_each_example_gave_is_kept() -> None:
     right = np.array([True, False, True])
     cosines = np.array([1.0, 0.25, 0.5])
-    _, section = quality.judge("accuracy", quality.shares(right, ~right), 3, 0.02, 0.95, cosines)
+    _, section = quality.judge("accuracy", metrics.shares(right, ~right), 3, 0.02, 0.95, cosines)
     assert section["each"] == {"kind": "right", "candidate": "010"}
-    metric = quality.Metric(lambda w: np.ones(len(w)), lambda w: w @ cosines / w.sum(1))
-    _, section = quality.judge("cosine", metric, 3, 0.02, 0.95, cosines)
+    _, section = quality.judge("cosine", metrics.mean_cosine(cosines), 3, 0.02, 0.95, cosines)
     assert section["each"] == {"kind": "cosine", "candidate": [1.0, 0.25, 0.5]}
-    _, section = quality.judge("spearman", metric, 3, 0.02, 0.95, cosines)
-    assert "each" not in section
+    ranked = metrics.rank_correlation(cosines, -cosines, right + 0.0)
+    _, section = quality.judge("spearman", ranked, 3, 0.02, 0.95, cosines)
+    assert section["each"] == {
+        "kind": "scores",
+        "truth": [1.0, 0.0, 1.0],
+        "candidate": [-1.0, -0.25, -0.5],
+    }
+    words = [np.array([0, 3]), np.array([1]), np.array([0])]
+    metric = metrics.f1_metric(words, words, [np.array([0, -1]), *words[1:]])
+    _, section = quality.judge("f1", metric, 3, 0.02, 0.95, None)
+    assert section["each"] == {
+        "kind": "labels",
+        "truth": ["0 3", "1", "0"],
+        "candidate": ["0 -1", "1", "0"],
+    }

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from optimizer.validate.quality import quality
+from optimizer.validate.quality import metrics
 from optimizer.validate.quality.significance import (
     Draws,
     Floats,
@@ -89,21 +89,21 @@ def pairs_world(generator: np.random.Generator, examples: int) -> tuple[Floats, 
     return score, baseline, baseline + 0.3 * generator.standard_t(4, examples)
 
 
-def spearman_drop(score: Floats, a: Floats, b: Floats) -> quality.Value:
-    f, g = quality.spearman(a, score), quality.spearman(b, score)
+def spearman_drop(score: Floats, a: Floats, b: Floats) -> metrics.Value:
+    f, g = metrics.spearman(a, score), metrics.spearman(b, score)
     return lambda w: f(w) - g(w)
 
 
-def labels_world(generator: np.random.Generator, examples: int) -> quality.Metric:
+def labels_world(generator: np.random.Generator, examples: int) -> metrics.Metric:
     """Three unequal classes, right nine times in ten; 2 % of the right ones get lost."""
     truth = generator.choice(3, examples, p=[0.6, 0.3, 0.1])
     other = (truth + generator.integers(1, 3, examples)) % 3
     a = np.where(generator.random(examples) < 0.9, truth, other)
     b = np.where((a == truth) & (generator.random(examples) < 0.02), other, a)
-    return quality.f1_metric(list(truth[:, None]), list(a[:, None]), list(b[:, None]))
+    return metrics.f1_metric(list(truth[:, None]), list(a[:, None]), list(b[:, None]))
 
 
-def metric_drop(metric: quality.Metric) -> quality.Value:
+def metric_drop(metric: metrics.Metric) -> metrics.Value:
     return lambda w: metric.baseline(w) - metric.candidate(w)
 
 
@@ -130,8 +130,8 @@ def test_at_the_margin_a_bootstrap_of_macro_f1_errs_in_at_most_alpha() -> None:
         metric = labels_world(generator, 300)
         assert metric.imagined
         worse, better = (
-            quality.Metric(*metric.imagined[0]),
-            quality.Metric(*metric.imagined[1]),
+            metrics.Metric(*metric.imagined[0]),
+            metrics.Metric(*metric.imagined[1]),
         )
         found.append(
             resampled(

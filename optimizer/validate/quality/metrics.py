@@ -1,0 +1,186 @@
+"""The metrics of two systems on the same examples, as functions of the examples' weights.
+
+A Metric is judged against a margin by `decide`: the candidate beside its float model
+(quality.py), and a new bundle beside the one in production (publish/comparison.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.validate.quality import each, significance
+from optimizer.validate.quality.significance import Decision, Floats
+
+Value = Callable[[Floats], Floats]
+Booleans = npt.NDArray[np.bool_]
+Integers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """baseline and candidate: weights (rows, examples) -> value (rows,). outcomes: right/wrong of
+    both per example, where the metric is the share of right ones. imagined: lost and won,
+    (baseline, candidate) each with a few imagined examples more, on which only the baseline, or
+    only the candidate, is right; for metrics of rare disagreements (see significance.resampled).
+    each: what of the candidate is kept for each example (each.py)."""
+
+    baseline: Value
+    candidate: Value
+    outcomes: tuple[Booleans, Booleans] | None = None
+    imagined: tuple[tuple[Value, Value], tuple[Value, Value]] | None = None
+    each: Mapping[str, Any] | None = None
+
+
+def decide(metric: Metric, examples: int, margin: float, confidence: float) -> Decision:
+    """Is the candidate worse by less than the margin? By the exact paired test of right/wrong
+    outcomes where there are some, else by the bootstrap."""
+    if metric.outcomes is not None:
+        return significance.paired_outcomes(*metric.outcomes, margin, confidence)
+    return significance.resampled(
+        _drop(metric.baseline, metric.candidate),
+        examples,
+        margin,
+        confidence,
+        imagined=metric.imagined and (_drop(*metric.imagined[0]), _drop(*metric.imagined[1])),
+    )
+
+
+def _drop(baseline: Value, candidate: Value) -> Value:
+    return lambda weights: baseline(weights) - candidate(weights)
+
+
+def shares(baseline: Booleans, candidate: Booleans) -> Metric:
+    """The share of right outcomes."""
+    a, b = baseline.astype(np.float64), candidate.astype(np.float64)
+    return Metric(
+        lambda w: w @ a / w.sum(1),
+        lambda w: w @ b / w.sum(1),
+        outcomes=(baseline, candidate),
+        each=each.right(candidate),
+    )
+
+
+def mean_cosine(cosines: Floats) -> Metric:
+    """The mean of the candidate's cosines (examples,) to the baseline, whose value is 1."""
+    return Metric(
+        lambda w: np.ones(len(w)),
+        lambda w: w @ cosines / w.sum(1),
+        each=each.values("cosine", cosines),
+    )
+
+
+def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Metric:
+    """Spearman's correlation of both systems' values with the scores; all (examples,)."""
+    return Metric(
+        spearman(baseline, scores),
+        spearman(candidate, scores),
+        each=each.scores(scores, candidate),
+    )
+
+
+def spearman(values: Floats, scores: Floats) -> Value:
+    """weights (rows, n) -> Pearson's correlation of the mid-ranks of the weighted examples."""
+    ranks_of_values, ranks_of_scores = _weighted_ranks(values), _weighted_ranks(scores)
+
+    def correlation(weights: Floats) -> Floats:
+        total = weights.sum(1, keepdims=True)
+        x, y = ranks_of_values(weights), ranks_of_scores(weights)
+        x = x - (weights * x).sum(1, keepdims=True) / total
+        y = y - (weights * y).sum(1, keepdims=True) / total
+        across = (weights * x * y).sum(1)
+        spread = np.sqrt((weights * x * x).sum(1) * (weights * y * y).sum(1))
+        return np.asarray(across / np.where(spread > 0, spread, np.inf), np.float64)
+
+    return correlation
+
+
+def _weighted_ranks(values: Floats) -> Value:
+    """weights -> the mid-rank of each example when it occurs `weight` times; ties share one."""
+    unique, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], np.arange(len(unique)))
+
+    def ranks(weights: Floats) -> Floats:
+        sizes = np.add.reduceat(weights[:, order], starts, axis=1)
+        before = np.cumsum(sizes, axis=1) - sizes
+        return np.asarray((before + (sizes + 1) / 2)[:, group], np.float64)
+
+    return ranks
+
+
+def word_accuracy(
+    truth: Sequence[Integers], baseline: Sequence[Integers], candidate: Sequence[Integers]
+) -> Metric:
+    """The share of words labelled right. A text is one example: its words are not independent, so
+    whole texts are resampled."""
+    counts = np.array([len(t) for t in truth], np.float64)
+
+    def system(predicted: Sequence[Integers]) -> Value:
+        pairs = zip(truth, predicted, strict=True)
+        right = np.array([(t == p).sum() for t, p in pairs], np.float64)
+        return lambda w: (w @ right) / (w @ counts)
+
+    return Metric(system(baseline), system(candidate), each=each.labels(truth, candidate))
+
+
+def f1_metric(
+    truth: Sequence[Integers],
+    baseline: Sequence[Integers],
+    candidate: Sequence[Integers],
+    confidence: float = 0.95,
+) -> Metric:
+    """Macro F1 = the mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 = 0.
+
+    Each element is one example: the labels of one text's words, or the one label of a text.
+    The imagined examples of `lost` and `won` have the rarest label and are mistaken for the
+    commonest, the costliest single error; there are log(1 / alpha) of them, as many as can occur
+    unseen with probability alpha (three at 95 %: the rule of three).
+    """
+    imagined = math.ceil(-math.log(1 - confidence))
+    classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
+
+    lengths = np.array([len(t) for t in truth])
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    true = np.searchsorted(classes, np.concatenate(list(truth)))
+
+    def counted(where: Booleans, of: Integers) -> Floats:
+        counts = np.zeros((len(lengths), len(classes)))
+        np.add.at(counts, (text[where], of[where]), 1)
+        return counts
+
+    def system(predicted: Sequence[Integers], extra: Integers | None = None) -> Value:
+        flat = np.concatenate(list(predicted))
+        predicted_class = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
+        known = classes[predicted_class] == flat
+        hit = counted(known & (predicted_class == true), predicted_class)
+        size = counted(np.full(len(true), True), true) + counted(known, predicted_class)
+        hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
+        if extra is not None:
+            hit_more = imagined * 1.0 * ((classes == rarest) & (classes == extra))
+            size_more = imagined * (1.0 * (classes == rarest) + (classes == extra))
+
+        def value(weights: Floats) -> Floats:
+            both, total = weights @ hit + hit_more, weights @ size + size_more
+            f1 = 2 * both / np.where(total > 0, total, np.inf)
+            return np.asarray(f1.mean(1), np.float64)
+
+        return value
+
+    order = np.argsort(counts, kind="stable")
+    rarest = classes[order[:1]]
+    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # no label: just wrong
+    return Metric(
+        system(baseline),
+        system(candidate),
+        imagined=(
+            (system(baseline, rarest), system(candidate, commonest)),
+            (system(baseline, commonest), system(candidate, rarest)),
+        ),
+        each=each.labels(truth, candidate),
+    )
