@@ -9,9 +9,12 @@ from optimizer.recipe.schema import Recipe
 from optimizer.yaml_lines import Lines
 
 
-def read(recipe: Path, overrides: Sequence[str], *, fetch: bool) -> tuple[Recipe, Lines]:
+def read(
+    recipe: Path, overrides: Sequence[str], *, fetch: bool, lock: Path | None = None
+) -> tuple[Recipe, Lines]:
     """The recipe and where its values stand: by the schema, its targets, and the configs of its
-    model and student (of one on a hub only where `fetch`). Raises RecipeError, CheckpointError."""
+    model and student (of one on a hub only where `fetch`), and by a lock. Raises RecipeError,
+    CheckpointError."""
     from optimizer.harness.temporary import check_place
     from optimizer.recipe import file as recipe_file
 
@@ -22,4 +25,8 @@ def read(recipe: Path, overrides: Sequence[str], *, fetch: bool) -> tuple[Recipe
     with recipe_file.located(lines):
         lengths.check(checked, fetch=fetch)
         student_vocabulary.check(checked, fetch=fetch)
+        if lock is not None:
+            from optimizer.package import lock as locks
+
+            locks.check(recipe, checked, lock)
     return checked, lines

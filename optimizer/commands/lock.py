@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_recipe
+from optimizer.commands.options import lock_beside, with_recipe
 from optimizer.progress import show
 
 
@@ -47,28 +47,17 @@ def lock(
     del store
     from optimizer import atomic
     from optimizer.commands import checked
-    from optimizer.errors import RecipeError
     from optimizer.package import lock as locks
-    from optimizer.package.rebuilt import inputs
     from optimizer.recipe import file as recipe_file
 
-    before = None if against is None else locks.read(against)
-    resolved, lines = checked.read(recipe, overrides, fetch=True)
-    with recipe_file.located(lines):
-        now = locks.lock(resolved)
-    if before is not None:
-        differences = inputs(before, now)
-        if differences:
-            raise RecipeError(
-                "; ".join(differences[:5])
-                + (f"; and {len(differences) - 5} more" if len(differences) > 5 else ""),
-                where=f"{recipe}, beside {against}",
-                fix="Restore what differs, or lock again.",
-            )
+    resolved, lines = checked.read(recipe, overrides, fetch=True, lock=against)
+    if against is not None:
         document = {"exit_code": 0, "differences": []}
         show(json.dumps(document) if obj["json"] else f"{recipe}: as {against} has it")
         return
-    file = out or recipe.with_name(f"{recipe.stem}.lock.json")
+    with recipe_file.located(lines):
+        now = locks.lock(resolved)
+    file = out or lock_beside(recipe)
     text = json.dumps(now, indent=1, sort_keys=True)
     with atomic.disk_errors_explained(file, "--out"):
         atomic.write(file, text.encode())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -75,6 +76,39 @@ with_artifacts = click.option(
     show_default=True,
     help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
 )
+
+
+def lock_beside(recipe: Path) -> Path:
+    """Where the lock of a recipe is when nothing else is said."""
+    return recipe.with_name(f"{recipe.stem}.lock.json")
+
+
+def with_lock(command: F) -> F:
+    """--locked and --lock FILE; the command gets `lock`, the file or None."""
+
+    @wraps(command)
+    def resolved(
+        *arguments: Any, recipe: Path, locked: bool, lock: Path | None, **others: Any
+    ) -> Any:
+        lock = lock_beside(recipe) if locked and lock is None else lock
+        return command(*arguments, recipe=recipe, lock=lock, **others)
+
+    for decorate in (
+        click.option(
+            "--lock",
+            type=click.Path(path_type=Path),
+            metavar="LOCK",
+            help="As --locked, by this lock, or by a bundle's manifest.json.",
+        ),
+        click.option(
+            "--locked",
+            is_flag=True,
+            help="Refuse (exit 2), before any work, where recipe, checkpoint, data or packages are "
+            "not those of RECIPE.lock.json, which `optimize lock` wrote.",
+        ),
+    ):
+        resolved = decorate(resolved)
+    return cast(F, resolved)
 
 
 def with_policy(command: F) -> F:

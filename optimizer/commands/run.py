@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.options import with_artifacts, with_recipe
+from optimizer.commands.options import with_artifacts, with_lock, with_recipe
 from optimizer.progress import show
 
 
@@ -26,6 +26,7 @@ from optimizer.progress import show
     help="Stop after this stage.",
 )
 @with_artifacts
+@with_lock
 @click.option(
     "--ignore-estimate",
     is_flag=True,
@@ -40,6 +41,7 @@ def run(
     store: Path,
     until: str,
     artifacts: Path,
+    lock: Path | None,
     ignore_estimate: bool,
     remeasure: bool,
 ) -> None:
@@ -49,22 +51,14 @@ def run(
     Examples:
       optimize recipes/minilm-int8.yaml
       optimize run recipes/minilm-int8.yaml --until compress
+      optimize run recipes/minilm-int8.yaml --locked
       optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
     """
-    from optimizer import pipeline
-    from optimizer.commands import checked, predictions, room
-    from optimizer.commands.outcome import finish
-    from optimizer.recipe import file as recipe_file
-    from optimizer.store import Store
+    from optimizer.commands.request import Request, carry_out
 
-    resolved, lines = checked.read(recipe, overrides, fetch=True)
-    with recipe_file.located(lines):
-        if not ignore_estimate:
-            dry = Store(store, dry=True, until=until)
-            pipeline.run(resolved, dry)
-            steps = predictions.document(dry)
-            room.check(steps, store, room.memory_of_this_machine())
-        document = finish(resolved, store, artifacts, until=until, remeasure=remeasure)
+    document = carry_out(
+        Request(recipe, overrides, store, artifacts, lock, until, ignore_estimate, remeasure)
+    )
     if obj["json"]:
         show(json.dumps(document.as_dict(), indent=1))
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import with_artifacts, with_recipe
+from optimizer.commands.options import with_artifacts, with_lock, with_recipe
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ CHANNELS = ("github", "gitlab", "argo", "tekton", "kfp")
     help="A tool's own channel, too: GITHUB_OUTPUT and GITHUB_STEP_SUMMARY, or optimize.env.",
 )
 @with_artifacts
+@with_lock
 @click.option(
     "--github-output", type=click.Path(path_type=Path), envvar="GITHUB_OUTPUT", hidden=True
 )
@@ -49,6 +50,7 @@ def step(
     outputs: Path,
     outputs_to: str | None,
     artifacts: Path,
+    lock: Path | None,
     github_output: Path | None,
     github_summary: Path | None,
 ) -> None:
@@ -61,11 +63,12 @@ def step(
       optimize step recipes/minilm-int8.yaml --outputs out --outputs-to github
     """
     from optimizer.commands import step_outputs
+    from optimizer.commands.request import Request, carry_out
     from optimizer.harness.errors import ExplainedError
 
     ended: Ended
     try:
-        ended = _ended(_run(recipe, overrides, store, artifacts))
+        ended = _ended(carry_out(Request(recipe, overrides, store, artifacts, lock)))
     except ExplainedError as e:
         _finish(_failed(e), outputs, outputs_to, github_output, github_summary)
         raise
@@ -77,21 +80,6 @@ def step(
     _finish(ended, outputs, outputs_to, github_output, github_summary)
     show(json.dumps(ended.document, indent=1) if obj["json"] else ended.text)
     raise SystemExit(ended.exit_code)
-
-
-def _run(recipe: Path, overrides: tuple[str, ...], store: Path, artifacts: Path) -> Result:
-    from optimizer import pipeline
-    from optimizer.commands import checked, predictions, room
-    from optimizer.commands.outcome import finish
-    from optimizer.recipe import file as recipe_file
-    from optimizer.store import Store
-
-    resolved, lines = checked.read(recipe, overrides, fetch=True)
-    with recipe_file.located(lines):
-        dry = Store(store, dry=True, until="package")
-        pipeline.run(resolved, dry)
-        room.check(predictions.document(dry), store, room.memory_of_this_machine())
-        return finish(resolved, store, artifacts, until="package", remeasure=False)
 
 
 def _ended(result: Result) -> Ended:

@@ -17,6 +17,7 @@ from typing import Any
 from optimizer.errors import RecipeError
 from optimizer.harness.verify import parse
 from optimizer.load import source
+from optimizer.package.rebuilt import inputs
 from optimizer.package.stage import MADE_WITH, data_digests
 from optimizer.recipe.schema import Recipe
 from optimizer.store import package_version
@@ -24,6 +25,8 @@ from optimizer.store import package_version
 VERSION = 1
 LARGEST = 16 << 20
 FIELDS = ("recipe", "source", "calibration", "packages")
+NAMED = 5
+"""Differences that a message names."""
 
 
 def lock(recipe: Recipe) -> dict[str, Any]:
@@ -48,6 +51,19 @@ def lock(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
+    """Raise RecipeError where the recipe does not stand for what a lock, or a bundle's manifest,
+    says: it names what differs."""
+    differences = inputs(read(against), lock(recipe))
+    if differences:
+        more = len(differences) - NAMED
+        raise RecipeError(
+            "; ".join(differences[:NAMED]) + (f"; and {more} more" if more > 0 else ""),
+            where=f"{recipe_file}, beside {against}",
+            fix="Restore what differs, or lock again: optimize lock.",
+        )
+
+
 def read(path: Path) -> dict[str, Any]:
     """A lock, or a bundle's manifest. Raises RecipeError."""
     accepted = "what `optimize lock` wrote, or a bundle's manifest.json"
@@ -62,6 +78,9 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError("a file has no sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise RecipeError(
-            f"no lock ({type(e).__name__}: {e})", where=str(path), accepted=accepted
+            f"no lock ({type(e).__name__}: {e})",
+            where=str(path),
+            accepted=accepted,
+            fix="Write one: optimize lock RECIPE.",
         ) from None
     return dict(document)

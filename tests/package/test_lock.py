@@ -71,3 +71,34 @@ def test_what_is_no_lock_is_refused(recipe: Path, tmp_path: Path, text: str) -> 
     result = optimize("--json", "lock", recipe, "--check", file)
     document = json.loads(result.stdout)
     assert (result.exit_code, "no lock" in document["found"]) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["run"], ["step", "--outputs", "OUT"]], ids=["run", "step"])
+@pytest.mark.parametrize("how", ["--locked", "--lock"])
+def test_a_run_is_refused_before_any_work_where_its_lock_says_otherwise(
+    recipe: Path, tmp_path: Path, command: list[str], how: str
+) -> None:
+    lock = recipe.with_name("recipe.lock.json")
+    if how == "--lock":
+        lock = lock.rename(tmp_path / "another.json")
+    (recipe.parent.parent / "model" / "README.md").write_text("---\nlicense: mit\n---\n")
+    words = [tmp_path / "out" if word == "OUT" else word for word in command]
+    words += [recipe, "--store", tmp_path / "store", how, *([lock] if how == "--lock" else [])]
+    result = optimize(*words)
+    assert (result.exit_code, "checkpoint README.md: " in result.stderr) == (2, True)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_run_goes_on_where_its_lock_agrees(recipe: Path, tmp_path: Path) -> None:
+    words = ["run", recipe, "--store", tmp_path / "store", "--locked", "--until", "load"]
+    result = optimize(*words)
+    assert result.exit_code == 0, result.stderr
+    assert optimize(*words, "--set", "quantize.activations.range=mse").exit_code == 2
+
+
+def test_a_lock_that_is_not_there_is_an_error_that_says_how_to_write_one(
+    recipe: Path, tmp_path: Path
+) -> None:
+    recipe.with_name("recipe.lock.json").unlink()
+    result = optimize("run", recipe, "--store", tmp_path / "store", "--locked")
+    assert (result.exit_code, "optimize lock RECIPE" in result.stderr) == (2, True)
