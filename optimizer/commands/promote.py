@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import with_debug_and_json
-from optimizer.commands.publish import opened, with_registry
+from optimizer.commands.publish import Access, opened, with_registry
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ def promote(
     environment: str,
     key: Path | None,
     without_comparison: bool,
-    plain_http: bool,
-    docker_config: Path,
+    access: Access,
 ) -> None:
     """Let an environment, which is a tag, name the published bundle at ADDRESS. Refused: a bundle
     that is worse than what is there by the paired test on the results for each example (exit 3), or
@@ -55,7 +54,7 @@ def promote(
     """
     from optimizer.publish.environments import promote as change
 
-    with opened(address, docker_config, plain_http) as (parsed, place):
+    with opened(address, access) as (parsed, place):
         done = change(place, parsed, environment, key=key, compared=not without_comparison)
     _show(done, obj["json"])
 
@@ -77,8 +76,7 @@ def rollback(
     address: str,
     environment: str,
     of: str,
-    plain_http: bool,
-    docker_config: Path,
+    access: Access,
 ) -> None:
     """Let an environment at ADDRESS name what it named before.
 
@@ -89,7 +87,7 @@ def rollback(
     """
     from optimizer.publish.environments import rollback as change
 
-    with opened(address, docker_config, plain_http) as (_, place):
+    with opened(address, access) as (_, place):
         done = change(place, environment, of)
     _show(done, obj["json"])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,24 +17,49 @@ from optimizer.progress import show
 
 if TYPE_CHECKING:
     from optimizer.publish.address import Address
+    from optimizer.publish.folders import Folders
     from optimizer.publish.place import Place
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
-def with_registry(command: F) -> F:
-    """How a registry is reached."""
-    command = click.option(
+@dataclass(frozen=True)
+class Access:
+    """How registries are reached: see the options of `with_registry`."""
+
+    docker_config: Path
+    plain_http: bool
+    hf_endpoint: str | None
+
+
+def with_registry(command: Callable[..., R]) -> Callable[..., R]:
+    """Options that say how a registry is reached, as the command's parameter `access`."""
+
+    @click.option(
+        "--hf-endpoint",
+        metavar="URL",
+        envvar="HF_ENDPOINT",
+        help="Server of hf:// addresses.  [default: the Hugging Face Hub]",
+    )
+    @click.option(
         "--docker-config",
         type=click.Path(path_type=Path),
         default="~/.docker",
         envvar="DOCKER_CONFIG",
         show_default=True,
         help="Folder of the config.json that `docker login` writes.",
-    )(command)
-    return click.option(
+    )
+    @click.option(
         "--plain-http", is_flag=True, help="HTTP to a registry that is not on this machine, too."
-    )(command)
+    )
+    @wraps(command)
+    def with_access(
+        *args: Any, docker_config: Path, plain_http: bool, hf_endpoint: str | None, **kwargs: Any
+    ) -> R:
+        access = Access(docker_config.expanduser(), plain_http, hf_endpoint)
+        return command(*args, access=access, **kwargs)
+
+    return with_access
 
 
 @click.command()
@@ -47,25 +74,26 @@ def publish(
     bundle: Path,
     address: str,
     replace: bool,
-    plain_http: bool,
-    docker_config: Path,
+    access: Access,
 ) -> None:
     """Publish the folder BUNDLE, and its signature, bill of materials and provenance where they lie
-    beside it, to ADDRESS: oci://HOST/NAME[:TAG], or oci-layout:FOLDER[:TAG]. The tag is the
-    bundle's version unless it is given, and is written last; what is there already is not sent.
+    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG] or hf://OWNER/NAME[:TAG].
+    The tag is the bundle's version unless it is given, and is written last; what is there already
+    is not sent.
 
     \b
     Examples:
       optimize publish artifacts/minilm-int8/1 oci://registry.example.com/models/minilm
       optimize publish artifacts/minilm-int8/1 oci://localhost:5000/minilm:1
       optimize publish artifacts/minilm-int8/1 oci-layout:usb-stick/minilm:1
+      optimize publish artifacts/minilm-int8/1 hf://my-org/minilm-int8
     """
     from dataclasses import replace as changed
 
     from optimizer.harness.manifest import read_manifest
     from optimizer.publish.push import as_document, push
 
-    with opened(address, docker_config, plain_http) as (parsed, place):
+    with opened(address, access) as (parsed, place):
         tag = parsed.tag or str(read_manifest(bundle)["version"])
         if parsed.digest:
             raise click.UsageError("ADDRESS names a digest; give a tag, or none.")
@@ -93,12 +121,11 @@ def pull(
     folder: Path | None,
     key: Path | None,
     at_least: str | None,
-    plain_http: bool,
-    docker_config: Path,
+    access: Access,
 ) -> None:
-    """Fetch the bundle at ADDRESS: oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG, either with
-    @sha256:DIGEST. Its folder appears complete and verified, or not at all; a run that was killed
-    leaves what it had to the next one.
+    """Fetch the bundle at ADDRESS: oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG or
+    hf://OWNER/NAME:TAG, each with @sha256:DIGEST or without. Its folder appears complete and
+    verified, or not at all; a run that was killed leaves what it had to the next one.
 
     \b
     Examples:
@@ -107,7 +134,7 @@ def pull(
     """
     from optimizer.publish.pull import pull as fetch
 
-    with opened(address, docker_config, plain_http) as (parsed, place):
+    with opened(address, access) as (parsed, place):
         pulled = fetch(place, parsed, folder, key, at_least)
     document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
     signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
@@ -120,7 +147,7 @@ def pull(
 @click.argument("address")
 @with_registry
 @click.pass_obj
-def versions(obj: dict[str, bool], address: str, plain_http: bool, docker_config: Path) -> None:
+def versions(obj: dict[str, bool], address: str, access: Access) -> None:
     """List the tags at ADDRESS and the digests that they name.
 
     \b
@@ -129,7 +156,7 @@ def versions(obj: dict[str, bool], address: str, plain_http: bool, docker_config
     """
     from optimizer.publish.place import digest_of
 
-    with opened(address, docker_config, plain_http) as (_, place):
+    with opened(address, access) as (_, place):
         tags = [tag for tag in place.tags() if not tag.endswith(".history")]
         read = {tag: place.read_manifest(tag) for tag in tags}
     named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
@@ -139,10 +166,11 @@ def versions(obj: dict[str, bool], address: str, plain_http: bool, docker_config
 
 
 @contextmanager
-def opened(address: str, docker_config: Path, plain_http: bool) -> Iterator[tuple[Address, Place]]:
+def opened(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
     from optimizer.publish.address import parse
     from optimizer.publish.places import place_of
 
     parsed = parse(address)
-    with closing(place_of(parsed, docker_config.expanduser(), plain=plain_http)) as place:
+    place = place_of(parsed, access.docker_config, plain=access.plain_http, hub=access.hf_endpoint)
+    with closing(place):
         yield parsed, place

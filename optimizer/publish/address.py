@@ -3,6 +3,7 @@
 oci://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]     a registry, by the OCI distribution protocol
 oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layout has it
 file:///FOLDER[:TAG][@sha256:DIGEST]             the same, from the root of the file system
+hf://OWNER/NAME[:TAG][@sha256:DIGEST]            a model repository on the Hugging Face Hub
 """
 
 from __future__ import annotations
@@ -13,29 +14,34 @@ from pathlib import Path
 
 from optimizer.errors import RecipeError
 
-ACCEPTED = "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG or file:///FOLDER:TAG; each may end in "
-ACCEPTED += "@sha256:DIGEST"
+ACCEPTED = "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG or hf://OWNER/NAME:TAG; "
+ACCEPTED += "each may end in @sha256:DIGEST"
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
 TAG = r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 DIGEST = r"(@(?P<digest>sha256:[0-9a-f]{64}))?"
 REGISTRY = re.compile(f"oci://{HOST}/{NAME}{TAG}{DIGEST}")
+HUB_PART = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+HUB = re.compile(f"hf://(?P<name>{HUB_PART}/{HUB_PART}){TAG}{DIGEST}")
 LAYOUT = re.compile(f"(oci-layout:|file://(?=/))(?P<folder>.+?){TAG}{DIGEST}")
 """The grammar of names and tags is the distribution specification's."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """host and name of a registry, or the folder of a layout; the tag or "", the digest or ""."""
+    """host and name of a registry; or the folder of a layout; or the store (hf) and the name in it.
+    The tag or "", the digest or ""."""
 
     tag: str
     digest: str
     host: str = ""
     name: str = ""
     folder: Path | None = None
+    store: str = ""
 
     def __str__(self) -> str:
         place = f"oci-layout:{self.folder}" if self.folder else f"oci://{self.host}/{self.name}"
+        place = f"{self.store}://{self.name}" if self.store else place
         tag = f":{self.tag}" if self.tag else ""
         return f"{place}{tag}" + (f"@{self.digest}" if self.digest else "")
 
@@ -46,6 +52,8 @@ def parse(text: str) -> Address:
         return Address(
             match["tag"] or "", match["digest"] or "", host=match["host"], name=match["name"]
         )
+    if match := HUB.fullmatch(text):
+        return Address(match["tag"] or "", match["digest"] or "", name=match["name"], store="hf")
     if match := LAYOUT.fullmatch(text):
         return Address(match["tag"] or "", match["digest"] or "", folder=Path(match["folder"]))
     hint = "A name is written in small letters. " if text.startswith("oci://") else ""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optimizer.errors import GateError, InconclusiveError, RecipeError
 from optimizer.harness import signature, verify
@@ -23,21 +22,11 @@ from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE
 from optimizer.publish.comparison import Comparison, compare
+from optimizer.publish.history import SUFFIX, digests_in, history_manifest
 from optimizer.publish.model_pack import layers_of
-from optimizer.publish.place import (
-    EMPTY,
-    EMPTY_TYPE,
-    MANIFEST_TYPE,
-    Json,
-    Place,
-    canonical,
-    digest_of,
-    document,
-)
+from optimizer.publish.place import EMPTY, Json, Releases, digest_of
 from optimizer.publish.pull import attachments, resolve, small
 
-HISTORY_TYPE = "application/vnd.optimize-toolchain.history.v1+json"
-HISTORY = "io.optimize-toolchain.history"
 LONGEST = 1000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
 """Of an environment: a tag without a dot, which leaves NAME.history to its list."""
@@ -66,7 +55,7 @@ class Release:
 
 
 def promote(
-    place: Place,
+    place: Releases,
     address: Address,
     environment: str,
     *,
@@ -101,7 +90,7 @@ def promote(
     return Move(environment, before, candidate.digest, comparisons)
 
 
-def rollback(place: Place, environment: str, of: str = "") -> Move:
+def rollback(place: Releases, environment: str, of: str = "") -> Move:
     """Let the environment name what it named before.
 
     of: a digest or a tag; nothing is done unless the environment names it, so that a rollback that
@@ -128,22 +117,19 @@ def rollback(place: Place, environment: str, of: str = "") -> Move:
     return Move(environment, before, digest_of(data))
 
 
-def move(place: Place, environment: str, data: bytes, expected: str) -> None:
+def move(place: Releases, environment: str, data: bytes, expected: str) -> None:
     """Let the environment name a manifest, and note it in its history, if it names `expected`."""
     past = _until(history(place, environment), expected) if expected else []
     listed = [*past, digest_of(data)][-LONGEST:]
     place.send(EMPTY)
-    tags = {f"{environment}.history": _history_manifest(listed), environment: data}
+    tags = {f"{environment}{SUFFIX}": history_manifest(listed), environment: data}
     _moved(place.move(tags, environment, expected), environment)
 
 
-def history(place: Place, environment: str) -> list[str]:
+def history(place: Releases, environment: str) -> list[str]:
     """Digests, oldest first."""
-    data = place.read_manifest(f"{environment}.history")
-    if data is None:
-        return []
-    annotations = document(data, f"{environment}.history").get("annotations") or {}
-    return str(annotations.get(HISTORY, "")).split()
+    data = place.read_manifest(f"{environment}{SUFFIX}")
+    return [] if data is None else digests_in(data, f"{environment}{SUFFIX}")
 
 
 def check_name(environment: str) -> None:
@@ -155,7 +141,7 @@ def check_name(environment: str) -> None:
         )
 
 
-def release(place: Place, data: bytes, where: str) -> Release:
+def release(place: Releases, data: bytes, where: str) -> Release:
     """What a manifest names, as far as it is needed to decide: its manifest.json and report.json,
     by digest."""
     layers = layers_of(data, where)
@@ -172,7 +158,7 @@ def release(place: Place, data: bytes, where: str) -> Release:
     return Release(digest_of(data), data, layers, manifest, reports)
 
 
-def _check_signature(place: Place, candidate: Release, key: Path, where: str) -> None:
+def _check_signature(place: Releases, candidate: Release, key: Path, where: str) -> None:
     """A signature of the key is about the very files that the layers are."""
     public_key = signature.load_public(key)
     files = {
@@ -227,17 +213,3 @@ def _until(digests: list[str], current: str) -> list[str]:
     if current not in digests:
         return [current]
     return digests[: len(digests) - digests[::-1].index(current)]
-
-
-def _history_manifest(digests: list[str]) -> bytes:
-    entry: dict[str, Any] = {"mediaType": EMPTY_TYPE, "digest": EMPTY.digest, "size": EMPTY.size}
-    return canonical(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPE,
-            "artifactType": HISTORY_TYPE,
-            "config": entry,
-            "layers": [entry],
-            "annotations": {HISTORY: " ".join(digests)},
-        }
-    )

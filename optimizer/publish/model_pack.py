@@ -15,7 +15,7 @@ from typing import Any
 
 from optimizer.harness import tasks
 from optimizer.harness.errors import BundleError
-from optimizer.harness.verify import MANIFEST, entries, name_problem
+from optimizer.harness.verify import MANIFEST, entries, name_problem, parse
 from optimizer.publish.place import (
     EMPTY,
     EMPTY_TYPE,
@@ -24,6 +24,7 @@ from optimizer.publish.place import (
     Blob,
     Json,
     canonical,
+    digest_of,
     document,
 )
 from optimizer.store import digest_file
@@ -52,10 +53,17 @@ SMALL = (".json", ".jinja", ".txt", ".model")
 
 @dataclass(frozen=True)
 class Artifact:
-    """manifest: its bytes. blobs: what it names, each once, the config first."""
+    """manifest: its bytes. files: by name. config: what the manifest names besides them."""
 
     manifest: bytes
-    blobs: tuple[Blob, ...]
+    files: Mapping[str, Blob]
+    config: Blob
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """What the manifest names, each once, the config first."""
+        blobs = {blob.digest: blob for blob in (self.config, *self.files.values())}
+        return tuple(blobs.values())
 
 
 def artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
@@ -66,15 +74,42 @@ def artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
         name: Blob(f"sha256:{sha256[name]}", status.st_size, bundle / name)
         for name, status in sorted(entries(bundle))
     }
-    config = Blob.of(canonical(_config(manifest, [blob.digest for blob in files.values()])))
+    data, config = _described(manifest, {n: (b.digest, b.size) for n, b in files.items()})
+    return Artifact(data, files, config)
+
+
+def described(data: bytes, where: str) -> bytes:
+    """The manifest that `artifact` gives a bundle, from the bytes of its manifest.json alone.
+
+    Raises BundleError for bytes that are no manifest.json.
+    """
+    try:
+        manifest = parse(data)
+        files = {
+            str(name): (f"sha256:{entry['sha256']}", int(entry["size"]))
+            for name, entry in manifest["files"].items()
+        }
+        files[MANIFEST] = (digest_of(data), len(data))
+        return _described(manifest, dict(sorted(files.items())))[0]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise BundleError(
+            f"{MANIFEST} cannot be read ({type(e).__name__}: {e})", where=where
+        ) from None
+
+
+def _described(
+    manifest: Mapping[str, Any], files: Mapping[str, tuple[str, int]]
+) -> tuple[bytes, Blob]:
+    """files: {name: (digest, size)}, sorted. The manifest's bytes and its config."""
+    config = Blob.of(canonical(_config(manifest, [digest for digest, _ in files.values()])))
     layers = [
         {
             "mediaType": LAYER_TYPE.format(_kind(name)),
-            "digest": blob.digest,
-            "size": blob.size,
+            "digest": digest,
+            "size": size,
             "annotations": {FILE_PATH: name, TITLE: name},
         }
-        for name, blob in files.items()
+        for name, (digest, size) in files.items()
     ]
     annotations = {
         TITLE: manifest["name"],
@@ -84,8 +119,7 @@ def artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
     if licence := manifest.get("licence"):
         annotations["org.opencontainers.image.licenses"] = licence
     described = _manifest(ARTIFACT_TYPE, (CONFIG_TYPE, config), layers, annotations)
-    blobs = {blob.digest: blob for blob in (config, *files.values())}
-    return Artifact(canonical(described), tuple(blobs.values()))
+    return canonical(described), config
 
 
 def referrer(attached: Blob, media_type: str, name: str, subject: Json) -> bytes:

@@ -40,12 +40,10 @@ EMPTY = Blob.of(b"{}")
 """The config of what needs none."""
 
 
-class Place(Protocol):
-    """Every effect is idempotent. Errors: MachineError where the place does not answer or has no
-    room, BundleError where what it holds is not what it says."""
-
-    def has(self, digest: str) -> bool:
-        """Whether a blob is there, complete."""
+class Releases(Protocol):
+    """What pull, promote and rollback need of a place. Every effect is idempotent. Errors:
+    MachineError where the place does not answer or has no room, BundleError where what it holds is
+    not what it says."""
 
     def send(self, blob: Blob) -> None:
         """Put a blob there."""
@@ -55,12 +53,6 @@ class Place(Protocol):
 
     def read_manifest(self, reference: str) -> bytes | None:
         """By tag or digest; None where there is none."""
-
-    def write_manifest(self, data: bytes, tag: str = "") -> None:
-        """Under its digest, and under the tag if one is given."""
-
-    def write_referrer(self, data: bytes, subject: str) -> None:
-        """A manifest whose subject is the manifest with the digest `subject`."""
 
     def referrers(self, subject: str) -> list[Json]:
         """Descriptors of the manifests that have this subject, in the order they were written."""
@@ -74,6 +66,19 @@ class Place(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+
+
+class Place(Releases, Protocol):
+    """Blobs and manifests, written one by one. What holds whole folders instead: folders.py."""
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob is there, complete."""
+
+    def write_manifest(self, data: bytes, tag: str = "") -> None:
+        """Under its digest, and under the tag if one is given."""
+
+    def write_referrer(self, data: bytes, subject: str) -> None:
+        """A manifest whose subject is the manifest with the digest `subject`."""
 
 
 def canonical(document: Json) -> bytes:

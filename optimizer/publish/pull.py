@@ -24,7 +24,7 @@ from optimizer.progress import bar, say
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, beside
 from optimizer.publish.model_pack import layers_of, well_described
-from optimizer.publish.place import LARGEST_MANIFEST, Json, Place, digest_of
+from optimizer.publish.place import LARGEST_MANIFEST, Json, Releases, digest_of
 
 MOST_REFERRERS = 100
 SWAPPED = "Do not use it: what is there is not what the manifest names. Get it from another place."
@@ -42,7 +42,7 @@ class Pulled:
     key: str
 
 
-def resolve(place: Place, address: Address) -> bytes:
+def resolve(place: Releases, address: Address) -> bytes:
     """The manifest that the address names: by its digest if it has one, else by its tag.
 
     Raises RecipeError where there is none.
@@ -69,7 +69,7 @@ def resolve(place: Place, address: Address) -> bytes:
 
 
 def pull(
-    place: Place,
+    place: Releases,
     address: Address,
     into: Path | None,
     key: Path | None = None,
@@ -80,7 +80,7 @@ def pull(
     key: the public key that must have signed it. at_least: the oldest version that will do. A
     folder that is this bundle already stays as it is. Raises RecipeError where something else has
     the folder's name; BundleError for what is not what its digest says, not signed by the key or
-    too old; see Place for the others.
+    too old; see Releases for the others.
     """
     data = resolve(place, address)
     digest, layers = digest_of(data), layers_of(data, str(address))
@@ -110,7 +110,7 @@ def pull(
     return Pulled(final, digest, received, names, hint)
 
 
-def _default(place: Place, layers: dict[str, Json], address: Address) -> Path:
+def _default(place: Releases, layers: dict[str, Json], address: Address) -> Path:
     """artifacts/NAME/VERSION, from the manifest of the bundle itself."""
     layer = layers[verify.MANIFEST]
     manifest = verify.parse(small(place, layer, str(address)))
@@ -121,7 +121,7 @@ def _default(place: Place, layers: dict[str, Json], address: Address) -> Path:
     return Path("artifacts") / name / version
 
 
-def small(place: Place, layer: Json, where: str) -> bytes:
+def small(place: Releases, layer: Json, where: str) -> bytes:
     """A blob that fits in memory, its digest compared."""
     if layer["size"] > verify.LARGEST:
         raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
@@ -158,7 +158,7 @@ def _differs(folder: Path, layers: dict[str, Json]) -> bool:
     )
 
 
-def _fetch(place: Place, layers: dict[str, Json], folder: Path) -> int:
+def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
     """Fetch every file into the folder, each digest once; returns the bytes that came now."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, _ in [*verify.entries(folder)]:
@@ -190,7 +190,7 @@ def _digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"
 
 
-def attachments(place: Place, digest: str) -> dict[Attachment, list[bytes]]:
+def attachments(place: Releases, digest: str) -> dict[Attachment, list[bytes]]:
     """{attachment: the bytes of each that a registry has, the last one last}."""
     attached: dict[Attachment, list[bytes]] = {}
     for attachment in ATTACHMENTS:

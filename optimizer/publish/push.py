@@ -1,8 +1,8 @@
-"""Put a bundle, and what lies beside it, into a registry or a layout.
+"""Put a bundle, and what lies beside it, into a registry, a layout, or a registry of folders.
 
-In this order: blobs, the manifest under its digest, what belongs to it, and the tag last. Whenever
-this is killed the tag names what it named before, or all of the new; the next run sends
-what is missing.
+Into one of folders as one revision (folders.py). Into the others in this order: blobs, the manifest
+under its digest, what belongs to it, and the tag last. Whenever this is killed the tag names what
+it named before, or all of the new; the next run sends what is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from optimizer.errors import RecipeError
 from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import MANIFEST, read_manifest
+from optimizer.harness.manifest import MANIFEST, read_manifest, read_reports
 from optimizer.progress import bar
 from optimizer.publish.attachments import (
     ATTACHMENTS,
@@ -28,7 +28,8 @@ from optimizer.publish.attachments import (
     Attachment,
     beside,
 )
-from optimizer.publish.model_pack import artifact, referrer
+from optimizer.publish.folders import Folder, Folders, attachment_name
+from optimizer.publish.model_pack import Artifact, artifact, referrer
 from optimizer.publish.place import EMPTY, Blob, Json, Place, descriptor, digest_of
 from optimizer.store import digest_file
 
@@ -44,7 +45,7 @@ class Receipt:
     attached: tuple[str, ...]
 
 
-def push(bundle: Path, place: Place, tag: str, *, replace: bool = False) -> Receipt:
+def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = False) -> Receipt:
     """Publish the folder `bundle` under the tag.
 
     replace: let a tag that names another bundle name this one. Raises BundleError for a folder
@@ -62,6 +63,28 @@ def push(bundle: Path, place: Place, tag: str, *, replace: bool = False) -> Rece
     packed = artifact(bundle, manifest)
     digest = digest_of(packed.manifest)
     _check_tag(place, tag, digest, replace)
+    if isinstance(place, Folders):
+        folder = Folder(
+            digest,
+            manifest,
+            read_reports(bundle, manifest),
+            packed.files,
+            {attachment_name(a, data): data for a, data in attached if a is not REPORT},
+        )
+        sent = place.publish(folder, tag, replace=replace)
+        shared = folder.size - sent
+    else:
+        label = f"{manifest['name']}-{manifest['version']}"
+        sent, shared = _write(place, packed, attached, tag, label)
+    names = tuple(attachment.suffix for attachment, _ in attached)
+    return Receipt(tag, digest, sent, shared, names)
+
+
+def _write(
+    place: Place, packed: Artifact, attached: list[tuple[Attachment, bytes]], tag: str, label: str
+) -> tuple[int, int]:
+    """label: what the names of attachments begin with. Returns the bytes that were sent and those
+    that were there."""
     sent, shared = send(place, bar(packed.blobs, "publish"))
     place.write_manifest(packed.manifest)
     subject = descriptor(packed.manifest)
@@ -69,12 +92,12 @@ def push(bundle: Path, place: Place, tag: str, *, replace: bool = False) -> Rece
         blob = Blob.of(data)
         more, same = send(place, (EMPTY, blob))
         sent, shared = sent + more, shared + same
-        name = f"{manifest['name']}-{manifest['version']}{attachment.suffix}"
-        place.write_referrer(referrer(blob, attachment.media_type, name, subject), digest)
+        name = f"{label}{attachment.suffix}"
+        described = referrer(blob, attachment.media_type, name, subject)
+        place.write_referrer(described, subject["digest"])
     if place.read_manifest(tag) != packed.manifest:
         place.write_manifest(packed.manifest, tag)
-    names = tuple(attachment.suffix for attachment, _ in attached)
-    return Receipt(tag, digest, sent, shared, names)
+    return sent, shared
 
 
 def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
@@ -132,7 +155,7 @@ def _belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
         return False
 
 
-def _check_tag(place: Place, tag: str, digest: str, replace: bool) -> None:
+def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> None:
     before = place.read_manifest(tag)
     if before is not None and digest_of(before) != digest and not replace:
         raise RecipeError(

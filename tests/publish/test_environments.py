@@ -23,12 +23,13 @@ from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.comparison import compare
 from optimizer.publish.environments import promote, rollback
+from optimizer.publish.folders import Folders
 from optimizer.publish.layout import Layout
-from optimizer.publish.place import Place, digest_of
+from optimizer.publish.place import Place, Releases, digest_of
 from optimizer.publish.push import push
 from optimizer.publish.sign import sign
 from tests import killing
-from tests.publish import oci_server
+from tests.publish import hub_server, oci_server
 from tests.publish.keys import write_keys
 
 EXAMPLES = 400
@@ -54,23 +55,25 @@ def version(bundle: Path, name: str, section: dict[str, Any] | None) -> Path:
 
 
 @contextmanager
-def published(kind: str, folders: list[Path], work: Path) -> Iterator[tuple[Place, list[Address]]]:
+def published(
+    kind: str, folders: list[Path], work: Path
+) -> Iterator[tuple[Place | Folders, list[Address]]]:
     """A place with versions 1, 2, ..., and their addresses."""
     tags = [str(i + 1) for i in range(len(folders))]
-    with oci_server.serving() as server:
+    with (hub_server if kind == "hub" else oci_server).serving() as server:
         folder = work / "layout"
-        place: Place = Layout(folder) if kind == "layout" else server.client()
+        place = Layout(folder) if kind == "layout" else server.client()
         for tag, bundle in zip(tags, folders, strict=True):
             push(bundle, place, tag)
         yield place, [Address(tag, "", folder=folder) for tag in tags]
 
 
-def named(place: Place, tag: str) -> str:
+def named(place: Releases, tag: str) -> str:
     data = place.read_manifest(tag)
     return "" if data is None else digest_of(data)
 
 
-@pytest.mark.parametrize("kind", ["layout", "registry"])
+@pytest.mark.parametrize("kind", ["layout", "registry", "hub"])
 def test_an_environment_goes_forward_and_back_and_says_what_it_named(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -180,11 +183,12 @@ def test_a_required_signature_is_verified_without_fetching_the_model(
         assert named(place, "production") == named(place, "2")
 
 
+@pytest.mark.parametrize("kind", ["layout", "hub"])
 def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
-    bundle: Path, tmp_path: Path
+    bundle: Path, tmp_path: Path, kind: str
 ) -> None:
     folders = [version(bundle, str(i), None) for i in range(9)]
-    with published("layout", folders, tmp_path) as (place, versions):
+    with published(kind, folders, tmp_path) as (place, versions):
         promote(place, versions[0], "production")
         before = named(place, "production")
         reader, writer = os.pipe()

@@ -66,4 +66,5 @@ TASK = Task(
     arrays=("token_type_ids",),
     sections=("pooling", "normalize"),
     headless=True,
+    pipeline_tag="sentence-similarity",
 )

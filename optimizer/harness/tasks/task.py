@@ -33,6 +33,7 @@ class Task:
     the first; otherwise the model reads both by themselves, to be compared. calibration_items:
     "rows", each an input; or "windows" of one length, cut from all rows joined end to end.
     requires: packages that answering needs besides numpy, the tokenizer and a runtime.
+    pipeline_tag: what model hubs call it; "" where that is its name.
 
     Of a checkpoint: model: the transformers class that builds it, "module:name". headless:
     its pooler is dropped, as the output is its last hidden state. heads: endings of the names of
@@ -52,6 +53,7 @@ class Task:
     pairs_together: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
     requires: tuple[str, ...] = ()
+    pipeline_tag: str = ""
     model: str = "transformers:AutoModel"
     headless: bool = False
     heads: tuple[str, ...] = ()
