@@ -5,6 +5,7 @@ from __future__ import annotations
 from optimizer import targets
 from optimizer.errors import MachineError
 from optimizer.progress import say
+from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.store import package_version
 
@@ -14,6 +15,17 @@ def check(recipe: Recipe) -> None:
     say so instead."""
     for i, section in enumerate(recipe.targets):
         check_target(section, f"targets.{i}")
+    check_processes(recipe)
+
+
+def check_processes(recipe: Recipe) -> None:
+    """Of what learns: that as many processes can train here as it says."""
+    sections: list[Learning] = [recipe.recovery.recover] if recipe.recovery else []
+    sections += [recipe.qat] if recipe.qat else []
+    for section in sections:
+        from optimizer.reduce import processes  # imports torch
+
+        processes.check(section)
 
 
 def check_target(section: TargetSection, at: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from optimizer.harness.bounds import THREADS
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.fields import MANY, BatchSize, Length, Seed
 
@@ -96,6 +97,12 @@ class Learning(Section):
         1.0, gt=0, le=100, description="of the probabilities in the output loss"
     )
     losses: LossWeights = LossWeights()
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    processes: Literal["auto"] | Annotated[int, Field(ge=1, le=THREADS)] = Field(
+        "auto",
+        description="that train together, a share of every batch each, through accelerate; auto: "
+        "one for each GPU, one on a CPU",
+    )
     seed: Seed = 0
 
     @property
@@ -114,6 +121,15 @@ class Learning(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rows_for_every_process(self) -> Learning:
+        if self.processes != "auto" and self.processes > self.batch_size:
+            raise ValueError(
+                f"processes is {self.processes} and a batch has {self.batch_size} rows, so that "
+                "some would have none; give fewer processes or a larger batch_size"
+            )
+        return self
+
 
 class Recover(Learning):
     """What a smaller model learns from the one it came from."""
@@ -121,6 +137,9 @@ class Recover(Learning):
     PLACE: ClassVar[str] = "reduce.recover"
 
     method: Literal["distill"] = "distill"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where both models are while learning; auto: a GPU where torch sees one"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
         description="what products are computed in while learning; weights, losses and what is "
@@ -136,6 +155,7 @@ class Qat(Learning):
 
     PLACE: ClassVar[str] = "qat"
 
+    device: Literal["cpu"] = "cpu"
     learning_rate: float = Field(
         5e-5, gt=0, le=1, description="of AdamW for weights at its highest, after the warm-up"
     )

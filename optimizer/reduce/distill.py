@@ -29,6 +29,7 @@ from optimizer.recipe.schema import DataSpec
 from optimizer.reduce import width_maps
 from optimizer.reduce.methods.batch_order import batch_of
 from optimizer.reduce.pair import Batch, Pair
+from optimizer.reduce.processes import ALONE, Processes, count_of
 from optimizer.reduce.training import Curve, TrainingOptions, train
 
 LOGITS = 1 << 26  # values at once: a vocabulary makes a batch of them larger than all else
@@ -127,12 +128,13 @@ def distill(
     *,
     rates: Mapping[str, float] | None = None,
     keep_seconds: float = 60.0,
+    processes: Processes = ALONE,
 ) -> Distilled:
     """Train the pair's student, whose parameters hold the result afterwards.
 
     rates: {parameter: learning rate} of those that have one of their own. folder: for training's
-    checkpoints, one every keep_seconds. Raises CheckpointError for a teacher that is not the same
-    twice, and for a loss that is not finite.
+    checkpoints, one every keep_seconds. processes: see `train`. Raises CheckpointError for a
+    teacher that is not the same twice, and for a loss that is not finite.
     """
     learned = split.learned
     judged = _batches(split.held_out, section)
@@ -140,7 +142,8 @@ def distill(
     if section.losses.hidden and not pair.same_width:
         pair = replace(pair, maps=width_maps.started(pair, _shown(learned, section)))
     trained = {**pair.trained, **pair.map_parameters}
-    start = _mean(pair, section, judged)
+    processes.copy_first(trained.values())
+    start = _mean(pair, section, judged, processes)
     units = {name: value or 1.0 for name, value in start.items()}
     weights = {name: getattr(section.losses, name) / unit for name, unit in units.items()}
     size = _rows_at_once(pair, section)
@@ -149,8 +152,8 @@ def distill(
 
     def backward(step: int) -> float:
         indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
-        total = 0.0
-        for part in (indices[i : i + size] for i in range(0, len(indices), size)):
+        own, total = processes.share(indices), 0.0
+        for part in (own[i : i + size] for i in range(0, len(own), size)):
             batch, labels = learned.batch(part), learned.labels(part)
             with torch.enable_grad():
                 each = pair.losses(
@@ -163,19 +166,19 @@ def distill(
         return total
 
     def judge() -> float:
-        each = _mean(pair, section, judged)
+        each = _mean(pair, section, judged, processes)
         if judged_by_output(section):
             return each["output"]
         return math.fsum(weights[n] * each[n] for n in each)
 
     options = _options(section, rates or {}, keep_seconds)
-    curve = train(trained, backward, judge, options, folder)
+    curve = train(trained, backward, judge, options, folder, processes)
     for p in trained.values():
         p.requires_grad_(False)
-    end = _mean(pair, section, judged)
+    end = _mean(pair, section, judged, processes)
     for name, value in start.items():
         say(f"{section.step}: {name} on held-out data {value:.4g} -> {end[name]:.4g}")
-    values = {name: p.detach() for name, p in pair.trained.items()}
+    values = {name: p.detach().cpu() for name, p in pair.trained.items()}
     return Distilled(values, curve, start, end)
 
 
@@ -196,6 +199,7 @@ def _options(section: Learning, rates: Mapping[str, float], keep_seconds: float)
         dict(rates),
         section.PLACE,
         keep_seconds,
+        count_of(section),
     )
 
 
@@ -227,20 +231,25 @@ def _rows_at_once(pair: Pair, section: Learning) -> int:
 
 @torch.no_grad()
 def _mean(
-    pair: Pair, section: Learning, judged: Sequence[tuple[Batch, Tensor | None]]
+    pair: Pair,
+    section: Learning,
+    judged: Sequence[tuple[Batch, Tensor | None]],
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
     """Each loss over all held-out texts."""
     size = _rows_at_once(pair, section)
-    sums: dict[str, float] = {}
+    sums = dict.fromkeys(
+        pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0
+    )
     count = 0
-    for whole, labels in judged:
-        rows = len(whole["input_ids"])
-        for i in range(0, rows, size):
+    for whole, labels in processes.share(judged):
+        for i in range(0, len(whole["input_ids"]), size):
             batch = {name: t[i : i + size] for name, t in whole.items()}
             own = None if labels is None else labels[i : i + size]
             each = pair.losses(batch, own, section.losses, section.temperature)
             together = len(batch["input_ids"])
             count += together
             for name, value in each.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * together
-    return {name: value / count for name, value in sums.items()}
+                sums[name] += float(value) * together
+    *values, rows = processes.sums([*sums.values(), count])
+    return {name: value / rows for name, value in zip(sums, values, strict=True)}

@@ -117,6 +117,23 @@ class Pair:
         }
         return tables | {n for n, _ in self.student.named_parameters() if n.startswith(start)}
 
+    @property
+    def device(self) -> torch.device:
+        """Where both models are; batches are moved there."""
+        return next(self.student.parameters()).device
+
+    def to(self, device: torch.device) -> Pair:
+        """The same, with both models there."""
+        for model in (self.teacher, self.student):
+            model.to(device)
+        return self
+
+    def loss_names(self, weights: LossWeights, labelled: bool) -> list[str]:
+        """Of what `losses` computes, in its order."""
+        beside = {"hidden": weights.hidden, "attention": weights.attention}
+        names = ["output", *(name for name, weight in beside.items() if weight > 0)]
+        return [*names, "labels"] if weights.labels > 0 and labelled else names
+
     def losses(
         self,
         batch: Batch,
@@ -129,7 +146,7 @@ class Pair:
         float32 of models that multiply in `products`. Raises CheckpointError for attention of
         models whose heads are not the same."""
         mine, theirs = self.answers(batch, weights, products)
-        real = batch["attention_mask"].bool()
+        real = batch["attention_mask"].to(self.device).bool()
         values = {"output": self._output(mine, theirs, real, temperature)}
         if weights.hidden > 0:
             states = [mine.hidden_states[i + 1] for i in range(len(self.pairing.states))]
@@ -141,7 +158,7 @@ class Pair:
         if weights.attention > 0:
             values["attention"] = self._attention(mine, theirs, real)
         if weights.labels > 0 and labels is not None:
-            values["labels"] = nn.functional.cross_entropy(mine.logits, labels)
+            values["labels"] = nn.functional.cross_entropy(mine.logits, labels.to(self.device))
         return values
 
     def answers(
@@ -155,10 +172,14 @@ class Pair:
             extra["output_attentions"] = True
         if self.family.kind == "decoder":
             extra["use_cache"] = False
-        with torch.autocast("cpu", products, enabled=products != torch.float32):
+        batch = self._moved(batch)
+        with torch.autocast(self.device.type, products, enabled=products != torch.float32):
             with torch.no_grad():
                 theirs = _in_float32(self.teacher(**batch, **extra))
             return _in_float32(self.student(**batch, **extra)), theirs
+
+    def _moved(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def _attention(self, mine: Any, theirs: Any, real: Tensor) -> Tensor:
         heads = [answer.attentions[0].shape[1] for answer in (mine, theirs)]
@@ -193,6 +214,7 @@ class Pair:
     def check_teacher(self, batch: Batch) -> None:
         """Raises CheckpointError for a teacher that answers the same text differently twice: there
         is nothing to learn from noise (a model in train mode, or its own code, drops at random)."""
+        batch = self._moved(batch)
         with torch.no_grad():
             answers = [getattr(self.teacher(**batch), self.task.output) for _ in range(2)]
         if not torch.equal(*answers):

@@ -29,14 +29,13 @@ from optimizer.compress import module_rows
 from optimizer.compress.apply import bias_correction
 from optimizer.compress.methods.rtn import relative_error
 from optimizer.compress.module_rows import Row, significant
-from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.recipe.schema import QuantizationAware
-from optimizer.reduce.distill import distill, texts
+from optimizer.reduce.distill import Distilled, distill
 from optimizer.reduce.estimate import training
-from optimizer.reduce.own_text import with_own_text
 from optimizer.reduce.pair import Pair, open_pair
-from optimizer.reduce.recover import FINISHED, PROGRESS, document, kept
+from optimizer.reduce.processes import ALONE, Processes, count_of, launch
+from optimizer.reduce.recover import FINISHED, PROGRESS, document, kept, learned_texts
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.trained_linear import Trained, trained
 from optimizer.reduce.write import REDUCED
@@ -59,16 +58,11 @@ def run(
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    contract = contracts.read(reference / "contract.json")
-    split = texts(section.qat, section.data, contract, reference / "checkpoint")
-    split = with_own_text(section.qat, split, reference, progress)
-    pair, model = opened(section, reference, base, state.read(compressed))
-    rates = {
-        name: section.qat.scale_rate
-        for name in model.parameters
-        if name.endswith((".log_scale", ".log_range"))
-    }
-    distilled = distill(pair, section.qat, split, progress, rates=rates)
+    if count_of(section.qat) > 1:
+        learned_texts(section.qat, section.data, reference, progress)  # own text: written once
+        launch(learn, section.qat, progress, section, reference, base, compressed, progress)
+    # of several processes: what they learned, out of the checkpoint that they left
+    distilled, model = learn(ALONE, section, reference, base, compressed, progress)
     rewrite(base, model.values, out)
     state.write(model.state, out)
     bias_correction.write({}, out)
@@ -79,6 +73,25 @@ def run(
     (out / TRAINED).write_text(text + "\n", encoding="utf-8")
     progress.rename(out / FINISHED)
     shutil.rmtree(out / FINISHED)
+
+
+def learn(
+    processes: Processes,
+    section: QuantizationAware,
+    reference: Path,
+    base: Path,
+    compressed: Path,
+    progress: Path,
+) -> tuple[Distilled, Trained]:
+    """The training, in one process or in one of several; and the model with what it learned."""
+    split = learned_texts(section.qat, section.data, reference, progress)
+    pair, model = opened(section, reference, base, state.read(compressed))
+    rates = {
+        name: section.qat.scale_rate
+        for name in model.parameters
+        if name.endswith((".log_scale", ".log_range"))
+    }
+    return distill(pair, section.qat, split, progress, rates=rates, processes=processes), model
 
 
 def opened(

@@ -2,13 +2,13 @@
 
 out/checkpoint/, contract.json, source.json   laid out as load's
 out/reduced.json                              as reduce wrote it
-out/recovered.json                            {precision: of products while learning, steps,
-                                              stopped, held_out: [[step, loss], ...],
-                                              train: [[step, mean loss], ...], start and end:
+out/recovered.json                            {precision: of products while learning, device,
+                                              processes, steps, stopped, held_out: [[step, loss],
+                                              ...], train: [[step, mean loss], ...], start and end:
                                               {loss: value on held-out data}, trained: [parameter]}
 
 While it runs, out/progress/ holds the trained values of some steps ago: a killed run resumes there,
-bit-identical on the same machine with the same number of threads.
+bit-identical on the same processor with the same number of threads and processes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import torch
 
 from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import read_json
-from optimizer.recipe.recover import Recover
-from optimizer.recipe.schema import Recovery
-from optimizer.reduce.distill import Distilled, distill, texts
+from optimizer.recipe.recover import Learning, Recover
+from optimizer.recipe.schema import DataSpec, Recovery
+from optimizer.reduce.distill import Distilled, Split, distill, texts
 from optimizer.reduce.estimate import recovery
 from optimizer.reduce.own_text import with_own_text
 from optimizer.reduce.pair import open_pair
+from optimizer.reduce.processes import Processes, count_of, device_of, launch
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.student import initialized
 from optimizer.reduce.write import REDUCED
@@ -49,26 +50,47 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    contract = contracts.read(reference / "contract.json")
-    split = texts(section.recover, section.data, contract, reference / "checkpoint")
-    split = with_own_text(section.recover, split, reference, progress)
-    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
-    products = products_in(section.recover)
-    pair = replace(pair, from_nothing=initialized(smaller), products=products)
-    distilled = distill(pair, section.recover, split, progress)
+    count, device = count_of(section.recover), device_of(section.recover)
+    if count > 1:
+        learned_texts(section.recover, section.data, reference, progress)  # own text: written once
+        launch(learn, section.recover, progress, section, reference, smaller, progress)
+    # of several processes: what they learned, out of the checkpoint that they left
+    distilled = learn(Processes(device=device), section, reference, smaller, progress)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)
-    precision = {"precision": "bf16" if products == torch.bfloat16 else "fp32"}
-    text = json.dumps(precision | document(distilled), indent=1)
+    products = products_in(section.recover, device)
+    how: dict[str, Any] = {"precision": "bf16" if products == torch.bfloat16 else "fp32"}
+    how |= {"device": device.type, "processes": count}
+    text = json.dumps(how | document(distilled), indent=1)
     (out / RECOVERED).write_text(text + "\n", encoding="utf-8")
     progress.rename(out / FINISHED)
     shutil.rmtree(out / FINISHED)
 
 
-def products_in(section: Recover) -> torch.dtype:
-    """The type of products under section.precision, on this machine."""
+def learn(
+    processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
+) -> Distilled:
+    """The training, in one process or in one of several. progress: for its checkpoints."""
+    split = learned_texts(section.recover, section.data, reference, progress)
+    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
+    products = products_in(section.recover, processes.device)
+    pair = replace(pair, from_nothing=initialized(smaller), products=products)
+    return distill(pair.to(processes.device), section.recover, split, progress, processes=processes)
+
+
+def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
+    """What is learned from, with what the reference wrote itself, and what judges."""
+    contract = contracts.read(reference / "contract.json")
+    split = texts(section, data, contract, reference / "checkpoint")
+    return with_own_text(section, split, reference, progress)
+
+
+def products_in(section: Recover, device: torch.device) -> torch.dtype:
+    """The type of products under section.precision, on this device of this machine."""
     if section.precision != "auto":
         return torch.bfloat16 if section.precision == "bf16" else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     if not hasattr(torch.cpu, "get_capabilities"):  # an older torch does not say
         return torch.float32
     processor = torch.cpu.get_capabilities()

@@ -29,6 +29,7 @@ from optimizer import safetensors_stream
 from optimizer.atomic import remove, replace, restore
 from optimizer.errors import CheckpointError
 from optimizer.progress import meter, say
+from optimizer.reduce.processes import ALONE, Processes
 
 MEASURED = 20  # times on held-out data: enough to stop early, a few percent of the time
 TIMED = 10  # steps after which max_seconds decides how many there are; the first ones are slower
@@ -40,7 +41,7 @@ LONGEST_GRADIENT = 2.0  # in units of the mean length so far: a rare batch must 
 class TrainingOptions:
     """As in recipe/recover.py. max_seconds None: no limit. rates: {parameter: learning rate} of
     those that have one of their own. where: the place of the options in the recipe. keep_seconds:
-    between checkpoints, what a killed run repeats at most."""
+    between checkpoints, what a killed run repeats at most. processes: that train together."""
 
     steps: int
     learning_rate: float
@@ -50,6 +51,7 @@ class TrainingOptions:
     rates: Mapping[str, float] = field(default_factory=dict)
     where: str = "training"
     keep_seconds: float = 60.0
+    processes: int = 1
 
     @property
     def step(self) -> str:
@@ -83,6 +85,7 @@ def train(
     held_out: Callable[[], float],
     options: TrainingOptions,
     folder: Path,
+    processes: Processes = ALONE,
 ) -> Curve:
     """Train `parameters`, which hold the best values afterwards.
 
@@ -90,8 +93,13 @@ def train(
     held_out(): the loss on data that no step sees. folder: for its checkpoints; it must be empty
     or hold those of the same call. Raises CheckpointError for a loss or gradient that is not
     finite.
+
+    processes: where options.processes of them call this together, which of them this one is. Then
+    backward(step) is of this one's share of the step, so that the sum of all is the loss and its
+    gradient; held_out() is the same of all. They leave a checkpoint of the end behind, from which
+    the same call of a process alone takes its values.
     """
-    run = _Run(parameters, options, folder)
+    run = _Run(parameters, options, folder, processes)
     if not run.restored():
         run.measure(held_out)
     saved = time.monotonic()
@@ -108,6 +116,8 @@ def train(
                 run.save()
                 saved = time.monotonic()
             tell(min(run.done, run.curve.steps))
+    if processes.count > 1:
+        run.save()
     run.place_best()
     return run.curve
 
@@ -120,8 +130,10 @@ class _Run:
         parameters: Mapping[str, nn.Parameter],
         options: TrainingOptions,
         folder: Path,
+        processes: Processes,
     ) -> None:
         self.parameters, self.options, self.folder = parameters, options, folder
+        self.processes = processes
         self.curve, self.done = Curve(options.steps), 0
         self.losses, self.lengths = 0.0, 0.0  # sums: since the last measurement, and over all steps
         self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -132,8 +144,9 @@ class _Run:
 
     def step(self, backward: Callable[[int], float]) -> None:
         started = time.monotonic()
-        loss = backward(self.done)
+        (loss,) = self.processes.sums([backward(self.done)])
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+        self.processes.add(gradients.values())
         length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
         if not (math.isfinite(loss) and math.isfinite(length)):
             raise CheckpointError(
@@ -211,10 +224,11 @@ class _Run:
         limit, steps = self.options.max_seconds, self.curve.steps
         each = sum(self.lately) / max(1, len(self.lately))
         self.lately = []
+        each, spent, measuring = self.processes.of_first([each, self.spent, self.measuring])
         if limit is None or not each:
             return
-        judging = self.measuring * MEASURED * (1 - self.done / steps)
-        possible = max(at_least, self.done + int((limit - self.spent - judging) / each))
+        judging = measuring * MEASURED * (1 - self.done / steps)
+        possible = max(at_least, self.done + int((limit - spent - judging) / each))
         if possible < steps:
             self.curve.steps = possible
             self.save()
@@ -228,6 +242,8 @@ class _Run:
             p.data.copy_(self.best[name])
 
     def save(self) -> None:
+        if not self.processes.first:
+            return
         partial, final = self.folder / "checkpoint.partial", self.folder / "checkpoint"
         remove(partial)
         partial.mkdir(parents=True)
@@ -246,22 +262,28 @@ class _Run:
 
     def _entries(self) -> Iterator[tuple[str, Tensor]]:
         for name, p in self.parameters.items():
-            yield f"parameter/{name}", p.detach()
-            yield f"first/{name}", self.first[name]
-            yield f"second/{name}", self.second[name]
-            yield f"best/{name}", self.best[name]
+            yield f"parameter/{name}", p.detach().cpu()
+            yield f"first/{name}", self.first[name].cpu()
+            yield f"second/{name}", self.second[name].cpu()
+            yield f"best/{name}", self.best[name].cpu()
 
     def restored(self) -> bool:
         """Whether a run before this one left a checkpoint; everything is as it was then."""
         from safetensors import safe_open
 
         folder = self.folder / "checkpoint"
-        restore(folder)
-        if not folder.is_dir():
+        if self.processes.first:
+            restore(folder)
+        self.processes.sums([0.0])  # none reads before that is done
+        state: dict[str, Any] = {}
+        if folder.is_dir():
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        self.processes.sums([0.0])  # all have read it, or seen that there is none
+        if not state:
             return False
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         if state["options"] != _identity(self.options):
-            remove(folder)
+            if self.processes.first:
+                remove(folder)
             return False
         self.done, self.losses, self.lengths = state["done"], state["losses"], state["lengths"]
         self.spent = state["spent"]
@@ -272,9 +294,10 @@ class _Run:
         with safe_open(folder / "tensors.safetensors", "pt") as f:
             for name, p in self.parameters.items():
                 p.data.copy_(f.get_tensor(f"parameter/{name}"))
-                self.first[name] = f.get_tensor(f"first/{name}").clone()
-                self.second[name] = f.get_tensor(f"second/{name}").clone()
-                self.best[name] = f.get_tensor(f"best/{name}").clone()
+                self.first[name].copy_(f.get_tensor(f"first/{name}"))
+                self.second[name].copy_(f.get_tensor(f"second/{name}"))
+                self.best[name].copy_(f.get_tensor(f"best/{name}"))
+        self.processes.sums([0.0])  # the first must not replace what another still reads
         done, steps = self.done, self.curve.steps
         say(f"{self.options.step}: {done} of {steps} steps were done before; going on after them")
         return True

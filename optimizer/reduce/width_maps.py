@@ -34,8 +34,10 @@ def started(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
         mine, theirs = pair.answers(batch, STATES)
         real = batch["attention_mask"].bool()
         for i, state in enumerate(pair.pairing.states):
-            sums[i].add(theirs.hidden_states[state][real])
-            sizes[i] += float(mine.hidden_states[i + 1][real].double().square().mean(-1).sum())
+            sums[i].add(theirs.hidden_states[state].cpu()[real])
+            sizes[i] += float(
+                mine.hidden_states[i + 1].cpu()[real].double().square().mean(-1).sum()
+            )
     maps = []
     for one, size in zip(sums, sizes, strict=True):
         components = principal(one, own)
@@ -44,4 +46,4 @@ def started(pair: Pair, batches: Iterator[Batch]) -> nn.ModuleList:
         linear.weight.copy_(components.directions * scale)
         linear.bias.copy_(components.mean)
         maps.append(linear.requires_grad_(False))
-    return nn.ModuleList(maps)
+    return nn.ModuleList(maps).to(pair.device)
