@@ -126,15 +126,13 @@ def distill(
     split: Split,
     folder: Path,
     *,
-    rates: Mapping[str, float] | None = None,
     keep_seconds: float = 60.0,
     processes: Processes = ALONE,
 ) -> Distilled:
     """Train the pair's student, whose parameters hold the result afterwards.
 
-    rates: {parameter: learning rate} of those that have one of their own. folder: for training's
-    checkpoints, one every keep_seconds. processes: see `train`. Raises CheckpointError for a
-    teacher that is not the same twice, and for a loss that is not finite.
+    folder: for training's checkpoints, one every keep_seconds. processes: see `train`. Raises
+    CheckpointError for a teacher that is not the same twice, and for a loss that is not finite.
     """
     learned = split.learned
     judged = _batches(split.held_out, section)
@@ -171,7 +169,7 @@ def distill(
             return each["output"]
         return math.fsum(weights[n] * each[n] for n in each)
 
-    options = _options(section, rates or {}, keep_seconds)
+    options = _options(section, pair.rates, keep_seconds)
     curve = train(trained, backward, judge, options, folder, processes)
     for p in trained.values():
         p.requires_grad_(False)

@@ -10,7 +10,7 @@ share of the teacher's blocks gives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,8 @@ class Pair:
     """A teacher and its student, whole and in eval mode.
 
     family, and prefix, of the base model's names: the student's. parameters: what is trained; None:
-    all that `trained` says. from_nothing: the student has only the values it was initialised with,
+    all that `trained` says. rates: {parameter: learning rate} of those that have one of their own.
+    from_nothing: the student has only the values it was initialised with,
     so that its embeddings are trained too. maps: one for each block of the student, of what it
     gives to the teacher's width; None where the widths are the same. products: what both models
     multiply in while learning; what is held out is judged in float32.
@@ -71,6 +72,7 @@ class Pair:
     contract: Contract
     pairing: Pairing
     parameters: Mapping[str, nn.Parameter] | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
     from_nothing: bool = False
     maps: nn.ModuleList | None = None
     products: torch.dtype = torch.float32

@@ -143,10 +143,11 @@ def launch(
         (folder / name).unlink(missing_ok=True)
     count, device = count_of(section), device_of(section).type
     threads = max(1, torch.get_num_threads() // count)
+    what = _Launch(function, arguments, count, device, threads, folder.resolve(), os.getpid())
     try:
         start_processes(
             _process,
-            (function, arguments, count, device, threads, str(folder.resolve()), os.getpid()),
+            (what,),
             nprocs=count,
             daemon=True,  # none outlives an interrupt
             start_method="spawn",
@@ -162,43 +163,50 @@ def launch(
         (folder / MEETING).unlink(missing_ok=True)
 
 
-def _process(
-    rank: int,
-    function: Callable[..., object],
-    arguments: Sequence[Any],
-    count: int,
-    device: str,
-    threads: int,
-    folder: str,
-    parent: int,
-) -> None:
+@dataclass(frozen=True)
+class _Launch:
+    """What each of the processes is to do. parent: the process id of who starts them."""
+
+    function: Callable[..., object]
+    arguments: Sequence[Any]
+    count: int
+    device: str
+    threads: int
+    folder: Path
+    parent: int
+
+
+def _process(rank: int, what: _Launch) -> None:
     """One of them, in a fresh Python."""
-    end_by_signal(parent)
+    end_by_signal(what.parent)
     from accelerate import PartialState
     from accelerate.utils import patch_environment
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch's own tutorials do
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(what.threads)
     loopback = next((n for _, n in socket.if_nameindex() if n.startswith("lo")), "lo")
     environment = dict.fromkeys(("rank", "local_rank"), rank)
-    environment |= dict.fromkeys(("world_size", "local_world_size"), count)
+    environment |= dict.fromkeys(("world_size", "local_world_size"), what.count)
+    environment["omp_num_threads"] = what.threads
     interfaces = dict.fromkeys(("gloo_socket_ifname", "nccl_socket_ifname"), loopback)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch_environment(**environment, **interfaces, omp_num_threads=threads))
+        stack.enter_context(patch_environment(**environment, **interfaces))
         if rank:  # one of them says how far they are
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stderr(silence))
-        store = FileStore(str(Path(folder, MEETING)), count)
-        state = PartialState(cpu=device == "cpu", store=store, rank=rank, world_size=count)
+        store = FileStore(str(what.folder / MEETING), what.count)
+        state = PartialState(
+            cpu=what.device == "cpu", store=store, rank=rank, world_size=what.count
+        )
         try:
-            function(Processes(rank, count, state.device), *arguments)
+            what.function(Processes(rank, what.count, state.device), *what.arguments)
             state.wait_for_everyone()
         except OptimizeError as e:
             refusal = {"kind": type(e).__name__, "problem": e.problem, "where": e.where}
             text = json.dumps({**refusal, "accepted": e.accepted, "fix": e.fix})
-            partial = Path(folder, f"{REFUSAL}.{rank}")
+            partial = what.folder / f"{REFUSAL}.{rank}"
             partial.write_text(text, encoding="utf-8")
-            partial.replace(Path(folder, REFUSAL))
+            partial.replace(what.folder / REFUSAL)
             sys.exit(e.exit_code)
         state.destroy_process_group()
 

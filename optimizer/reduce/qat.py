@@ -86,12 +86,7 @@ def learn(
     """The training, in one process or in one of several; and the model with what it learned."""
     split = learned_texts(section.qat, section.data, reference, progress)
     pair, model = opened(section, reference, base, state.read(compressed))
-    rates = {
-        name: section.qat.scale_rate
-        for name in model.parameters
-        if name.endswith((".log_scale", ".log_range"))
-    }
-    return distill(pair, section.qat, split, progress, rates=rates, processes=processes), model
+    return distill(pair, section.qat, split, progress, processes=processes), model
 
 
 def opened(
@@ -100,7 +95,13 @@ def opened(
     """The reference and the compressed model, whose parameters are what is trained."""
     pair = open_pair(reference, base, kept(base), section.qat.losses)
     model = trained(pair.student, start, pair.embeddings)
-    return replace(pair, student=model.model, parameters=model.parameters), model
+    rates = {
+        name: section.qat.scale_rate
+        for name in model.parameters
+        if name.endswith((".log_scale", ".log_range"))
+    }
+    pair = replace(pair, student=model.model, parameters=model.parameters, rates=rates)
+    return pair, model
 
 
 def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
