@@ -20,6 +20,7 @@ ALLOWED = {
     "transformers": ("load/", "reduce/", "export/", "validate/"),
     "datasets": ("load/",),
     "huggingface_hub": ("load/", "publish/hub.py"),
+    "s3fs": ("publish/s3.py",),
     "click": ("cli.py", "commands/"),
 }
 

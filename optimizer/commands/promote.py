@@ -112,24 +112,22 @@ def _show(done: Move, as_json: bool) -> None:
 @click.option("--delete", is_flag=True, help="Do it; without this it only says what would go.")
 @click.pass_obj
 def prune(obj: dict[str, bool], address: str, keep: int, delete: bool) -> None:
-    """Remove old versions from the layout at ADDRESS, and the files that no other version names.
-    What an environment names, and what a rollback would name, stays.
+    """Remove old versions from the layout or the store at ADDRESS, and the files that no other
+    version names. What an environment names, and what a rollback would name, stays.
 
     \b
     Examples:
       optimize prune file:///srv/minilm --keep 5
-      optimize prune file:///srv/minilm --keep 5 --delete
+      optimize prune s3://releases/minilm --keep 5 --delete
     """
+    from contextlib import closing
+
     from optimizer.publish.address import parse
-    from optimizer.publish.layout import Layout
+    from optimizer.publish.places import prunable
     from optimizer.publish.prune import prune as remove
 
-    folder = parse(address).folder
-    if folder is None:
-        raise click.UsageError(
-            "prune takes oci-layout: and file:// addresses; a registry has retention of its own."
-        )
-    pruned = remove(Layout(folder), keep, delete=delete)
+    with closing(prunable(parse(address))) as place:
+        pruned = remove(place, keep, delete=delete)
     verb = "removed" if delete else "would be removed (--delete)"
     names = ", ".join(pruned.versions) or "no version"
     text = f"{names}: {pruned.blobs} files, {pruned.size:,} bytes {verb}"

@@ -4,6 +4,7 @@ oci://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]     a registry, by the OCI distribu
 oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layout has it
 file:///FOLDER[:TAG][@sha256:DIGEST]             the same, from the root of the file system
 hf://OWNER/NAME[:TAG][@sha256:DIGEST]            a model repository on the Hugging Face Hub
+s3://BUCKET/PREFIX[:TAG][@sha256:DIGEST]         a layout below a prefix of a bucket
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from pathlib import Path
 
 from optimizer.errors import RecipeError
 
-ACCEPTED = "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG or hf://OWNER/NAME:TAG; "
-ACCEPTED += "each may end in @sha256:DIGEST"
+ACCEPTED = (
+    "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG, hf://OWNER/NAME:TAG or "
+    "s3://BUCKET/PREFIX:TAG; each may end in @sha256:DIGEST"
+)
+CREDENTIALS = (
+    "Credentials come from where their own tools keep them: `docker login HOST`, `hf auth login`, "
+    "`aws configure` or AWS_PROFILE."
+)
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
 TAG = r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
@@ -24,13 +31,17 @@ REGISTRY = re.compile(f"oci://{HOST}/{NAME}{TAG}{DIGEST}")
 HUB_PART = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 HUB = re.compile(f"hf://(?P<name>{HUB_PART}/{HUB_PART}){TAG}{DIGEST}")
 LAYOUT = re.compile(f"(oci-layout:|file://(?=/))(?P<folder>.+?){TAG}{DIGEST}")
-"""The grammar of names and tags is the distribution specification's."""
+BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+PREFIX = "(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
+STORE = re.compile(f"(?P<store>s3)://(?P<name>{BUCKET}{PREFIX}){TAG}{DIGEST}")
+"""The grammar of names and tags is the distribution specification's; that of prefixes has what
+needs no escape in any store."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """host and name of a registry; or the folder of a layout; or the store (hf) and the name in it.
-    The tag or "", the digest or ""."""
+    """host and name of a registry; or the folder of a layout; or the store (hf, s3) and the name in
+    it, which of s3 begins with the bucket. The tag or "", the digest or ""."""
 
     tag: str
     digest: str
@@ -46,6 +57,11 @@ class Address:
         return f"{place}{tag}" + (f"@{self.digest}" if self.digest else "")
 
 
+def is_address(text: str) -> bool:
+    """Whether this is meant as an address, and not as a path."""
+    return "://" in text or text.startswith("oci-layout:")
+
+
 def parse(text: str) -> Address:
     """Raises RecipeError for what is no address."""
     if match := REGISTRY.fullmatch(text):
@@ -56,12 +72,16 @@ def parse(text: str) -> Address:
         return Address(match["tag"] or "", match["digest"] or "", name=match["name"], store="hf")
     if match := LAYOUT.fullmatch(text):
         return Address(match["tag"] or "", match["digest"] or "", folder=Path(match["folder"]))
-    hint = "A name is written in small letters. " if text.startswith("oci://") else ""
-    if "@" in text and "://" in text and text.index("@") < text.rindex("/"):
-        raise RecipeError(
-            "an address holds no user and no password",
+    if match := STORE.fullmatch(text):
+        return Address(
+            *(match["tag"] or "", match["digest"] or ""), name=match["name"], store=match["store"]
+        )
+    if "?" in text or "@" in text.replace("@sha256:", ""):
+        raise RecipeError(  # without the text, which may hold a password or a signed URL
+            "an address holds no user, no password and no query",
             where="address",
             accepted=ACCEPTED,
-            fix="Log in with `docker login HOST`, or keep them in docker's config.json.",
+            fix=CREDENTIALS,
         )
-    raise RecipeError(f"{text!r:.200} is no address", accepted=ACCEPTED, fix=hint.strip())
+    hint = "A name is written in small letters." if text.startswith("oci://") else ""
+    raise RecipeError(f"{text!r:.200} is no address", accepted=ACCEPTED, fix=hint)

@@ -12,7 +12,6 @@ sha256-<hex>, as in a registry without an API for them, so that other tools copy
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -22,11 +21,11 @@ from pathlib import Path
 from optimizer import atomic
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
+from optimizer.publish import index as indexes
 from optimizer.publish.place import (
     LARGEST_MANIFEST,
     Blob,
     Json,
-    canonical,
     descriptor,
     digest_of,
     document,
@@ -36,9 +35,6 @@ from optimizer.publish.place import (
     listed_in,
 )
 
-VERSION = {"imageLayoutVersion": "1.0.0"}
-REF_NAME = "org.opencontainers.image.ref.name"
-
 
 class Layout:
     """A Place. The folder is made when something is written."""
@@ -46,7 +42,7 @@ class Layout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         begun = {"blobs", ".lock", ".partial"}  # by a run that was killed at its start
-        if not (folder / "oci-layout").is_file() and {*_names(folder)} - begun:
+        if not (folder / indexes.MARK).is_file() and {*_names(folder)} - begun:
             raise RecipeError(
                 "what is here is no OCI layout: it has no file oci-layout",
                 where=str(folder),
@@ -107,7 +103,7 @@ class Layout:
 
     def _check_blobs(self, data: bytes) -> None:
         """A prune at the same time may have taken a blob that was found here."""
-        missing = [d for d in named_blobs(document(data, "manifest")) if not self.has(d)]
+        missing = [d for d in indexes.named_blobs(document(data, "manifest")) if not self.has(d)]
         if missing:
             raise MachineError(
                 f"{missing[0]} was removed meanwhile",
@@ -136,53 +132,49 @@ class Layout:
             if self.tagged().get(last, "") != expected:
                 return False
             for data in tags.values():
+                self._check_blobs(data)
                 self._send(Blob.of(data))
             self._set_tags(tags)
             return True
 
     def drop_tags(self, tags: Collection[str]) -> None:
         """Who calls has the lock."""
-        index = self._index()
-        others = [e for e in index["manifests"] if _tag(e) not in tags]
-        kept = canonical({**index, "manifests": others})
-        atomic.write(self.folder / "index.json", kept, self.folder / ".partial")
+        self._write_index(indexes.without_tags(self._index(), tags))
+
+    def blobs(self) -> dict[str, int]:
+        folder = self.folder / "blobs" / "sha256"
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        return {f"sha256:{path.name}": path.stat().st_size for path in paths}
+
+    def drop_blobs(self, digests: Collection[str]) -> None:
+        """Who calls has the lock."""
+        for digest in digests:
+            self.blob(digest).unlink()
 
     def close(self) -> None:
         """Nothing is kept open."""
 
     def _set_tags(self, tags: Mapping[str, bytes]) -> None:
-        index = self._index()
-        others = [e for e in index["manifests"] if _tag(e) not in tags]
-        entries = [
-            {**descriptor(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()
-        ]
-        document = {**index, "manifests": [*others, *entries]}
-        atomic.write(self.folder / "index.json", canonical(document), self.folder / ".partial")
+        self._write_index(indexes.with_tags(self._index(), tags))
+
+    def _write_index(self, data: bytes) -> None:
+        atomic.write(self.folder / indexes.FILE, data, self.folder / ".partial")
 
     def tagged(self) -> dict[str, str]:
-        """{tag: digest}."""
-        return {tag: e["digest"] for e in self._index()["manifests"] if (tag := _tag(e))}
+        return indexes.tagged(self._index())
 
     def _index(self) -> Json:
-        path = self.folder / "index.json"
-        if not path.is_file():
-            return {"schemaVersion": 2, "manifests": []}
-        index = document(path.read_bytes(), str(path))
-        listed = index.get("manifests")
-        if not isinstance(listed, list) or not all(
-            isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
-        ):
-            raise BundleError("no list of manifests", where=str(path))
-        return index
+        path = self.folder / indexes.FILE
+        return indexes.read(path.read_bytes() if path.is_file() else None, str(path))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         with atomic.disk_errors_explained(self.folder, "the address"):
             (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
             with atomic.lock(self.folder / ".lock"):
-                mark = self.folder / "oci-layout"
+                mark = self.folder / indexes.MARK
                 if not mark.is_file():
-                    atomic.write(mark, json.dumps(VERSION).encode(), self.folder / ".partial")
+                    atomic.write(mark, indexes.MARK_CONTENT, self.folder / ".partial")
                 yield
 
     def blob(self, digest: str) -> Path:
@@ -192,19 +184,7 @@ class Layout:
         return self.folder / "blobs" / "sha256" / hexadecimal
 
 
-def named_blobs(manifest: Json) -> list[str]:
-    """The digests that a manifest or an index names."""
-    entries = [manifest.get("config"), *manifest.get("layers", ()), *manifest.get("manifests", ())]
-    return [e["digest"] for e in entries if isinstance(e, dict) and "digest" in e]
-
-
 def _names(folder: Path) -> list[str]:
     if folder.is_dir():
         return os.listdir(folder)
     return [folder.name] if os.path.lexists(folder) else []
-
-
-def _tag(entry: Json) -> str:
-    annotations = entry.get("annotations")
-    tag = annotations.get(REF_NAME) if isinstance(annotations, dict) else None
-    return tag if isinstance(tag, str) else ""

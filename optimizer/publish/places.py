@@ -2,28 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+from optimizer.errors import MachineError, RecipeError
 from optimizer.publish.address import Address
 from optimizer.publish.credentials import basic
 from optimizer.publish.folders import Folders
 from optimizer.publish.hub import Hub
 from optimizer.publish.layout import Layout
+from optimizer.publish.object_store import ObjectStore
+from optimizer.publish.objects import Objects
 from optimizer.publish.place import Place
+from optimizer.publish.prune import Prunable
 from optimizer.publish.registry import Registry
+from optimizer.publish.s3 import S3Objects
 from optimizer.publish.transport import Transport
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store: the package that speaks to it, which the extra of the store's name installs,
+    and what opens a bucket below a prefix."""
+
+    package: str
+    objects: Callable[[str, str], Objects]
+
+
+STORES = {"s3": Store("s3fs", S3Objects)}
+"""By the beginning of an address."""
+
+
+def check_installed(address: Address) -> None:
+    """Raises MachineError where the package that reaches the address is missing."""
+    store = STORES.get(address.store)
+    if store is not None and find_spec(store.package) is None:
+        raise MachineError(
+            f"{store.package} is not installed",
+            where=str(address),
+            fix=f"pip install 'optimize-toolchain[{address.store}]'",
+        )
 
 
 def place_of(
     address: Address, docker: Path, *, plain: bool = False, hub: str | None = None
 ) -> Place | Folders:
     """docker: the folder with docker's config.json. plain: HTTP to a registry elsewhere. hub: the
-    address of another server than huggingface_hub's own default."""
+    address of another server than huggingface_hub's own default. Raises MachineError where a
+    package is missing."""
     if address.store == "hf":
         return Folders(Hub(address.name, hub))
-    if address.folder is not None:
-        return Layout(address.folder)
+    if address.folder is not None or address.store:
+        return prunable(address)
     return Registry(
         Transport(address.host, partial(basic, docker, address.host), plain), address.name
     )
+
+
+def prunable(address: Address) -> Prunable:
+    """A layout or a store. Raises RecipeError for a registry."""
+    if address.folder is not None:
+        return Layout(address.folder)
+    if address.store not in STORES:
+        raise RecipeError(
+            "a registry or a hub has retention of its own",
+            where=str(address),
+            accepted="oci-layout:, file:// and s3:// addresses",
+        )
+    check_installed(address)
+    bucket, _, prefix = address.name.partition("/")
+    return ObjectStore(STORES[address.store].objects(bucket, prefix))

@@ -1,4 +1,4 @@
-"""Remove old versions from a layout, and the blobs that nothing names any more.
+"""Remove old versions from a layout or a store, and the blobs that nothing names any more.
 
 Kept: the versions that were tagged last; what an environment names, and what it goes back to;
 everything that these name, and what belongs to them. The index goes first and the blobs after it,
@@ -8,14 +8,35 @@ Registries have retention and garbage collection of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from optimizer.publish.environments import history
-from optimizer.publish.layout import Layout, named_blobs
-from optimizer.publish.place import document, fallback_tag, is_fallback
+from optimizer.publish.index import named_blobs
+from optimizer.publish.place import Place, document, fallback_tag, is_fallback
 
 HISTORY = ".history"
+
+
+class Prunable(Place, Protocol):
+    """A place that has no garbage collection of its own."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Meanwhile nobody else writes."""
+
+    def tagged(self) -> dict[str, str]:
+        """{tag: digest}, the last tagged last."""
+
+    def blobs(self) -> dict[str, int]:
+        """{digest: bytes} of everything that is there."""
+
+    def drop_tags(self, tags: Collection[str]) -> None:
+        """Who calls has the lock."""
+
+    def drop_blobs(self, digests: Collection[str]) -> None:
+        """Who calls has the lock."""
 
 
 @dataclass(frozen=True)
@@ -28,32 +49,33 @@ class Pruned:
     size: int
 
 
-def prune(layout: Layout, keep: int, *, delete: bool = False) -> Pruned:
+def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
     """Keep the `keep` versions that were tagged last. delete: False only says what would go."""
-    with layout.locked():
-        tagged = layout.tagged()
-        versions, environments = _kinds(tagged)
-        safe = {tagged[e] for e in environments}
-        safe |= {digest for e in environments for digest in _way_back(layout, e, tagged[e])}
-        newest = versions[max(0, len(versions) - keep) :]
-        kept = [v for v in versions if v in newest or tagged[v] in safe]
-        named = safe | {tagged[v] for v in kept}
-        fallbacks = {fallback_tag(digest) for digest in named}
-        stays = {*kept, *environments, *(f"{e}{HISTORY}" for e in environments), *fallbacks}
-        reachable = _reachable(layout, {*named, *(d for t, d in tagged.items() if t in stays)})
-        folder = layout.folder / "blobs" / "sha256"
-        blobs = [p for p in sorted(folder.iterdir()) if f"sha256:{p.name}" not in reachable]
-        pruned = Pruned(
-            tuple(v for v in versions if v not in kept),
-            tuple(kept),
-            len(blobs),
-            sum(p.stat().st_size for p in blobs),
-        )
-        if delete:
-            layout.drop_tags({t for t in tagged if t not in stays})
-            for path in blobs:
-                path.unlink()
+    if not delete:
+        return _choose(place, keep)[0]
+    with place.locked():
+        pruned, tags, blobs = _choose(place, keep)
+        place.drop_tags(tags)
+        place.drop_blobs(blobs)
     return pruned
+
+
+def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
+    """What goes: all its tags, those that stand for referrers too, and its blobs."""
+    tagged = place.tagged()
+    versions, environments = _kinds(tagged)
+    safe = {tagged[e] for e in environments}
+    safe |= {digest for e in environments for digest in _way_back(place, e, tagged[e])}
+    newest = versions[max(0, len(versions) - keep) :]
+    kept = [v for v in versions if v in newest or tagged[v] in safe]
+    named = safe | {tagged[v] for v in kept}
+    fallbacks = {fallback_tag(digest) for digest in named}
+    stays = {*kept, *environments, *(f"{e}{HISTORY}" for e in environments), *fallbacks}
+    reachable = _reachable(place, {*named, *(d for t, d in tagged.items() if t in stays)})
+    blobs = {digest: size for digest, size in place.blobs().items() if digest not in reachable}
+    gone = tuple(v for v in versions if v not in kept)
+    pruned = Pruned(gone, tuple(kept), len(blobs), sum(blobs.values()))
+    return pruned, {t for t in tagged if t not in stays}, sorted(blobs)
 
 
 def _kinds(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -64,16 +86,16 @@ def _kinds(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
     return [n for n in names if n not in others and not is_fallback(n)], environments
 
 
-def _way_back(layout: Layout, environment: str, current: str) -> list[str]:
+def _way_back(place: Place, environment: str, current: str) -> list[str]:
     """What a rollback would name."""
-    past = history(layout, environment)
+    past = history(place, environment)
     if current not in past:
         return []
     at = len(past) - 1 - past[::-1].index(current)
     return past[max(0, at - 1) : at]
 
 
-def _reachable(layout: Layout, digests: Iterable[str]) -> set[str]:
+def _reachable(place: Place, digests: Iterable[str]) -> set[str]:
     """The manifests and everything that they name, in turn."""
     reachable: set[str] = set()
     waiting = list(digests)
@@ -82,7 +104,7 @@ def _reachable(layout: Layout, digests: Iterable[str]) -> set[str]:
         if digest in reachable:
             continue
         reachable.add(digest)
-        data = layout.read_manifest(digest)
+        data = place.read_manifest(digest)
         if data is None:
             continue
         manifest = document(data, digest)

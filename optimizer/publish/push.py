@@ -62,7 +62,7 @@ def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = Fals
     attached = attachments_of(bundle)
     packed = artifact(bundle, manifest)
     digest = digest_of(packed.manifest)
-    _check_tag(place, tag, digest, replace)
+    before = _check_tag(place, tag, digest, replace)
     if isinstance(place, Folders):
         folder = Folder(
             digest,
@@ -75,16 +75,22 @@ def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = Fals
         shared = folder.size - sent
     else:
         label = f"{manifest['name']}-{manifest['version']}"
-        sent, shared = _write(place, packed, attached, tag, label)
+        sent, shared = _write(place, packed, attached, label)
+        if before != digest and not place.move({tag: packed.manifest}, tag, before):
+            raise RecipeError(
+                "another bundle was published under it meanwhile",
+                where=f"tag {tag}",
+                fix="Look at what it names now (optimize versions), and run the command again.",
+            )
     names = tuple(attachment.suffix for attachment, _ in attached)
     return Receipt(tag, digest, sent, shared, names)
 
 
 def _write(
-    place: Place, packed: Artifact, attached: list[tuple[Attachment, bytes]], tag: str, label: str
+    place: Place, packed: Artifact, attached: list[tuple[Attachment, bytes]], label: str
 ) -> tuple[int, int]:
-    """label: what the names of attachments begin with. Returns the bytes that were sent and those
-    that were there."""
+    """Everything but the tag. label: what the names of attachments begin with. Returns the bytes
+    that were sent and those that were there."""
     sent, shared = send(place, bar(packed.blobs, "publish"))
     place.write_manifest(packed.manifest)
     subject = descriptor(packed.manifest)
@@ -95,8 +101,6 @@ def _write(
         name = f"{label}{attachment.suffix}"
         described = referrer(blob, attachment.media_type, name, subject)
         place.write_referrer(described, subject["digest"])
-    if place.read_manifest(tag) != packed.manifest:
-        place.write_manifest(packed.manifest, tag)
     return sent, shared
 
 
@@ -155,15 +159,17 @@ def _belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
         return False
 
 
-def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> None:
-    before = place.read_manifest(tag)
-    if before is not None and digest_of(before) != digest and not replace:
+def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> str:
+    """The digest that the tag names, "" for nothing."""
+    data = place.read_manifest(tag)
+    before = "" if data is None else digest_of(data)
+    if before not in ("", digest) and not replace:
         raise RecipeError(
-            f"it names another bundle, {digest_of(before)[:19]}..., and this one is "
-            f"{digest[:19]}...",
+            f"it names another bundle, {before[:19]}..., and this one is {digest[:19]}...",
             where=f"tag {tag}",
             fix="Give the bundle another package.version, or let the tag move: --replace.",
         )
+    return before
 
 
 def as_document(receipt: Receipt, address: str) -> Json:

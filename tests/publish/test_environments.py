@@ -29,7 +29,7 @@ from optimizer.publish.place import Place, Releases, digest_of
 from optimizer.publish.push import push
 from optimizer.publish.sign import sign
 from tests import killing
-from tests.publish import hub_server, oci_server
+from tests.publish import hub_server, oci_server, s3_server
 from tests.publish.keys import write_keys
 
 EXAMPLES = 400
@@ -60,7 +60,8 @@ def published(
 ) -> Iterator[tuple[Place | Folders, list[Address]]]:
     """A place with versions 1, 2, ..., and their addresses."""
     tags = [str(i + 1) for i in range(len(folders))]
-    with (hub_server if kind == "hub" else oci_server).serving() as server:
+    servers = {"hub": hub_server.serving, "s3": s3_server.serving}
+    with servers.get(kind, oci_server.serving)() as server:
         folder = work / "layout"
         place = Layout(folder) if kind == "layout" else server.client()
         for tag, bundle in zip(tags, folders, strict=True):
@@ -73,7 +74,7 @@ def named(place: Releases, tag: str) -> str:
     return "" if data is None else digest_of(data)
 
 
-@pytest.mark.parametrize("kind", ["layout", "registry", "hub"])
+@pytest.mark.parametrize("kind", ["layout", "registry", "hub", s3_server.KIND])
 def test_an_environment_goes_forward_and_back_and_says_what_it_named(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -183,7 +184,7 @@ def test_a_required_signature_is_verified_without_fetching_the_model(
         assert named(place, "production") == named(place, "2")
 
 
-@pytest.mark.parametrize("kind", ["layout", "hub"])
+@pytest.mark.parametrize("kind", ["layout", "hub", s3_server.KIND])
 def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -199,6 +200,7 @@ def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
             os.read(reader, 1)
             environments.move(place, "production", data, before)
 
+        place.close()  # a child opens its own
         children = [killing.start(lambda a=a: work(a)) for a in versions[1:]]
         os.write(writer, b"x" * 8)
         exits = sorted(killing.wait(child) for child in children)

@@ -14,7 +14,8 @@ from optimizer.errors import MachineError
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.environments import promote, rollback
-from optimizer.publish.layout import Layout, named_blobs
+from optimizer.publish.index import named_blobs
+from optimizer.publish.layout import Layout
 from optimizer.publish.place import digest_of
 from optimizer.publish.prune import prune
 from optimizer.publish.pull import pull

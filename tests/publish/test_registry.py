@@ -33,7 +33,7 @@ from optimizer.publish.push import push
 from optimizer.publish.sign import sign
 from tests import killing
 from tests.package import small_bundle
-from tests.publish import hub_server, oci_server
+from tests.publish import hub_server, oci_server, s3_server
 from tests.publish.keys import write_keys
 
 REGISTRY, SKOPEO = shutil.which("docker-registry"), shutil.which("skopeo")
@@ -55,14 +55,17 @@ def registry(server: oci_server.Server, docker: Path = Path("/nonexistent")) -> 
 
 @contextmanager
 def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]:
-    """A registry in this process without and with an API for referrers, a layout, a model hub, and
-    Debian's registry."""
+    """A registry in this process without and with an API for referrers, a layout, a model hub, a
+    store, and Debian's registry."""
     if kind == "layout":
         at = Address("1", "", folder=folder / "layout")
         yield place_of(at, folder), at
     elif kind == "hub":
         with hub_server.serving() as hub:
             yield hub.client(), parse(f"hf://{hub_server.REPOSITORY}:1")
+    elif kind == "s3":
+        with s3_server.serving() as store:
+            yield store.client(), parse("s3://releases/models/tiny:1")
     elif kind == "docker-registry":
         with docker_registry(folder) as host:
             at = Address("1", "", host=host, name="models/tiny")
@@ -112,7 +115,7 @@ DEBIAN = pytest.param(
 )
 
 
-@pytest.mark.parametrize("kind", ["fallback", "referrers", "layout", "hub", DEBIAN])
+@pytest.mark.parametrize("kind", ["fallback", "referrers", "layout", "hub", s3_server.KIND, DEBIAN])
 def test_what_is_pulled_is_what_was_published_with_what_lies_beside_it(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -132,7 +135,7 @@ def test_what_is_pulled_is_what_was_published_with_what_lies_beside_it(
     assert pulled.attached == (".sig", ".sbom.json", ".provenance.json")
 
 
-@pytest.mark.parametrize("kind", ["fallback", "layout", "hub", DEBIAN])
+@pytest.mark.parametrize("kind", ["fallback", "layout", "hub", s3_server.KIND, DEBIAN])
 def test_two_bundles_that_differ_in_one_file_share_all_others(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
