@@ -37,6 +37,7 @@ from optimizer.commands.sign import sign
 from optimizer.commands.step import step
 from optimizer.commands.verify_rebuild import verify_rebuild
 from optimizer.errors import OptimizeError, RecipeError
+from optimizer.portable_kernels import ENVIRONMENT
 from optimizer.progress import leave, say, show
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Commands(click.Group):
         except OptimizeError as e:
             if ctx.params["debug"]:
                 raise
-            _report_error(e, ctx.params["json_output"])
+            _report_error(e, ctx.params["json_output"], aloud=not ctx.params["portable_kernels"])
             raise SystemExit(e.exit_code) from None
         except (click.exceptions.Exit, click.Abort):
             raise
@@ -132,9 +133,13 @@ def _check_utf8(argument: str) -> None:
         ) from None
 
 
-def _report_error(error: OptimizeError | HarnessError, as_json: bool) -> None:
-    with suppress(SystemExit):  # where nobody reads it: the exit code says it too
-        say(f"error: {error}")
+def _report_error(
+    error: OptimizeError | HarnessError, as_json: bool, *, aloud: bool = True
+) -> None:
+    """aloud: False in the child of another run, which reads the document and says it itself."""
+    if aloud:
+        with suppress(SystemExit):  # where nobody reads it: the exit code says it too
+            say(f"error: {error}")
     if as_json:
         _show_document(error)
 
@@ -146,9 +151,10 @@ def _show_document(error: OptimizeError | HarnessError) -> None:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("--json", "json_output", is_flag=True, help="One JSON document on stdout.")
+@click.option("--portable-kernels", is_flag=True, hidden=True)
 @click.version_option(__version__, prog_name="optimize")
 @click.pass_context
-def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
+def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: bool) -> None:
     """Compress a Hugging Face checkpoint, prove it is still the same model, ship one bundle.
 
     \b
@@ -163,7 +169,9 @@ def main(ctx: click.Context, debug: bool, json_output: bool) -> None:
     Exit codes: 0 gates passed, 1 unexpected failure, 2 wrong recipe or command line,
     3 a gate failed, 4 inconclusive, 5 this machine cannot do what was asked.
     """
-    ctx.obj = {"debug": debug, "json": json_output}
+    ctx.obj = {"debug": debug, "json": json_output, "portable_kernels": portable_kernels}
+    if portable_kernels:
+        os.environ.update(ENVIRONMENT)
     _quiet_libraries()
     if sys.stdout.encoding.lower() != "utf-8" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has our signs

@@ -44,8 +44,17 @@ def with_debug_and_json(command: F) -> F:
 
 
 def with_recipe(command: F) -> F:
-    """The arguments every command that reads a recipe has."""
-    command = with_debug_and_json(command)
+    """The arguments every command that reads a recipe has. --deterministic is an override."""
+
+    @wraps(command)
+    def overridden(
+        *arguments: Any, overrides: tuple[str, ...], deterministic: bool, **others: Any
+    ) -> Any:
+        if deterministic:
+            overrides = (*overrides, "compress.deterministic=true")
+        return command(*arguments, overrides=overrides, **others)
+
+    decorated = with_debug_and_json(cast(F, overridden))
     for decorate in reversed(
         (
             click.argument("recipe", type=click.Path(path_type=Path)),
@@ -57,6 +66,12 @@ def with_recipe(command: F) -> F:
                 help="Override one value, e.g. --set quantize.method=rtn",
             ),
             click.option(
+                "--deterministic",
+                is_flag=True,
+                help="The same compressed model on every x86-64 processor, to the bit; about twice "
+                "as slow. As --set compress.deterministic=true",
+            ),
+            click.option(
                 "--store",
                 type=click.Path(path_type=Path),
                 default=DEFAULT_STORE,
@@ -65,8 +80,8 @@ def with_recipe(command: F) -> F:
             ),
         )
     ):
-        command = decorate(command)
-    return command
+        decorated = decorate(decorated)
+    return decorated
 
 
 with_artifacts = click.option(

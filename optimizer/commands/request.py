@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from optimizer.errors import (
+    CheckpointError,
+    DataError,
+    InconclusiveError,
+    MachineError,
+    OptimizeError,
+    RecipeError,
+)
 
 if TYPE_CHECKING:
     from optimizer.commands.outcome import Result
 
 
+ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeError)
+"""That a run can end with before anything is judged."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """The command line of a run. lock: what the recipe must agree with before anything is done."""
+    """The command line of a run. lock: what the recipe must agree with before anything is done.
+    portable_kernels: this process was started for them (optimizer/portable_kernels.py)."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -22,11 +38,12 @@ class Request:
     until: str = "package"
     ignore_estimate: bool = False
     remeasure: bool = False
+    portable_kernels: bool = False
 
 
 def carry_out(request: Request) -> Result:
     """Read and check the recipe, compare what it needs with this machine, and run it."""
-    from optimizer import pipeline
+    from optimizer import pipeline, portable_kernels
     from optimizer.commands import checked, predictions, room
     from optimizer.commands.outcome import finish
     from optimizer.recipe import file as recipe_file
@@ -38,10 +55,46 @@ def carry_out(request: Request) -> Result:
             dry = Store(request.store, dry=True, until=request.until)
             pipeline.run(resolved, dry)
             room.check(predictions.document(dry), request.store, room.memory_of_this_machine())
-        return finish(
-            resolved,
-            request.store,
-            request.artifacts,
-            until=request.until,
-            remeasure=request.remeasure,
+        if resolved.compress.deterministic and not request.portable_kernels:
+            _computed_portably(request, "qat" if resolved.qat else "compress")
+        with portable_kernels.used() if request.portable_kernels else nullcontext():
+            return finish(
+                resolved,
+                request.store,
+                request.artifacts,
+                until=request.until,
+                remeasure=request.remeasure,
+            )
+
+
+def _computed_portably(request: Request, last: str) -> None:
+    """Have the steps up to stage `last` made by a process that starts with portable kernels; they
+    are then found in the store. Raises the error that it ended with."""
+    from optimizer.harness.child import run_python
+    from optimizer.store import STAGES
+
+    until = min(request.until, last, key=STAGES.index)
+    words = ["--json", "--portable-kernels", "run", str(request.recipe), "--ignore-estimate"]
+    words += [word for override in request.overrides for word in ("--set", override)]
+    words += ["--store", str(request.store), "--artifacts", str(request.artifacts)]
+    code = f"from optimizer.cli import main\nmain({[*words, '--until', until]!r})"
+    done = run_python(code, Path.cwd(), show_errors=True)
+    if done.returncode == 0:
+        return
+    try:
+        document = json.loads(done.stdout)
+        kind = {e.__name__: e for e in ERRORS}.get(document["error"], OptimizeError)
+        error = kind(
+            document["found"],
+            where=document["where"],
+            accepted=document["accepted"],
+            fix=document["fix"],
         )
+    except (ValueError, KeyError, TypeError):
+        error = MachineError(
+            f"the process with portable kernels ended with code {done.returncode}",
+            where="compress.deterministic",
+            fix="A negative code is a signal; -9 is mostly a lack of memory. Finished steps are "
+            "kept: run the same command again.",
+        )
+    raise error

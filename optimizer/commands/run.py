@@ -57,7 +57,10 @@ def run(
     from optimizer.commands.request import Request, carry_out
 
     document = carry_out(
-        Request(recipe, overrides, store, artifacts, lock, until, ignore_estimate, remeasure)
+        Request(
+            *(recipe, overrides, store, artifacts, lock, until, ignore_estimate, remeasure),
+            portable_kernels=obj["portable_kernels"],
+        )
     )
     if obj["json"]:
         show(json.dumps(document.as_dict(), indent=1))

@@ -34,19 +34,21 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
     Example:
       optimize verify-rebuild artifacts/minilm-int8/1 recipes/minilm-int8.yaml
     """
-    from optimizer.commands import checked
-    from optimizer.commands.outcome import finish
+    from optimizer.commands.request import Request, carry_out
     from optimizer.errors import GateError, RecipeError
     from optimizer.harness.manifest import read_manifest, refuse_damage
     from optimizer.harness.temporary import temporary_folder
     from optimizer.package.rebuilt import compare
-    from optimizer.recipe import file as recipe_file
 
     manifest = read_manifest(bundle)
     refuse_damage(bundle, manifest)
-    overrides = (*UNTIMED, f"package.version={json.dumps(manifest['version'])}")
-    resolved, lines = checked.read(recipe, overrides, fetch=True)
-    with ExitStack() as stack, recipe_file.located(lines):
+    deterministic = bool((manifest["recipe"].get("compress") or {}).get("deterministic"))
+    overrides = (
+        *UNTIMED,
+        f"package.version={json.dumps(manifest['version'])}",
+        f"compress.deterministic={json.dumps(deterministic)}",  # as it was made
+    )
+    with ExitStack() as stack:
         folder = work or stack.enter_context(temporary_folder("rebuild"))
         if (folder / "store").exists():
             raise RecipeError(
@@ -55,7 +57,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
                 fix="Give a new folder: --work FOLDER.",
             )
         places = folder / "store", folder / "artifacts"
-        result = finish(resolved, *places, until="package", remeasure=False)
+        result = carry_out(Request(recipe, overrides, *places, ignore_estimate=True))
         if result.bundle is None:
             raise GateError(
                 f"it was not made again: {result.verdict}. {result.text}", where=str(recipe)

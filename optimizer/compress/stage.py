@@ -6,9 +6,10 @@ out/corrections.safetensors           {bias: what bias_correction added}, where 
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
 newest also the stream behind it, so that a killed run resumes where it was, bit-identical.
-A segment is one block, or all uses of shared ones. The bytes depend on the thread count only
-through float rounding of the activations, on the batch size also through gptq's token_limit,
-which takes the median of each batch; weights rounded without calibration depend on neither.
+A segment is one block, or all uses of shared ones. The bytes depend on the processor and the thread
+count through float rounding of the activations only (with compress.deterministic on neither), on
+the batch size also through gptq's token_limit, which takes the median of each batch; weights
+rounded without calibration depend on none of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from optimizer import safetensors_stream, state
+from optimizer import portable_kernels, safetensors_stream, state
 from optimizer.atomic import finish
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
@@ -58,10 +59,13 @@ MOMENTS = "head.safetensors"
 
 def run(section: Compression, source: Path, out: Path) -> None:
     """source: what load wrote. Raises RecipeError before anything is computed when the recipe
-    does not fit the model; CheckpointError for weights or activations that are not finite."""
+    does not fit the model; CheckpointError for weights or activations that are not finite;
+    MachineError where deterministic kernels are asked for and others run."""
     if (out / ASSEMBLED).exists():  # killed while tidying up after the end
         shutil.rmtree(out / ASSEMBLED)
         return
+    if section.compress.deterministic:
+        portable_kernels.check()
     for method in section.quantize.of_kind("pass-through"):
         resolve(method.apply)(source, out)
         return

@@ -18,9 +18,11 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 
 
-def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, folder: Path, *, show_errors: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh Python in `folder`, and wait for it. Nothing can be read from its
-    standard input."""
+    standard input. show_errors: its standard error is ours, and not kept."""
     places = [os.path.abspath(place) for place in sys.path]  # "" is our folder, not the child's
     script = (
         f"import sys; sys.path[:0] = {places!r}\n"
@@ -28,7 +30,12 @@ def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=folder
+        [sys.executable, "-c", script],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=None if show_errors else pipe,
+        text=True,
+        cwd=folder,
     ) as child:
         # communicate() would close the child's input; open, it says that we live
         lifeline, child.stdin = child.stdin, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from optimizer.errors import closest
 from optimizer.harness import tasks
@@ -73,6 +73,20 @@ class Compress(Section):
         description="what products are computed in while calibrating; bf16 is several times faster "
         "on processors that have it",
     )
+    deterministic: bool = Field(
+        False,
+        description="the same bytes on every x86-64 processor: kernels that all of them have, on "
+        "one thread; about twice as slow",
+    )
+
+    @model_validator(mode="after")
+    def _portable_products_are_float32(self) -> Compress:
+        if self.deterministic and self.precision != "fp32":
+            raise ValueError(
+                "deterministic: kernels that every processor has multiply in fp32; use precision: "
+                "fp32"
+            )
+        return self
 
 
 class Compression(Section):

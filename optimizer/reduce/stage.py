@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from optimizer import portable_kernels
 from optimizer.compress.data import calibration
 from optimizer.progress import say
 from optimizer.recipe.schema import Reduction
@@ -30,11 +31,13 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
     """source: what load wrote; latencies: that stage's folder, for goal.latency_gain. While it
     runs, out/progress holds what was chosen so far. Raises RecipeError before anything is computed
     when the recipe does not fit the model; CheckpointError for sums over activations that are not
-    finite."""
+    finite; MachineError where deterministic kernels are asked for and others run."""
     progress = out / PROGRESS
     if (out / REDUCED).exists():  # killed while tidying up after the end
         shutil.rmtree(progress, ignore_errors=True)
         return
+    if section.compress.deterministic:
+        portable_kernels.check()
     if section.reduce.student is not None:
         shutil.rmtree(progress, ignore_errors=True)
         progress.mkdir()
