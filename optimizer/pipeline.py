@@ -66,6 +66,10 @@ def _check(recipe: Recipe, store: Store) -> None:
     timed_targets.check(recipe)
     if store.reaches("validate"):
         missing_packages.check(recipe)
+    if store.reaches("publish"):
+        from optimizer.publish import stage
+
+        stage.check(recipe.publish)
 
 
 def run(recipe: Recipe, store: Store) -> Outcome:
@@ -75,9 +79,11 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     against; `base` is the one that goes on: the reference, or what reduce, recover and qat made.
 
     Every target is built before the first is judged. A bundle is packaged only when every gate
-    passed of the targets in it. Ends early, with what there is by then, where store.until says so.
-    Before anything is read, raises RecipeError when a target cannot express what the recipe says,
-    and MachineError when what judges one is not installed.
+    passed of the targets in it; publishing it (publish/stage.py) needs the folder that the user
+    sees, and comes after (commands/outcome.py). Ends early, with what there is by then, where
+    store.until says so. Before anything is read, raises RecipeError when a target cannot express
+    what the recipe says or an address is none, and MachineError when what judges a target or
+    reaches an address is not installed.
     """
     _check(recipe, store)
     from optimizer.build.stage import STAGE as build

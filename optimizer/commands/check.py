@@ -70,10 +70,14 @@ def check(
     from optimizer import missing_packages
     from optimizer.commands import checked
     from optimizer.load.datasets import check_header
+    from optimizer.publish import stage
+    from optimizer.recipe import file as recipe_file
     from optimizer.recipe.schema import data_specs
 
-    resolved, _ = checked.read(recipe, overrides, fetch=False)
+    resolved, lines = checked.read(recipe, overrides, fetch=False)
     missing_packages.check(resolved)
+    with recipe_file.located(lines):
+        places = stage.check(resolved.publish)
     for spec in data_specs(
         resolved.calibrate, resolved.validate_, resolved.reduce, resolved.qat
     ).values():
@@ -82,4 +86,5 @@ def check(
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))
     else:
-        show(f"{recipe}: fine. Targets: {', '.join(names)}.")
+        goes = f" Publishes to: {', '.join(map(str, places))}." if places else ""
+        show(f"{recipe}: fine. Targets: {', '.join(names)}.{goes}")

@@ -6,7 +6,7 @@ import errno
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optimizer import pipeline
 from optimizer.atomic import disk_errors_explained
@@ -14,13 +14,17 @@ from optimizer.errors import GateError, InconclusiveError
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
 
+if TYPE_CHECKING:
+    from optimizer.publish.stage import Opened, Published
+
 EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
 
 
 @dataclass(frozen=True)
 class Result:
-    """exit_code by the worst verdict of the targets that belong to the bundle. No bundle: a gate
-    did not pass, or `until` stopped it."""
+    """exit_code by the worst verdict of the targets that belong to the bundle, or by the first
+    place that it could not be published to. No bundle: a gate did not pass, or `until` stopped
+    it."""
 
     exit_code: int
     verdict: str | None
@@ -29,6 +33,7 @@ class Result:
     steps: tuple[dict[str, Any], ...]
     document: dict[str, Any]
     summary: str
+    published: tuple[Published, ...] = ()
 
     @property
     def runnable(self) -> bool:
@@ -45,11 +50,13 @@ class Result:
             "dropped": self.document.get("dropped", []),
             "steps": list(self.steps),
             "reports": self.document.get("reports", []),
+            "published": [p.as_dict() for p in self.published],
         }
 
     @property
     def text(self) -> str:
         lines = [self.summary] if self.summary else []
+        lines += [p.text for p in self.published]
         if self.bundle:
             runs = [
                 f'  optimize predict {self.bundle} "what a lovely film"',
@@ -68,12 +75,19 @@ class Result:
 
 
 def finish(
-    recipe: Recipe, store_root: Path, artifacts: Path, *, until: str, remeasure: bool
+    recipe: Recipe,
+    store_root: Path,
+    artifacts: Path,
+    *,
+    until: str,
+    remeasure: bool,
+    opened: Opened | None = None,
 ) -> Result:
     """Run the recipe and put what came out where the user looks for it.
 
-    Passed: the bundle at artifacts/<name>/<version>/. Not passed: no bundle, and the report at
-    artifacts/<name>/<version>.failed/report.html. Both appear atomically.
+    Passed: the bundle at artifacts/<name>/<version>/, and where the recipe publishes it; opened:
+    opens these places, and None where `until` is before them. Not passed: no bundle, and the
+    report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
     """
     again = frozenset({"validate"}) if remeasure else frozenset[str]()
     with disk_errors_explained(artifacts, "--artifacts"):
@@ -86,6 +100,7 @@ def finish(
         return Result(0, None, None, None, steps, {}, "")
 
     from optimizer.package.report import page as html
+    from optimizer.publish import stage
     from optimizer.publish.folder import publish, publish_failed
 
     document = _document(recipe, steps, outcome)
@@ -100,9 +115,13 @@ def finish(
         report = publish_failed(
             {"report.html": html.render(document), "report.json": reports}, *place
         )
-    return Result(
-        EXIT_CODES[verdict], verdict, bundle, report, steps, document, html.summary(document)
-    )
+    published: tuple[Published, ...] = ()
+    if bundle is not None and store.reaches("publish"):
+        assert opened is not None
+        published = stage.publish(stage.check(recipe.publish), bundle, opened)
+    code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
+    summary = html.summary(document)
+    return Result(code, verdict, bundle, report, steps, document, summary, published)
 
 
 def _document(
@@ -120,7 +139,7 @@ def _document(
         dropped = on_fail.dropped(target_names(recipe.targets), reports)
     document: dict[str, Any] = {
         "name": recipe.name,
-        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "recipe": recipe.bundled.model_dump(mode="json", by_alias=True),
         "source": json.loads((loaded / "source.json").read_text()),
         "reports": reports,
         "dropped": dropped,

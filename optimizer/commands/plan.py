@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
 
 from optimizer.commands.options import with_recipe
+from optimizer.commands.publish import Access, opened, with_registry
 from optimizer.progress import show
 
 
 @click.command()
 @with_recipe
+@with_registry
 @click.pass_obj
-def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: Path) -> None:
-    """Say which steps of RECIPE would run and why, and the memory, disk and time they need.
+def plan(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    access: Access,
+) -> None:
+    """Say which steps of RECIPE would run and why, the memory, disk and time they need, and whether
+    the places that it publishes to answer.
 
     \b
     Example:
@@ -23,6 +33,7 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
     """
     from optimizer import pipeline
     from optimizer.commands import checked, predictions
+    from optimizer.publish import stage
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
@@ -31,4 +42,7 @@ def plan(obj: dict[str, bool], recipe: Path, overrides: tuple[str, ...], store: 
     with recipe_file.located(lines):
         pipeline.run(resolved, dry)
         entries = predictions.document(dry)
+        for address in stage.check(resolved.publish):
+            why = stage.state(address, resolved.package.version, partial(opened, access=access))
+            entries.append({"stage": "publish", "what": "ask", "why": why, "address": str(address)})
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

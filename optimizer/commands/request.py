@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from optimizer.errors import (
 
 if TYPE_CHECKING:
     from optimizer.commands.outcome import Result
+    from optimizer.commands.publish import Access
 
 
 ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeError)
@@ -28,7 +30,8 @@ ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeErr
 @dataclass(frozen=True)
 class Request:
     """The command line of a run. lock: what the recipe must agree with before anything is done.
-    portable_kernels: this process was started for them (optimizer/portable_kernels.py)."""
+    portable_kernels: this process was started for them (optimizer/portable_kernels.py). access: to
+    where the recipe publishes, needed where `until` is "publish"."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -39,6 +42,7 @@ class Request:
     ignore_estimate: bool = False
     remeasure: bool = False
     portable_kernels: bool = False
+    access: Access | None = None
 
 
 def carry_out(request: Request) -> Result:
@@ -46,6 +50,7 @@ def carry_out(request: Request) -> Result:
     from optimizer import pipeline, portable_kernels
     from optimizer.commands import checked, predictions, room
     from optimizer.commands.outcome import finish
+    from optimizer.commands.publish import opened
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
@@ -64,6 +69,7 @@ def carry_out(request: Request) -> Result:
                 request.artifacts,
                 until=request.until,
                 remeasure=request.remeasure,
+                opened=partial(opened, access=request.access) if request.access else None,
             )
 
 

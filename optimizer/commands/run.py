@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import with_artifacts, with_lock, with_recipe
+from optimizer.commands.publish import Access, with_registry
 from optimizer.progress import show
 
 
@@ -18,10 +19,10 @@ from optimizer.progress import show
     type=click.Choice(
         [
             *("load", "latencies", "reduce", "recover", "compress", "qat", "export", "lower"),
-            *("build", "validate", "package"),
+            *("build", "validate", "package", "publish"),
         ]
     ),
-    default="package",
+    default="publish",
     show_default=True,
     help="Stop after this stage.",
 )
@@ -33,6 +34,7 @@ from optimizer.progress import show
     help="Try it even if `optimize plan` predicts more memory or disk than this machine has.",
 )
 @click.option("--remeasure", is_flag=True, help="Validate again, even if it was done before.")
+@with_registry
 @click.pass_obj
 def run(
     obj: dict[str, bool],
@@ -44,8 +46,10 @@ def run(
     lock: Path | None,
     ignore_estimate: bool,
     remeasure: bool,
+    access: Access,
 ) -> None:
-    """Take RECIPE from checkpoint to bundle. Finished steps are found again, not redone.
+    """Take RECIPE from checkpoint to bundle, and to where it is published. Finished steps are found
+    again, not redone.
 
     \b
     Examples:
@@ -60,6 +64,7 @@ def run(
         Request(
             *(recipe, overrides, store, artifacts, lock, until, ignore_estimate, remeasure),
             portable_kernels=obj["portable_kernels"],
+            access=access,
         )
     )
     if obj["json"]:

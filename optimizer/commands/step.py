@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import with_artifacts, with_lock, with_recipe
+from optimizer.commands.publish import Access, with_registry
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ CHANNELS = ("github", "gitlab", "argo", "tekton", "kfp")
 @click.option(
     "--github-summary", type=click.Path(path_type=Path), envvar="GITHUB_STEP_SUMMARY", hidden=True
 )
+@with_registry
 @click.pass_obj
 def step(
     obj: dict[str, bool],
@@ -51,6 +53,7 @@ def step(
     outputs_to: str | None,
     artifacts: Path,
     lock: Path | None,
+    access: Access,
     github_output: Path | None,
     github_summary: Path | None,
 ) -> None:
@@ -68,7 +71,10 @@ def step(
 
     ended: Ended
     try:
-        ended = _ended(carry_out(Request(recipe, overrides, store, artifacts, lock)))
+        request = Request(
+            *(recipe, overrides, store, artifacts, lock), until="publish", access=access
+        )
+        ended = _ended(carry_out(request))
     except ExplainedError as e:
         _finish(_failed(e), outputs, outputs_to, github_output, github_summary)
         raise

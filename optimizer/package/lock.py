@@ -34,7 +34,7 @@ def lock(recipe: Recipe) -> dict[str, Any]:
     checkpoint = source.resolve(recipe.model)
     return {
         "lock_version": VERSION,
-        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "recipe": recipe.bundled.model_dump(mode="json", by_alias=True),
         "source": {
             "source": recipe.model.source,
             "revision": checkpoint.revision,

@@ -16,7 +16,14 @@ from optimizer.harness import bounds
 MANY = 10_000_000  # samples, windows, iterations; the largest data sets here have 10,000
 WIDE, LONG = bounds.BATCH, bounds.SEQUENCE  # rows in one batch, tokens in one text
 PATH = 4096  # characters, Linux's own limit
-RESERVED = (".failed", ".partial", ".lock", ".tar", ".discarded")  # beside a version's folder
+RESERVED = (
+    ".failed",
+    ".partial",
+    ".lock",
+    ".tar",
+    ".discarded",
+    ".published.json",
+)  # beside a version's folder
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and numpy both take
 BatchSize = Annotated[int, Field(ge=1, le=WIDE)]

@@ -149,6 +149,12 @@ class Recipe(Section):
     targets: tuple[AnyTarget, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     package: Package = Package()
+    publish: tuple[Pattern, ...] = Field(
+        (),
+        max_length=16,
+        description="addresses: oci://HOST/NAME[:TAG], s3://BUCKET/PREFIX[:TAG], ...; the tag is "
+        "package.version unless it is given",
+    )
 
     @field_validator("validate_")
     @classmethod
@@ -336,7 +342,12 @@ class Recipe(Section):
 
     @property
     def packaging(self) -> Packaging:
-        return Packaging(name=self.name, recipe=self, package=self.package)
+        return Packaging(name=self.name, recipe=self.bundled, package=self.package)
+
+    @property
+    def bundled(self) -> Recipe:
+        """As a bundle has it: where it is published changes nothing of it."""
+        return self.model_copy(update={"publish": ()})
 
 
 Packaging.model_rebuild()
