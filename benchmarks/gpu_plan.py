@@ -127,6 +127,7 @@ RUNTIMES = (RTX, "tensorrt", "onnxruntime")
 BEYOND = (
     "smollm2-int4",
     "smollm2-int8",
+    "minilm-int8-openvino",
     "minilm-pruned-int8",
     "minilm-qat-w4a8",
     "smollm2-sparse-int4",

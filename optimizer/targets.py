@@ -14,9 +14,9 @@ what `runtime:` says, its object a Target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optimizer.errors import RecipeError
@@ -26,108 +26,18 @@ from optimizer.harness.runtimes.trt.products import PRODUCTS, refuse_options
 from optimizer.recipe.targets import (
     CompressedTensorsTarget,
     OnnxRuntimeTarget,
+    OpenVinoTarget,
     TargetSection,
     TensorRTTarget,
 )
-from optimizer.references import from_entry_point, offered, record_code, resolve
-from optimizer.source_digest import source_digest
+from optimizer.references import from_entry_point, offered, resolve
+from optimizer.target_record import GROUP, Accepts, BuildCost, Kernels, Target
 
 if TYPE_CHECKING:
     from optimizer.recipe.quantize import Weights
     from optimizer.recipe.schema import Recipe
 
-GROUP = "optimizer.targets"
-GROUPS = (16, 32, 64, 128, 256)
-
-
-@dataclass(frozen=True)
-class Accepts:
-    """What a lowering can express.
-
-    weight_zero_point: asymmetric weights. dynamic_activations: granularity: token. group_sizes,
-    int4_granularities: what is kept packed. codes_looked_up: takes rows of an int8 table, so that
-    an embedding stays quantized. no_integer_kernels: {device: why} of those where quantized
-    activations would run in float. float_products: what becomes of int4 weights in groups beside
-    static ranges, where they are taken: products in float; "": they are not.
-    zeros_alone: takes pruned weights that stay float.
-    sparse_kernels: the patterns for which it has kernels that skip zeros.
-    """
-
-    weight_zero_point: bool = True
-    dynamic_activations: bool = True
-    group_sizes: tuple[int, ...] = GROUPS
-    int4_granularities: tuple[str, ...] = ("group",)
-    codes_looked_up: bool = True
-    no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
-    float_products: str = ""
-    zeros_alone: bool = True
-    sparse_kernels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class BuildCost:
-    """What a build is predicted to need: memory of its own and `copies` of the float weights, in
-    bytes; seconds to start, and bytes of float weights a second."""
-
-    memory: int = 250 << 20
-    copies: int = 1
-    seconds: float = 1.0
-    rate: float = 400e6
-
-
-@dataclass(frozen=True)
-class Target:
-    """One runtime. Functions are named "package.module:function" and imported where they are
-    called, so that the table imports neither torch nor onnx; their code is part of the keys of the
-    steps that call them.
-
-    name      what `runtime:` says; section: the class of its section in a recipe
-    accepts   what its lowering can express; check: (recipe, section, its path in the recipe), what
-              else must hold of a recipe
-    lower     (section, source, state, graph, out): what the lower stage writes; estimate: (section,
-              shapes) -> what that needs; files: globs of what a bundle needs of it, the model first
-    fit       (section) -> what a machine must have to run it, see harness/fit.py; "": nothing
-    build     (section, model, out) -> what engine.json says besides, see build/stage.py; "": the
-              model is what runs. engine_files: it has files of its own, which fit some machines
-    open      (run, device) -> what answers for the target in validate, with infer and close; "":
-              nothing here runs it, and no quality is measured
-    answered_by  what the report says beside the quality, where what `open` gives is not what serves
-              the target; "" where it is
-    hops      (run) -> the ledger's hops; "": what is lowered is not judged
-    judged_by    distributions besides our dependencies that `open` and `hops` import
-    untimed   why validate does not time it, "" where it does
-    package   (bundle's model file, source folder): what a bundle's model needs besides
-    distributions  whose version can change what is built; extras: {provider or device: the extra
-              of this distribution that installs it}
-    """
-
-    name: str
-    section: type[TargetSection]
-    accepts: Accepts
-    lower: str
-    estimate: str = ""
-    files: tuple[str, ...] = ("model.onnx", "model.onnx.*")
-    check: str = ""
-    fit: str = ""
-    build: str = ""
-    engine_files: bool = False
-    open: str = ""
-    answered_by: str = ""
-    hops: str = ""
-    judged_by: tuple[str, ...] = ()
-    untimed: str = ""
-    package: str = ""
-    distributions: tuple[str, ...] = ()
-    extras: Mapping[str, str] = field(default_factory=dict)
-    cost: BuildCost = BuildCost()
-
-    def code(self, *parts: str) -> dict[str, str]:
-        """{module: digest of its source and what it imports} of the functions named by `parts`."""
-        references = [str(getattr(self, part)) for part in parts]
-        modules = sorted({r.partition(":")[0] for r in references if r})
-        digests = {f"code of {m}": source_digest(m, own=True) for m in modules}
-        return digests if self.name in TARGETS else digests | record_code(GROUP, self.name)
-
+__all__ = ["TARGETS", "Accepts", "BuildCost", "Kernels", "Target", "check", "names", "of"]
 
 ONNXRUNTIME = Target(
     name="onnxruntime",
@@ -174,6 +84,26 @@ RTX = Target(
     cost=BuildCost(memory=600 << 20, copies=3, seconds=4.0, rate=20e6),
 )
 
+OPENVINO = Target(
+    name="openvino",
+    section=OpenVinoTarget,
+    accepts=Accepts(weight_zero_point=False, dynamic_activations=False, codes_looked_up=False),
+    check="optimizer.targets:openvino_task",
+    lower="optimizer.lower.openvino:lower",
+    fit="optimizer.build.openvino:fit",
+    build="optimizer.build.openvino:build",
+    open="optimizer.validate.on_gpu:engine",
+    hops="optimizer.validate.ledger.ledger:graph_hops",
+    kernels=Kernels(
+        reciprocal=True, behind_quantizers=True, open="optimizer.validate.served:pieces"
+    ),
+    floats="optimizer.build.openvino:float_forms",
+    judged_by=("openvino",),
+    distributions=("openvino",),
+    extras={"cpu": "openvino"},
+    cost=BuildCost(copies=2, seconds=2.0),
+)
+
 COMPRESSED_TENSORS = Target(
     name="compressed-tensors",
     section=CompressedTensorsTarget,
@@ -199,6 +129,7 @@ TARGETS: dict[str, Target] = {
         ONNXRUNTIME,
         RTX,
         replace(RTX, name="tensorrt", distributions=PRODUCTS["tensorrt"].distributions, extras={}),
+        OPENVINO,
         COMPRESSED_TENSORS,
     )
 }
@@ -248,6 +179,19 @@ def tensorrt_options(_recipe: Recipe, section: TensorRTTarget, at: str) -> None:
         raise RecipeError(
             e.problem, where=f"{at}.{e.where}", accepted=e.accepted, fix=e.fix
         ) from None
+
+
+def openvino_task(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:
+    """A decoder's cache is not lowered for it yet."""
+    if not tasks.task(recipe.model.task).generates:
+        return
+    others = ", ".join(n for n in names() if n != section.runtime)
+    raise RecipeError(
+        f"{section.runtime} runs models that answer a batch at once, and {recipe.model.task} "
+        "continues texts from a cache, which is not lowered for it yet",
+        where=f"{at}.runtime",
+        accepted=others,
+    )
 
 
 def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:

@@ -6,7 +6,8 @@ is the target's (targets.py: build); a target without one is run as it was lower
     deferred          true: nothing was built, and `why` says so
     engine            "model.engine" | null (the ONNX model is what runs)
     fit               what a machine must have to load it; harness/fit.py reads it
-    inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}
+    inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}, and
+                      why_wider, {module: why}, where the runtime says it
     fallbacks         [module, ...] in higher precision, accepted by allow_precision_fallback
     placed            ONNX Runtime on a GPU only: {provider: nodes it runs}
     network           TensorRT only: I/O, profiles, layers and types of the network definition
@@ -98,7 +99,9 @@ def files(section: TargetSection) -> Mapping[str, str]:
     names = {*target.distributions, *(name for group in provider for name in group)}
     versions = {f"version of {name}": str(package_version(name)) for name in sorted(names)}
     gpu = {"gpu": str(this_machine().gpu)} if section.depends_on_gpu else {}
-    return {**target.code("fit", "build"), **versions, **gpu}
+    here = this_machine() if section.depends_on_processor else None
+    processor = {} if here is None else {"processor": f"{here.cpu} {' '.join(here.cpu_features)}"}
+    return {**target.code("fit", "build"), **versions, **gpu, **processor}
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:

@@ -1,6 +1,6 @@
 """Engines built on this machine, each once.
 
-    <cache>/<key>/model.engine   the engine
+    <cache>/<key>/model.engine   the engine; of OpenVINO what it compiled of the portable model
     <cache>/<key>/timing.cache   what its builder timed, for products that time
     <cache>/<key>/built.json     {"sha256", "size": of the engine, "made_from": what the key is of}
     <cache>/<key>.lock           held while it is built
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import MachineError
+from .errors import CacheError
 from .file_lock import try_lock, wait_lock
 from .machine import Machine
 
@@ -87,7 +87,7 @@ def obtain(
     """The engine made from `document`; built first where the cache has it not.
 
     timing_cache: one that was shipped, to start from; it is not changed. say: told when there is
-    another process to wait for. Raises MachineError when the cache cannot be written, and
+    another process to wait for. Raises CacheError when the cache cannot be written, and
     whatever `build` raises; the cache then holds nothing new.
     """
     engine = cached(cache, document)
@@ -111,7 +111,7 @@ def obtain(
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as e:
-        raise MachineError(
+        raise CacheError(
             f"the engine cannot be kept ({e})",
             where=str(cache),
             fix="Free some space, or name another folder: --cache FOLDER.",

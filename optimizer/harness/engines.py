@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import engine_cache
 from .contract import Contract
 from .engine_cache import Build, Say
-from .errors import BundleError, MachineError
+from .errors import BundleError, CacheError, MachineError
 from .fit import How
 from .fit_columns import FitContext, capability, profiles
 from .machine import Machine
@@ -20,6 +20,9 @@ from .runtimes.fitted import FittedRunner
 from .runtimes.ort.run import OrtRunner
 from .runtimes.runner import Runner
 from .runtimes.trt.products import PRODUCTS, Options
+
+if TYPE_CHECKING:
+    from .runtimes.openvino.run import Settings
 
 Span = tuple[int, int, int]
 EVERY = 1.0  # seconds between two lines of progress
@@ -84,6 +87,41 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
     """A portable model, in ONNX Runtime."""
     provider = engine.get("provider") or engine["device"]
     return OrtRunner(shop.folder / engine["model"], device=provider, threads=threads)
+
+
+def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
+    """A portable model, in OpenVINO; what it compiles is kept in the cache for the next start."""
+    from .runtimes.openvino.run import OpenVinoRunner, Settings
+
+    model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
+    axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
+    compiled = _compiled(shop, engine, settings, threads) if shop.cache is not None else None
+    return OpenVinoRunner(model, settings, threads=threads, compiled=compiled, axes=axes)
+
+
+def _compiled(
+    shop: Workshop, engine: Mapping[str, Any], settings: Settings, threads: int
+) -> Path | None:
+    """The model compiled for this processor, kept in the cache; None where it cannot be kept."""
+    from .runtimes.openvino.run import write_compiled
+
+    machine, model = shop.machine, shop.folder / engine["model"]
+    document = shop.made_from(engine) | {
+        "processor": [machine.cpu, *machine.cpu_features],
+        "threads": threads or machine.cores,
+    }
+    assert shop.cache is not None
+    try:
+        return engine_cache.obtain(
+            shop.cache,
+            document,
+            lambda path, _timing_cache: write_compiled(model, settings, threads, path),
+            say=shop.say,
+        )
+    except CacheError as e:
+        if shop.say is not None:
+            shop.say(f"compiled anew at each start: {e}")
+        return None
 
 
 def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: int) -> Runner:

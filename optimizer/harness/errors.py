@@ -6,7 +6,8 @@
     ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
     ├── BuildError       exit 2   a builder does not take the model it was asked to build
     └── MachineError     exit 5   this machine lacks something: a package, a device
-        └── UnopenedError         it does not open a file whose digest is right
+        ├── UnopenedError         it does not open a file whose digest is right
+        └── CacheError            it keeps nothing of what was built
 
 A message says where, what was found, what is accepted and what to do, in this order.
 """
@@ -89,6 +90,10 @@ class MachineError(HarnessError):
 class UnopenedError(MachineError):
     """An engine, or a model, that this machine's runtime does not open; one that is built here
     may open."""
+
+
+class CacheError(MachineError):
+    """The folder for what is built on this machine cannot be written."""
 
 
 def require(good: bool, where: str, value: object, accepted: str, fix: str = "") -> None:

@@ -123,6 +123,9 @@ FIT = record(
         "version_compatible": flag,
         "refittable": flag,
         "strip_weights": flag,
+        "float": choice("fp32", "bf16"),
+        "hint": choice("latency", "throughput"),
+        "dynamic_quantization": whole(0, 1 << 10),
     },
 )
 ENGINE = record(

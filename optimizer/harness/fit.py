@@ -7,7 +7,8 @@ description of the machine alone. It reads no file and imports no runtime.
 The manifest's engines are tried in order. For each, columns (fit_columns.py) are asked in this
 order, and the first that objects decides:
 
-    POSSIBLE   runner, package, version, gpu, driver           objection -> next engine
+    POSSIBLE   runner, package, version, gpu, driver,
+               processor                                       objection -> next engine
     then, when its runtime runs the portable ONNX itself:
     MODEL      digest of the model                             objection -> next engine, else load
     and when it has engine files of its own:
@@ -39,6 +40,7 @@ POSSIBLE: tuple[tuple[str, Column], ...] = (
     ("version", columns.runnable),
     ("gpu", columns.gpu),
     ("driver", columns.driver),
+    ("processor", columns.processor),
 )
 MODEL: tuple[tuple[str, Column], ...] = (("digest", columns.model_digest),)
 LOADABLE: tuple[tuple[str, Column], ...] = (

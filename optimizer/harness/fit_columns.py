@@ -9,6 +9,7 @@ rows, and the order columns are asked in, are fit.py's.
                   an engine, the one that built it, or a later one that opens it
     gpu           there is one, where the device is cuda
     driver        not below driver_minimum
+    processor     it has the float type that the engine computes in
     built         there is an engine file: deferred ones were not built where the bundle was made
     digest        the files have the digests of the manifest
     system        operating system and processor
@@ -40,6 +41,7 @@ from .runtimes.table import RUNTIMES, Runtime
 REQUIRED = {
     (r.name, provider): groups for r in RUNTIMES.values() for provider, groups in r.required.items()
 }
+BF16 = {"amx_bf16", "avx512_bf16", "avx_ne_convert"}  # flags, one of which is enough
 TENSORRT_BUILDS_FROM = (7, 5)
 OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engines only
 
@@ -125,6 +127,14 @@ def driver(a: FitContext) -> str:
     if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
         return ""
     return f"driver {a.gpu.driver} is older than {lowest}"
+
+
+def processor(a: FitContext) -> str:
+    """An engine that computes in bf16, on a processor that says what it has and lists none."""
+    features = a.machine.cpu_features
+    if a.fit.get("float") != "bf16" or not features or BF16 & set(features):
+        return ""
+    return f"it computes in bf16, of which this processor has none ({', '.join(features)})"
 
 
 def built(a: FitContext) -> str:

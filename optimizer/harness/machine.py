@@ -24,6 +24,7 @@ PACKAGES = (
     "onnxruntime-ep-nv-tensorrt-rtx-cu12",
     "onnxruntime-ep-nv-tensorrt-rtx-cu13",
     "onnxruntime-gpu",
+    "openvino",
     "tensorrt",
     "tensorrt-cu12",
     "tensorrt-cu13",
@@ -32,6 +33,19 @@ PACKAGES = (
     "torch",
     "transformers",
 )
+CPU_FEATURES = (
+    "amx_bf16",
+    "amx_int8",
+    "avx2",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx512_vnni",
+    "avx512f",
+    "avx_ne_convert",
+    "avx_vnni",
+    "avx_vnni_int8",
+)
+"""Of a processor's flags those that kernels of low precision are chosen by."""
 RUNNERS = frozenset(r.name for r in RUNTIMES.values() if r.runs)
 """Runtimes this harness can run, not only build for."""
 
@@ -51,6 +65,7 @@ class Machine:
     """os and architecture as Python's platform module says them, in lower case.
 
     packages: installed distribution -> version. runners: the runtimes the harness can run.
+    cpu_features: those of CPU_FEATURES that the processor has; empty where it does not say.
     """
 
     os: str
@@ -62,6 +77,7 @@ class Machine:
     cores: int = 0
     memory_mib: int = 0
     python: str = ""
+    cpu_features: tuple[str, ...] = ()
 
     def version(self, distributions: Iterable[str]) -> str | None:
         """Of the first of these that is installed; None when none is."""
@@ -83,6 +99,7 @@ def this_machine() -> Machine:
         cores=cores(),
         memory_mib=_memory_mib(),
         python=".".join(map(str, sys.version_info[:3])),
+        cpu_features=_cpu_features(),
     )
 
 
@@ -114,13 +131,23 @@ def _gpu() -> Gpu | None:
 
 
 def _cpu_name() -> str:
+    return _cpu_says("model name") or platform.processor()
+
+
+def _cpu_features() -> tuple[str, ...]:
+    flags = set(_cpu_says("flags").split())
+    return tuple(name for name in CPU_FEATURES if name in flags)
+
+
+def _cpu_says(field_name: str) -> str:
+    """Of the first processor in /proc/cpuinfo; "" where it is not there."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(field_name):
                 return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return platform.processor()
+    return ""
 
 
 def _memory_mib() -> int:

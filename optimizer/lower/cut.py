@@ -213,12 +213,14 @@ def write_quantizers(source: Source, at: Sequence[Edge], out: Path) -> None:
 
 def apart(at: Sequence[Edge]) -> list[list[Edge]]:
     """`at` in as few parts as keep every module's output from being an input of the same piece,
-    which would answer for it: linear modules that follow each other directly."""
+    which would answer for it: linear modules that follow each other directly; and that read no
+    float tensor as different integers."""
     parts: list[list[Edge]] = []
     for edge in at:
         for part in parts:
             read, written = {e.input for e in part}, {e.output for e in part}
-            if edge.output not in read and edge.input not in written:
+            alike = all(e.integers == edge.integers for e in part if e.input == edge.input)
+            if edge.output not in read and edge.input not in written and alike:
                 part.append(edge)
                 break
         else:
@@ -226,9 +228,17 @@ def apart(at: Sequence[Edge]) -> list[list[Edge]]:
     return parts
 
 
-def write_products(source: Source, at: Sequence[Edge], out: Path) -> None:
-    """Piece "products" of modules that are `apart`."""
-    inputs = [t for e in at for t in ((e.integers, e.step) if e.integers else (e.input,)) if t]
+def write_products(
+    source: Source, at: Sequence[Edge], out: Path, *, quantizers: bool = False
+) -> None:
+    """Piece "products" of modules that are `apart`. quantizers: with what makes their integers of
+    floats."""
+    inputs = [
+        t
+        for e in at
+        for t in ((e.integers, e.step) if e.integers and not quantizers else (e.input,))
+        if t
+    ]
     cut(source, list(dict.fromkeys(inputs)), [e.output for e in at], out)
 
 

@@ -124,6 +124,11 @@ class TargetSection(Section):
         return self.export.float if self.export else "fp32"
 
     @property
+    def computes_in(self) -> Literal["fp32", "fp16", "bf16"]:
+        """What the runtime computes the unquantized part in, where that is not how it is stored."""
+        return self.float_type
+
+    @property
     def intra_op_threads(self) -> int:
         """0: one per core."""
         return 0
@@ -149,9 +154,21 @@ class TargetSection(Section):
         return self.device != "cpu"
 
     @property
+    def depends_on_processor(self) -> bool:
+        """Whether what is built depends on what this machine's processor has kernels for."""
+        return False
+
+    @property
     def harness_packages(self) -> tuple[str, ...]:
         """Distributions that a bundle's harness imports for it, beside those of every target."""
         return ()
+
+    def kernel_block(self, group_size: int) -> int:
+        """Inputs per int8 block into which the kernels that judge it here, of quantized weights
+        alone, round what they multiply; 0: none. group_size: of the weights, 0 where they have one
+        scale per output. Where a target has no kernels of its own here, ONNX Runtime's are: its
+        MatMulNBits takes the weights' groups, or 32 (session.qdq_matmulnbits_block_size)."""
+        return group_size or 32
 
 
 class OnnxRuntimeTarget(TargetSection):
@@ -185,6 +202,52 @@ class OnnxRuntimeTarget(TargetSection):
     def harness_packages(self) -> tuple[str, ...]:
         """tensorrt-rtx is a plugin of the build for the CPU."""
         return ("onnxruntime-gpu" if self.runs_on in ("cuda", "tensorrt") else "onnxruntime",)
+
+
+class OpenVinoTarget(TargetSection):
+    """The portable ONNX in OpenVINO. `float` is told to the runtime: the file is the same."""
+
+    runtime: Literal["openvino"]
+    device: Literal["cpu"] = "cpu"
+    float: Literal["fp32", "bf16"] = Field(
+        "fp32", description="what is not quantized is computed in; bf16 where the processor has it"
+    )
+    threads: int = Field(0, ge=0, le=THREADS, description="of a request; 0: one per core")
+    hint: Literal["latency", "throughput"] = Field(
+        "latency", description="throughput: several requests at once, on fewer threads each"
+    )
+    dynamic_quantization: Literal[0, 32, 64, 128] = Field(
+        0,
+        description="of weights alone: inputs per int8 block into which the kernels may round what "
+        "they multiply; 0: they multiply what they are given",
+    )
+
+    @model_validator(mode="after")
+    def _judged_together(self) -> OpenVinoTarget:
+        if self.dynamic_quantization and self.float != "fp32":
+            raise ValueError(
+                f"dynamic_quantization: {self.dynamic_quantization} is judged with float: fp32 only"
+            )
+        return self
+
+    @property
+    def computes_in(self) -> Literal["fp32", "fp16", "bf16"]:
+        return self.float
+
+    @property
+    def intra_op_threads(self) -> int:
+        return self.threads
+
+    @property
+    def depends_on_processor(self) -> bool:
+        return True
+
+    @property
+    def harness_packages(self) -> tuple[str, ...]:
+        return ("openvino",)
+
+    def kernel_block(self, _group_size: int) -> int:
+        return self.dynamic_quantization
 
 
 class CompressedTensorsTarget(TargetSection):

@@ -28,9 +28,6 @@ from optimizer.validate.ledger.rounding_limits import Rounding
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
 
-KERNEL_BLOCK = 32
-"""Inputs per int8 block where ONNX Runtime's MatMulNBits chooses it: of weights that have one scale
-per output (session.qdq_matmulnbits_block_size)."""
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
 
@@ -243,11 +240,12 @@ class Materials(RunArtifacts):
         """{weight-only module: inputs per int8 block}, into which its kernel quantizes what it
         multiplies."""
         modules = {owner_of(n): q.scheme for n, q in self.state.weights.items()}
-        return {
-            name: scheme.group_size or KERNEL_BLOCK
+        blocks = {
+            name: self.section.target.kernel_block(scheme.group_size or 0)
             for name, scheme in modules.items()
             if name in self.names.modules and self.state.activations_of(name) is None
         }
+        return {name: block for name, block in blocks.items() if block}
 
     @cached_property
     def kernel_traces(self) -> list[Trace]:
@@ -265,7 +263,7 @@ class Materials(RunArtifacts):
         """Of every trace and continuation."""
         path = self.model / "model.onnx"
         traces = self.with_continuations(self.simulated_traces, path)
-        return pieces.whole(path, traces, self.compared, fuse=False)
+        return pieces.whole(path, traces, self.compared, pieces.AS_WRITTEN)
 
     def between(
         self,

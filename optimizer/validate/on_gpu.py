@@ -17,6 +17,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.missing_packages import not_judged
 from optimizer.references import resolve
+from optimizer.validate import served
 from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.trace import Trace
@@ -24,7 +25,8 @@ from optimizer.validate.run_artifacts import RunArtifacts
 
 
 def not_here(m: RunArtifacts) -> str:
-    """Why this machine cannot run the built engine, or "". ONNX Runtime runs the model itself."""
+    """Why this machine cannot run the built engine, or "". A runtime without engine files runs the
+    model itself."""
     document, target = m.inspected, m.section.target
     if document.get("deferred"):
         return f"the engine was not built here: {document.get('why')}"
@@ -72,7 +74,30 @@ def opened(m: RunArtifacts) -> Runner:
     """The engine as a bundle opens it; no compiled kernel of another run is used or kept. Raises
     harness.errors.MachineError, BundleError."""
     shop = Workshop(m.engine, {"files": {}}, this_machine(), None, contract=m.contract)
-    return shop.open(_entry(m), "load", 0)
+    return shop.open(_entry(m), "load", m.section.target.intra_op_threads)
+
+
+def kernels(m: RunArtifacts) -> pieces.Opener:
+    """What opens a piece of the lowered graph in the built engine's kernels on a CPU."""
+    own = targets.of(m.section.target.runtime).kernels
+    if not own.open:
+        return pieces.FUSED
+    return pieces.Opener(resolve(own.open)(m), own.behind_quantizers)
+
+
+def fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
+    """What these kernels answer, whole."""
+    if targets.of(m.section.target.runtime).kernels.open:
+        return outputs(m, traces)
+    return pieces.whole(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
+
+
+def served_model(m: RunArtifacts) -> Any:
+    """The lowered model as a bundle's harness runs it: in ONNX Runtime where no other runtime here
+    does."""
+    if targets.of(m.section.target.runtime).kernels.open and not not_here(m):
+        return opened(m)
+    return OrtRunner(m.model / "model.onnx", threads=1)
 
 
 def outputs(m: RunArtifacts, traces: Sequence[Trace], runner: Any = None) -> list[dict[str, Array]]:
@@ -90,14 +115,9 @@ def outputs(m: RunArtifacts, traces: Sequence[Trace], runner: Any = None) -> lis
 def _entry(m: RunArtifacts) -> dict[str, Any]:
     """The engine as a manifest lists it. Its files are intact: they were made by this run, or the
     store compared their digests before it used them again."""
-    document, target = m.inspected, m.section.target
+    document = m.inspected
     return {
-        "target": target.name,
-        "runtime": target.runtime,
-        "device": target.device,
-        "model": str((m.model / "model.onnx").resolve()),
-        "model_files": [],
+        **served.entry(m.section.target, m.model / "model.onnx"),
         "engine": document["engine"],
-        "deferred": False,
         "fit": document["fit"],
     }

@@ -68,7 +68,7 @@ from optimizer.validate.quality import (
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed import gain, generation_speed, speed
+from optimizer.validate.speed import floats, gain, generation_speed, speed
 
 LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
 """The data sets that nothing is judged on."""
@@ -124,7 +124,8 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         report["not_measured"]["speed"] = untimed
         gates += speed.unmeasured(section.validate_.latency, untimed, gain.declared(materials))
     else:
-        report["speed"], speed_gates = _timed(materials, data.get("validate.latency.data", ()))
+        texts = data.get("validate.latency.data", ())
+        report["speed"], speed_gates = _timed(materials, texts, _floats(materials, rows, reference))
         gates += speed_gates
     report["verdict"] = gating.overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
@@ -171,11 +172,28 @@ def _answered(
     return gates
 
 
-def _timed(m: RunArtifacts, rows: Sequence[Sample]) -> tuple[dict[str, Any], list[Gate]]:
+def _floats(
+    m: Materials, rows: Sequence[Sample], reference: answers.Reference | None
+) -> floats.Floats | None:
+    """What the candidate's time is compared with, judged on the rows where a gate asks for it."""
+    if reference is None or not m.section.validate_.latency.must_beat_float:
+        return None
+
+    def compare(baseline: answers.Reference, own: Answers) -> tuple[list[Gate], Any]:
+        return _compared(m, rows, (baseline[0], own), baseline[1], None)
+
+    with _one_torch_thread():
+        return floats.judged(m, rows, reference, compare)
+
+
+def _timed(
+    m: RunArtifacts, rows: Sequence[Sample], forms: floats.Floats | None
+) -> tuple[dict[str, Any], list[Gate]]:
     """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
-    texts = [r.text for r in rows] or list(speed.NEUTRAL)
-    timing = generation_speed if m.contract.task_record.generates else speed
-    section, latency = timing.measure(m, texts), m.section.validate_.latency
+    texts, latency = [r.text for r in rows] or list(speed.NEUTRAL), m.section.validate_.latency
+    generates = m.contract.task_record.generates
+    section = generation_speed.measure(m, texts) if generates else speed.measure(m, texts, forms)
+    timing = generation_speed if generates else speed
     shared = speed.questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = gain.measure(m, texts, shared)

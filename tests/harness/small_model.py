@@ -144,11 +144,17 @@ def model(
         ]
         operands = ["x", "w"]
     nodes += [
-        helper.make_node("MatMul", operands, ["product"], name=MODULE),
-        helper.make_node("Add", ["product", "bias"], ["sum"], name="add"),
+        _of_module(helper.make_node("MatMul", operands, ["product"], name=MODULE)),
+        _of_module(helper.make_node("Add", ["product", "bias"], ["sum"], name="add")),
         helper.make_node("Tanh", ["sum"], ["last_hidden_state"], name="tanh"),
     ]
     return save(path, nodes, constants)
+
+
+def _of_module(node: Any) -> Any:
+    """The node with what the export stage notes of where it comes from."""
+    node.metadata_props.add(key="module", value=MODULE)
+    return node
 
 
 def save(path: Path, nodes: list[Any], constants: dict[str, Any]) -> Path:

@@ -282,7 +282,12 @@ def test_a_provider_runs_where_one_package_of_every_group_and_its_device_are(
         "deferred": True,
         "fit": {},
     }
-    versions = {"onnxruntime": "1.31.1", "tensorrt": "11.4.1", "tensorrt-rtx": "1.7.1.116"}
+    versions = {
+        "onnxruntime": "1.31.1",
+        "openvino": "2026.4.1",
+        "tensorrt": "11.4.1",
+        "tensorrt-rtx": "1.7.1.116",
+    }
     names = sorted({name for group in groups for name in group})
     runners = frozenset({runtime})
     for count in range(len(names) + 1):
@@ -294,3 +299,26 @@ def test_a_provider_runs_where_one_package_of_every_group_and_its_device_are(
                 enough = all(set(group) & set(present) for group in groups)
                 runs = enough and (provider == "cpu" or gpu is not None)
                 assert isinstance(made, Fit | Rebuild) == runs, (present, gpu)
+
+
+@pytest.mark.parametrize(
+    ("floats", "features", "runs"),
+    [
+        ("bf16", ("avx2", "avx512f"), False),
+        ("bf16", ("avx512_bf16", "avx512f"), True),
+        ("bf16", (), True),  # nothing is known of the processor: the runtime decides
+        ("fp32", ("avx2",), True),
+    ],
+)
+def test_an_engine_in_bf16_needs_a_processor_that_has_it(
+    floats: str, features: tuple[str, ...], runs: bool
+) -> None:
+    engine = {**ORT, "runtime": "openvino", "fit": {"float": floats}}
+    here = machine(
+        packages={"openvino": "2026.4.1"},
+        runners=frozenset({"openvino"}),
+        cpu_features=features,
+    )
+    decision = decide({"engines": [engine]}, here)
+    assert isinstance(decision, Fit if runs else Refuse)
+    assert runs or decision.reason.startswith("onnxruntime-cpu: processor: it computes in bf16")

@@ -17,7 +17,14 @@ from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe.schema import Recipe, Shapes, TensorRTTarget, Validation
+from optimizer.recipe.schema import (
+    OpenVinoTarget,
+    Recipe,
+    Shapes,
+    TargetSection,
+    TensorRTTarget,
+    Validation,
+)
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
 
@@ -165,11 +172,9 @@ def damaged(clean: Materials, root: Path, edit: Callable[[Run], None]) -> Materi
     return made
 
 
-def for_tensorrt(run: Run, root: Path) -> Run:
-    """The run lowered and built for TensorRT-RTX instead, its engine not opened."""
+def for_target(run: Run, root: Path, target: TargetSection) -> Run:
+    """The run lowered and built for another target."""
     copy = run.copy(root)
-    shapes = Shapes(sequence=(4, 16, 64))
-    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32", shapes=shapes)
     copy = replace(copy, section=copy.section.model_copy(update={"target": target}))
     for name in ("model", "engine"):
         shutil.rmtree(copy.folder(name))
@@ -178,3 +183,16 @@ def for_tensorrt(run: Run, root: Path) -> Run:
     LOWER.run(target, source, state, graph, out=model)
     BUILD.run(target, model, out=copy.folder("engine"))
     return copy
+
+
+def for_tensorrt(run: Run, root: Path) -> Run:
+    """The run lowered and built for TensorRT-RTX instead, its engine not opened."""
+    shapes = Shapes(sequence=(4, 16, 64))
+    return for_target(
+        run, root, TensorRTTarget(runtime="tensorrt-rtx", float="fp32", shapes=shapes)
+    )
+
+
+def for_openvino(run: Run, root: Path, **options: Any) -> Run:
+    """The run lowered and built for OpenVINO instead."""
+    return for_target(run, root, OpenVinoTarget(runtime="openvino", threads=1, **options))

@@ -92,6 +92,11 @@ RUNTIMES: dict[str, Runtime] = {
             open="..engines:open_engine",
             product=PRODUCTS["tensorrt"],
         ),
+        Runtime(
+            "openvino",
+            required={"cpu": (("openvino",),)},
+            open="..engines:open_openvino",
+        ),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),
     )
 }

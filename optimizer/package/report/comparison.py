@@ -24,6 +24,8 @@ Document = Mapping[str, Any]
 SYSTEMS = {
     "torch-float": "PyTorch float",
     "onnxruntime-float": "ONNX Runtime float",
+    "openvino-float": "OpenVINO float",
+    "openvino-float-bf16": "OpenVINO float in bf16",
     "tensorrt-rtx-float": "TensorRT-RTX float",
 }
 
@@ -102,10 +104,11 @@ def system(name: str, recipe: Any) -> str:
 
 
 def baseline(cell: Document, target: str) -> str | None:
-    """The float system the candidate is held against: the same runtime's, else ONNX Runtime's,
-    else the first."""
+    """The float system the candidate is held against: the one its ratio is to, the same runtime's,
+    else ONNX Runtime's, else the first."""
     others = [n for n in part(cell, "systems") if n != "candidate"]
-    for float_target in (f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
+    compared = str(part(cell, "ratio").get("to", ""))
+    for float_target in (compared, f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
         if float_target in others:
             return float_target
     return others[0] if others else None

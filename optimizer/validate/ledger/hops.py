@@ -6,6 +6,7 @@ quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor
 from optimizer.compress.apply.rounding import float_target
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.temporary import temporary_folder
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
@@ -49,8 +49,12 @@ UNCUT = (
     "enough apart to hide one module's fault"
 )
 """What the entry and the gate of such a hop say."""
+COARSER = (
+    "its pieces are judged in fp32, where an integer can be told from rounding; in the type that "
+    "it runs in end to end only"
+)
 HIDDEN = (
-    "MatMulNBits quantizes its inputs inside the kernel, where no integer can be read: its "
+    "the product's kernel quantizes its inputs inside, where no integer can be read: its "
     "products are bounded with that, and the graph as written is proven at `lower`"
 )
 
@@ -221,10 +225,11 @@ def export(m: Materials) -> Entry:
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.folded_traces, path)
-        parts = pieces.products(graph, at, sample, linears.of_float_graph(m), work, fuse=False)
+        linear = linears.of_float_graph(m)
+        parts = pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         limits = m.correct.between("folded", m.precision)
-        parts += pieces.between(graph, at, sample, limits, work, fuse=False)
-    results = pieces.whole(path, traces, m.compared, fuse=True)
+        parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
+    results = pieces.whole(path, traces, m.compared, pieces.FUSED)
     spread = m.correct.whole("folded", m.precision)
     return within("export", "float torch", Answers(results, traces, spread), problems, parts)
 
@@ -251,10 +256,10 @@ def lower(m: Materials) -> Entry:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
-        parts = pieces.quantizers(graph, at, sample, linear, work, fuse=False)
-        parts += pieces.products(graph, at, sample, linear, work, fuse=False)
+        parts = pieces.quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
+        parts += pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         limits = m.correct.between("state", m.precision)
-        parts += pieces.between(graph, at, sample, limits, work, fuse=False)
+        parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     spread = m.correct.whole("state", m.precision)
     return within(
         "lower", "state in torch", Answers(m.lowered_outputs, traces, spread), problems, parts
@@ -285,23 +290,26 @@ def engine(m: Materials) -> Entry:
         whole = within("engine", "lowered graph", Answers(results, lowered, spread), problems)
         return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
     path = m.model / "model.onnx"
-    graph = opened(path)
+    graph, opener = opened(path), on_gpu.kernels(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
-        parts = pieces.quantizers(graph, at, sample, linear, work, fuse=True)
-        parts += pieces.products(graph, at, sample, linear, work, fuse=True)
+        parts = pieces.quantizers(graph, at, sample, linear, work, opener)
+        parts += pieces.products(graph, at, sample, linear, work, opener)
     if not m.kernel_blocks:
-        results = pieces.whole(path, traces, m.compared, fuse=True)
-        spread = m.correct.whole("state", m.precision)
-        return within("engine", "lowered graph", Answers(results, lowered, spread), problems, parts)
+        results = on_gpu.fused(m, traces)
+        spread = m.correct.whole("state", target.computes_in)
+        entry = within(
+            "engine", "lowered graph", Answers(results, lowered, spread), problems, parts
+        )
+        return entry if target.computes_in == m.precision else replace(entry, unproven=COARSER)
     quantized = m.with_continuations(m.kernel_traces, path)
-    results = pieces.whole(path, quantized, m.compared, fuse=True)
+    results = on_gpu.fused(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
     entry = within("engine", start, Answers(results, quantized, spread), problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
-        results, spread = pieces.whole(path, traces, m.compared, fuse=True), m.correct.blocks()
+        results, spread = on_gpu.fused(m, traces), m.correct.blocks()
         answers = Answers(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
     return replace(entry, why=f"{entry.why}; {HIDDEN}")
@@ -318,7 +326,7 @@ def harness(m: Materials) -> Entry:
     problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
     problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
     answers, expected = [], []
-    with OrtRunner(m.model / "model.onnx", threads=1) as runner:
+    with closing(on_gpu.served_model(m)) as runner:
         for batch in m.batches:
             width = batch["input_ids"].shape[1]
             arrays = tasks.encode(served, tokenizer, batch.inputs, None, width)

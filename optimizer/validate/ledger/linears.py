@@ -4,11 +4,13 @@ the dialect it was lowered to: the references of pieces.py."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
+from optimizer import targets
 from optimizer.state import Range, input_name, weight_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces import Linear
@@ -58,7 +60,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 
     def weight_only() -> Product:
         weight, bias = values()
-        block = m.kernel_blocks[module] if fused and not coarse else 0
+        block = m.kernel_blocks.get(module, 0) if fused and not coarse else 0
         folded = weight if factor is None else weight * factor.numpy().astype(np.float64)
         rounded = (1 + (factor is not None)) * coarse
         return Product(
@@ -70,6 +72,8 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     if mode == "token":
         return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
     quantizer = static(m.state.ranges[input_name(module)], factor, m.signed, m.precision)
+    if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
+        quantizer = replace(quantizer, reciprocal=True)
     float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
     integer = fused and not coarse and module not in float_kernels
     operands = 2 if coarse else 0

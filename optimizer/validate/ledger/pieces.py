@@ -13,7 +13,7 @@ shows at full size in the one piece that has it, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ import numpy as np
 
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
+from optimizer.harness.runtimes.runner import Runner
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
 from optimizer.lower.opened import Source
-from optimizer.validate.ledger import quantizer, roundoff
+from optimizer.validate.ledger import piece_inputs, quantizer, roundoff
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.distance import Array, lengths
+from optimizer.validate.ledger.piece_inputs import Inputs, shaped
 from optimizer.validate.ledger.quantizer import Judgement, Quantizer, Reference
 from optimizer.validate.ledger.roundoff import Product
 from optimizer.validate.ledger.trace import Trace
@@ -117,6 +119,16 @@ class Linear:
         return self.read()
 
 
+@dataclass(frozen=True)
+class Opener:
+    """Opens a graph or a piece of one in some kernels. behind_quantizers: these multiply integers
+    only behind an operator that makes them, so a product is run with its quantizer, which is given
+    the float in the middle of each integer, so that rounding makes no other."""
+
+    open: Callable[[Path], AbstractContextManager[Any]]
+    behind_quantizers: bool = False
+
+
 class Graph(OrtRunner):
     """A graph or a piece of one, whose cache may be empty. What ONNX Runtime refuses while it runs
     is a HarnessError: a damaged graph fails its hop, not the whole proof."""
@@ -131,6 +143,12 @@ class Graph(OrtRunner):
     def run_bound(self, binding: Any) -> None:
         with _refusals(self.model):
             super().run_bound(binding)
+
+
+AS_WRITTEN = Opener(lambda model: Graph(model, threads=1, fuse=False))
+"""In ONNX Runtime, operator by operator as the file has them."""
+FUSED = Opener(lambda model: Graph(model, threads=1, fuse=True))
+"""In ONNX Runtime's fused kernels."""
 
 
 @contextmanager
@@ -160,7 +178,7 @@ def quantizers(
     traces: Sequence[Trace],
     linear: Callable[[str], Linear],
     work: Path,
-    fuse: bool,
+    opener: Opener,
 ) -> list[Piece]:
     """A Piece for every tensor that is quantized, named after the first module that reads it."""
     uses = list({e.integers: (e, key) for e, key in reversed(numbered(at)) if e.integers}.values())
@@ -170,10 +188,10 @@ def quantizers(
     cut.write_quantizers(model, [e for e, _ in uses], piece)
     judged: dict[str, list[Judgement]] = {}
     worst: dict[str, Element] = {}
-    with Graph(piece, threads=1, fuse=fuse) as runner:
+    with opener.open(piece) as runner:
         for inputs, real in _inputs(uses, traces, linear):
             arrays = typed(
-                runner, {e.input: _shaped(inputs[e.input], e.input_rank) for e, _ in uses}
+                runner, {e.input: shaped(inputs[e.input], e.input_rank) for e, _ in uses}
             )
             out = runner.infer(arrays)
             for edge, (module, _) in uses:
@@ -227,58 +245,43 @@ def products(
     traces: Sequence[Trace],
     linear: Callable[[str], Linear],
     work: Path,
-    fuse: bool,
+    opener: Opener,
 ) -> list[Piece]:
     """A Piece for every linear module: of its arithmetic, or of its product where its input stays
     float."""
     keys = {id(edge): key for edge, key in numbered(at)}
     piece = work / "products.onnx"
+    inputs = piece_inputs.middles if opener.behind_quantizers else piece_inputs.integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
     for part in cut.apart(at):
-        cut.write_products(model, part, piece)
-        with Graph(piece, threads=1, fuse=fuse) as runner:
+        cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
+        with opener.open(piece) as runner:
             for trace in (t for t in traces if not t.past):
                 uses = [(edge, keys[id(edge)]) for edge in part]
-                for module, far in _multiply(runner, uses, trace, linear):
+                for module, far in _multiply(runner, uses, trace, linear, inputs):
                     worst[module] += far
     return [_product_piece(module, far, linear(module)) for module, far in worst.items()]
 
 
 def _multiply(
-    runner: OrtRunner,
+    runner: Runner,
     uses: Sequence[tuple[Edge, Key]],
     trace: Trace,
     linear: Callable[[str], Linear],
+    inputs: Inputs,
 ) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
     """(module, its furthest elements) of each use."""
     batch: dict[str, Array] = {}
     multiplied: dict[Key, roundoff.Floats] = {}
     for edge, key in uses:
-        arrays, multiplied[key] = _multiplied(edge, trace.inputs[key], linear(key[0]), runner)
+        kind = runner.inputs.get(edge.input)
+        arrays, multiplied[key] = inputs(edge, trace.inputs[key], linear(key[0]).quantizer, kind)
         batch |= arrays
     out = runner.infer(batch)
     for edge, key in uses:
         x = multiplied[key]
         output = out[edge.output].reshape(len(x), -1)
         yield key[0], _furthest(x, output, linear(key[0]).product)
-
-
-def _multiplied(
-    edge: Edge, array: Array, linear: Linear, runner: OrtRunner
-) -> tuple[dict[str, Array], roundoff.Floats]:
-    """What the piece is given for this use, and the values that are multiplied (tokens, in)."""
-    width = array.shape[-1]
-    if linear.quantizer is None or not edge.integers:
-        x = _shaped(array, edge.input_rank).astype(runner.inputs[edge.input] or np.float32)
-        return {edge.input: x}, x.reshape(-1, width).astype(np.float64)
-    q = linear.quantizer
-    integers, exact = quantizer.integers(array.reshape(-1, width), q)
-    codes = integers.astype(np.uint8 if q.low == 0 else np.int8)
-    inputs = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
-    step = exact.astype(np.float32)
-    if edge.step:
-        inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
-    return inputs, np.asarray((integers - q.zero_point) * step.astype(np.float64))
 
 
 def _furthest(x: roundoff.Floats, output: Array, product: Product) -> list[tuple[float, Element]]:
@@ -310,16 +313,16 @@ def between(
     traces: Sequence[Trace],
     limits: Mapping[str, float],
     work: Path,
-    fuse: bool,
+    opener: Opener,
 ) -> list[Piece]:
     """A Piece for what lies before each linear module and each output; a decoder's outputs are its
     cache as well. limits: by "<module>:input:<use>" or output."""
     piece = work / "rest.onnx"
     cut.write_rest(model, at, piece)
     pairs: dict[str, list[tuple[Array, Array]]] = {}
-    with Graph(piece, threads=1, fuse=fuse) as runner:
+    with opener.open(piece) as runner:
         for trace in traces:
-            cuts = {e.output: _shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
+            cuts = {e.output: shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
             out = runner.infer(typed(runner, {**trace.batch, **cuts}))
             targets = {
                 f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
@@ -340,21 +343,7 @@ def between(
     ]
 
 
-def _shaped(array: Array, rank: int) -> Array:
-    """(batch, sequence, width) as the graph has it there: perhaps flattened to rank 2."""
-    if array.ndim == rank:
-        return array
-    return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
-
-
-def _for_integers(array: Array, edge: Edge) -> Array:
-    """As _shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
-    it so (ort_rank.py)."""
-    shaped = _shaped(array, edge.input_rank)
-    return shaped[None] if shaped.ndim < edge.integers_rank else shaped
-
-
-def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
+def typed(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
     """Floats in the type each input of the piece has; inputs the piece lost are left out."""
     types = runner.inputs
     return {
@@ -364,9 +353,9 @@ def typed(runner: OrtRunner, arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def whole(
-    model: Path, traces: Sequence[Trace], names: Collection[str], fuse: bool
+    model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
 ) -> list[dict[str, Array]]:
     """The graph's outputs for each trace's inputs."""
-    with Graph(model, threads=1, fuse=fuse) as runner:
+    with opener.open(model) as runner:
         results = [runner.infer(typed(runner, dict(t.batch))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]

@@ -7,7 +7,12 @@ with ties to even. Each operation rounds once, so arithmetic of unit roundoff u 
     delta = u (|x factor| [factor] + |x factor - offset| (1 + [offset])) / step
 
 ([.]: 1 where the quantizer has one), and per token, where the step is computed too, u |t| (2 + 2
-[factor]). An integer must be the reference's, but where the reference's t lies within delta of a
+[factor]). OpenVINO's FakeQuantize (src/plugins/intel_cpu/src/nodes/fake_quantize.cpp) computes
+x (factor / step) - (offset / step + low), both constants rounded before, so up to
+
+    delta = u (|x factor| (3 + [factor]) + 3 |offset| + 2 |x factor - offset|) / step + 2 u |low|
+
+An integer must be the reference's, but where the reference's t lies within delta of a
 rounding tie: there it may be the next one (a flip). Where every operation is exact there is no
 delta, so that ties themselves and both ends of the range are judged to the bit.
 
@@ -40,7 +45,8 @@ MISSED = 1e-9
 @dataclass(frozen=True)
 class Quantizer:
     """step: None is per token, max |x| / 127 of each row. offset: what the graph subtracts (0.0 in
-    dialects with a zero point). unit: roundoff of the arithmetic it is computed in."""
+    dialects with a zero point). unit: roundoff of the arithmetic it is computed in. reciprocal: as
+    FakeQuantize computes it."""
 
     step: float | None
     zero_point: int
@@ -49,6 +55,7 @@ class Quantizer:
     unit: float
     offset: float = 0.0
     factor: Array | None = None
+    reciprocal: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,9 @@ def _coded(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
         return t, step, np.abs(t) * (2 + 2 * has_factor)
     step = np.full((len(values), 1), q.step)
     centred = scaled - q.offset
+    if q.reciprocal:
+        moved = np.abs(scaled) * (3 + has_factor) + 3 * abs(q.offset) + 2 * np.abs(centred)
+        return centred / step, step, moved / step + 2 * abs(q.low)
     size = np.abs(scaled) * has_factor + np.abs(centred) * (1 + has_offset)
     return centred / step, step, size / step
 
@@ -145,7 +155,7 @@ EXACT_IN = {UNIT["fp32"]: np.float32, UNIT["fp16"]: np.float16}
 def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
     """Where every operation in the type of that unit roundoff gives its exact result."""
     kind = EXACT_IN.get(q.unit)
-    if kind is None:
+    if kind is None or q.reciprocal:  # 1 / step is hardly ever exact
         return np.zeros(x.shape, bool)
     same = x.astype(kind) == x
     x = x.astype(kind)

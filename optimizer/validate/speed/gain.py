@@ -12,6 +12,7 @@ to end, of text-generation between tokens, until the gate is decided (rounds.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from optimizer.harness import bench, bench_generation
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.harness.runtimes.ort.run import OrtRunner, cores
+from optimizer.harness.runtimes.ort.run import cores
+from optimizer.harness.runtimes.runner import Runner
 from optimizer.load.checkpoint import read_json
 from optimizer.progress import say
 from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.reduce.latency_table import TABLE
+from optimizer.validate import served
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -59,10 +62,10 @@ class Cell:
         candidate's time over the other's. rounds: how long that goes on, and what it came to."""
         contract = contracts.read(candidate.source / "contract.json")
         threads = self.target.intra_op_threads or cores()
-        device = self.target.runs_on
+        files = [model.model / "model.onnx" for model in (unreduced, candidate)]
         with (
-            OrtRunner(unreduced.model / "model.onnx", device=device, threads=threads) as whole,
-            OrtRunner(candidate.model / "model.onnx", device=device, threads=threads) as smaller,
+            closing(served.opened(self.target, files[0], threads=threads)) as whole,
+            closing(served.opened(self.target, files[1], threads=threads)) as smaller,
         ):
             if contract.task_record.generates:
                 own = OwnCache(whole, contracts.read(unreduced.source / "contract.json"))
@@ -77,12 +80,12 @@ class Cell:
         return speed.grid(self.latency, longest)[0]
 
     def _answering(
-        self, runners: Mapping[str, OrtRunner], model: Built, rounds: Until
+        self, runners: Mapping[str, Runner], model: Built, rounds: Until
     ) -> dict[str, Any]:
         contract = contracts.read(model.source / "contract.json")
         tokenizer = load_tokenizer(model.source / "checkpoint", contract)
         measured = bench.measure(
-            {name: speed.ort_system(r, contract, tokenizer) for name, r in runners.items()},
+            {name: speed.graph_system(r, contract, tokenizer) for name, r in runners.items()},
             [self.of(contract)],
             self.texts,
             iterations=self.latency.iterations,

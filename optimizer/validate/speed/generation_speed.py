@@ -18,8 +18,7 @@ from typing import Any
 from optimizer.harness import bench, bench_generation
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
-from optimizer.harness.runtimes.decoder import DecoderRunner
-from optimizer.harness.runtimes.ort.decoder import OrtDecoder
+from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
 from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.progress import say
 from optimizer.recipe.schema import Latency
@@ -38,10 +37,10 @@ class OwnCache:
     """A runner of a model whose cache is not of the shape that the timed contract says: the
     reference beside a smaller model."""
 
-    runner: OrtRunner
+    runner: DecoderRunner
     contract: Contract
 
-    def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:  # noqa: ARG002
+    def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:  # noqa: ARG002
         return self.runner.decoder(self.contract, capacity)
 
 

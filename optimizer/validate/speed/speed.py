@@ -1,10 +1,11 @@
-"""How fast the candidate is beside its float baselines: torch and the same runtime in float.
+"""How fast the candidate is beside its float baselines: torch and the same runtime in float, in
+every form of it that the machine offers (floats.py).
 
 All systems answer the same texts interleaved in one run, with the same number of threads, through
 the harness's own code (harness.bench). Gates:
 
-    speed.must_beat_float   candidate / float of the same runtime, in every cell: the ratio's whole
-                            interval below 1 passes, at or above 1 fails
+    speed.must_beat_float   candidate / the fastest accurate float of the same runtime, in every
+                            cell: the ratio's whole interval below 1 passes, at or above 1 fails
     speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
     speed.latency_gain      see gain.py
 
@@ -13,8 +14,10 @@ Timing goes on until each gate is decided, within latency.max_seconds: see round
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +28,16 @@ from torch import nn
 from optimizer.harness import bench, tasks
 from optimizer.harness.bench import System
 from optimizer.harness.contract import Contract
-from optimizer.harness.runtimes.ort.run import OrtRunner, cores
+from optimizer.harness.runtimes.ort.run import cores
+from optimizer.harness.runtimes.runner import Runner
 from optimizer.progress import say
-from optimizer.recipe.schema import Latency
+from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.validate import served
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.speed.floats import Floats, plain
 from optimizer.validate.speed.rounds import Budget, Question, Rounds
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
@@ -43,35 +49,43 @@ NEUTRAL = tuple(
 """Timed when the recipe names no timing data."""
 
 
-def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
-    """The report's `speed` section for a target that runs on this machine."""
+def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None) -> dict[str, Any]:
+    """The report's `speed` section for a target that runs on this machine. floats: None: as the
+    target's runtime runs float by default."""
     latency, target = m.section.validate_.latency, m.section.target
+    floats = floats or plain(m)
     threads = target.intra_op_threads or cores()
     cells = grid(latency, m.contract.text.max_length)
-    device = target.runs_on
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    say(f"validate: timing {len(cells)} cells of 3 systems, {latency.iterations} rounds or more")
+    count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
+    say(f"validate: timing {count}, {latency.iterations} rounds or more")
+    systems = {TORCH: torch_system(m.reference_model, m.contract, m.tokenizer)}
     try:
-        with (
-            OrtRunner(m.reference_graph / "model.onnx", device=device, threads=threads) as floating,
-            OrtRunner(m.model / "model.onnx", device=device, threads=threads) as candidate,
-        ):
-            systems = {
-                TORCH: torch_system(m.reference_model, m.contract, m.tokenizer),
-                BASELINE: ort_system(floating, m.contract, m.tokenizer),
-                CANDIDATE: ort_system(candidate, m.contract, m.tokenizer),
-            }
+        with ExitStack() as opened:
+            for name, (section, model) in _files(m, floats).items():
+                runner = served.opened(section, model, m.contract, threads)
+                opened.callback(runner.close)
+                systems[name] = graph_system(runner, m.contract, m.tokenizer)
             timing = Timing(latency, threads, questions(latency, len(cells), m.gains))
-            section = _timed(systems, cells, texts, timing)
+            measured = _timed(systems, cells, texts, timing, floats.compared)
     finally:
         torch.set_num_threads(before)
-    section["peak_memory"] = peak_memory(m, cells[0], threads)
-    section["size"] = {
+    if floats.figures:
+        measured["floats"] = dict(floats.figures)
+    measured["peak_memory"] = peak_memory(m, floats, cells[0], threads)
+    measured["size"] = {
         "float_bytes": size(m.reference_graph, "model.onnx"),
         "candidate_bytes": size(m.model, "model.onnx"),
     }
-    return section
+    return measured
+
+
+def _files(m: RunArtifacts, floats: Floats) -> dict[str, tuple[TargetSection, Path]]:
+    """{name: how it is run, and the ONNX file} of every system but torch."""
+    graph = m.reference_graph / "model.onnx"
+    forms = {name: (section, graph) for name, section in floats.sections.items()}
+    return {**forms, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
 def grid(latency: Latency, longest: int) -> list[tuple[int, int]]:
@@ -95,13 +109,15 @@ def _timed(
     cells: Sequence[tuple[int, int]],
     texts: Sequence[str],
     timing: Timing,
+    floats: Sequence[str],
 ) -> dict[str, Any]:
-    """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
+    """Every cell until its gate is decided; then the candidate alone for its 99th percentile.
+    floats: names of those that the candidate is compared with the fastest of."""
     latency, threads = timing.latency, timing.threads
     budget = Budget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
-        stopping = None
+        stopping, baseline = None, _fastest(systems, floats, cell, texts, timing)
         if latency.must_beat_float:
             stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
         measured = bench.measure(
@@ -111,7 +127,8 @@ def _timed(
             iterations=latency.iterations,
             warmup=WARMUP,
             threads=threads,
-            more=_ratios(stopping) if stopping else None,
+            baseline=baseline,
+            more=_ratios(stopping, baseline) if stopping else None,
         )
         if stopping:
             measured["cells"][0]["ratio"] |= stopping.as_dict()
@@ -133,9 +150,31 @@ def _timed(
     return section
 
 
-def _ratios(stopping: Rounds) -> Callable[[Mapping[str, Sequence[float]]], int]:
+def _fastest(
+    systems: Mapping[str, System],
+    names: Sequence[str],
+    cell: tuple[int, int],
+    texts: Sequence[str],
+    timing: Timing,
+) -> str:
+    """Of these systems in this cell, by rounds of their own, which decide nothing else."""
+    if len(names) == 1:
+        return names[0]
+    measured = bench.measure(
+        {name: systems[name] for name in names},
+        [cell],
+        texts,
+        iterations=timing.latency.iterations,
+        warmup=WARMUP,
+        threads=timing.threads,
+    )
+    timed = measured["cells"][0]["systems"]
+    return min(names, key=lambda name: float(timed[name]["end_to_end"]["p50"]))
+
+
+def _ratios(stopping: Rounds, baseline: str) -> Callable[[Mapping[str, Sequence[float]]], int]:
     def more(times: Mapping[str, Sequence[float]]) -> int:
-        pairs = zip(times[CANDIDATE], times[BASELINE], strict=True)
+        pairs = zip(times[CANDIDATE], times[baseline], strict=True)
         return stopping.more([ours / theirs for ours, theirs in pairs])
 
     return more
@@ -152,7 +191,7 @@ def answered(percentiles: Mapping[str, Any], stopping: Rounds) -> dict[str, Any]
     return {**percentiles, **known, "p99_interval": known.pop("interval")}
 
 
-def ort_system(runner: OrtRunner, contract: Contract, tokenizer: Any) -> System:
+def graph_system(runner: Runner, contract: Contract, tokenizer: Any) -> System:
     """A bundle's own three steps."""
     return System(
         pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, None, length),
@@ -176,20 +215,25 @@ def size(folder: Path, name: str) -> int:
     return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
 
 
-def peak_memory(m: RunArtifacts, cell: tuple[int, int], threads: int) -> dict[str, int]:
+def peak_memory(
+    m: RunArtifacts, floats: Floats, cell: tuple[int, int], threads: int
+) -> dict[str, int]:
     """Peak resident bytes of a fresh process that answers one batch, per system."""
     batch, sequence = cell
     shared = (
-        "from pathlib import Path\nimport numpy as np\n"
+        "import json\nfrom pathlib import Path\nimport numpy as np\n"
         f"names = {[i.name for i in m.contract.inputs]!r}\n"
         f"batch = {{n: np.ones(({batch}, {sequence}), np.int64) for n in names}}\n"
     )
 
-    def ort(path: Path) -> str:
+    def served_file(section: TargetSection, model: Path) -> str:
+        entry = json.dumps(served.entry(section, model))
         return shared + (
-            "from optimizer.harness.runtimes.ort.run import OrtRunner\n"
-            f"with OrtRunner(Path({str(path)!r}), threads={threads}) as runner:\n"
-            "    runner.infer(batch)\n"
+            "from optimizer.harness.engines import Workshop\n"
+            "from optimizer.harness.machine import this_machine\n"
+            f"entry = json.loads({entry!r})\n"
+            "shop = Workshop(Path('.'), {'files': {}}, this_machine(), None)\n"
+            f"shop.open(entry, 'load', {threads}).infer(batch)\n"
         )
 
     in_torch = shared + (
@@ -199,11 +243,8 @@ def peak_memory(m: RunArtifacts, cell: tuple[int, int], threads: int) -> dict[st
         f"model = torch_model(open_checkpoint(Path({str(m.reference)!r})), {m.task!r})\n"
         f"run(model, batch, {m.outputs!r})\n"
     )
-    return {
-        TORCH: bench.peak_memory(in_torch),
-        BASELINE: bench.peak_memory(ort(m.reference_graph / "model.onnx")),
-        CANDIDATE: bench.peak_memory(ort(m.model / "model.onnx")),
-    }
+    programs = {name: served_file(*file) for name, file in _files(m, floats).items()}
+    return {n: bench.peak_memory(code) for n, code in {TORCH: in_torch, **programs}.items()}
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
@@ -249,7 +290,9 @@ def beats_float(
         worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
     where, comparison = cells[worst]
     ratio = comparison["median"]
-    message = f"{breach(ratio, 1.0)[0]} times the {what} of {BASELINE} at {where}"
+    message = (
+        f"{breach(ratio, 1.0)[0]} times the {what} of {comparison.get('to', BASELINE)} at {where}"
+    )
     if verdict == "inconclusive":
         message += would_decide(comparison, shared, "so near 1")
     if verdict == "fail":

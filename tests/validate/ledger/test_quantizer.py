@@ -34,6 +34,15 @@ def computed(x: Any, q: Quantizer, kind: Any = np.float32, halves: Any = np.rint
     return np.clip(halves((x / step).astype(np.float64)) + q.zero_point, q.low, q.high)
 
 
+def fake_quantized(x: Any, q: Quantizer) -> Any:
+    """As OpenVINO's FakeQuantize: one multiplication and one addition of constants."""
+    factor = np.float32(1) if q.factor is None else q.factor.astype(np.float32)
+    step, low = np.float32(q.step), np.float32(q.low)
+    scale = factor * (np.float32(255) / (step * np.float32(255)))
+    shift = -np.float32(q.offset) * (np.float32(1) / step) - low
+    return np.clip(np.rint(x.astype(np.float32) * scale + shift) + low, q.low, q.high)
+
+
 def away_from_zero(t: Any) -> Any:
     return np.sign(t) * np.floor(np.abs(t) + 0.5)
 
@@ -55,6 +64,27 @@ def test_arithmetic_that_rounds_every_operation_is_never_refused(name: str) -> N
     q = QUANTIZERS[name]
     worst = [judged(computed(values(seed), q), values(seed), q).ratio for seed in range(60)]
     assert max(worst) <= 1
+
+
+BY_RECIPROCAL = [
+    replace(QUANTIZERS[name], reciprocal=True, zero_point=0, low=-128, high=127)
+    for name in ("offset", "factor and offset")
+]
+
+
+@pytest.mark.parametrize("q", BY_RECIPROCAL)
+def test_arithmetic_by_the_reciprocal_is_never_refused(q: Quantizer) -> None:
+    worst = [judged(fake_quantized(values(seed), q), values(seed), q).ratio for seed in range(60)]
+    assert max(worst) <= 1
+    ties = quantizer.probes(q, 96)
+    assert not judged(fake_quantized(ties, q), ties, q, count_flips=False).wrong
+
+
+@pytest.mark.parametrize("q", BY_RECIPROCAL)
+def test_another_quantizer_by_the_reciprocal_is_refused(q: Quantizer) -> None:
+    x = values(3)
+    assert judged(fake_quantized(x, replace(q, step=float(q.step or 0) * 1.005)), x, q).ratio > 1
+    assert judged(fake_quantized(x, replace(q, offset=q.offset + 2e-4)), x, q).ratio > 1
 
 
 def test_float16_arithmetic_is_never_refused_and_flips_integers() -> None:

@@ -1,0 +1,228 @@
+"""Run an ONNX model with OpenVINO on the CPU.
+
+Every property that decides what is computed is given, none is left to a default that depends on
+the processor (measured for them: docs/decisions.md, Properties of OpenVINO):
+ - INFERENCE_PRECISION_HINT: where the processor has bf16, OpenVINO's own default is bf16. Forced
+   where it has none, bf16 is emulated, 31 times slower: that is refused.
+ - DYNAMIC_QUANTIZATION_GROUP_SIZE: kernels of int4 and int8 weights otherwise round what they
+   multiply to int8 of their own accord.
+ - INFERENCE_NUM_THREADS: one per usable core, as for ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...closing import Closing
+from ...contract import Contract
+from ...errors import BundleError, InputError, MachineError
+from ...inputs.batch import Array
+from ..decoder import Decoder
+from ..ort.run import check_array, check_names, cores
+from .kernels import Kernel, kernels
+from .privacy import unreported
+
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+CAPABILITIES = {"bf16": "BF16"}
+"""What OPTIMIZATION_CAPABILITIES must list for a precision."""
+HINTS = {"latency": "LATENCY", "throughput": "THROUGHPUT"}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "i64": np.dtype("int64"),
+    "i32": np.dtype("int32"),
+    "f32": np.dtype("float32"),
+    "f16": np.dtype("float16"),
+    "boolean": np.dtype("bool"),
+    "i8": np.dtype("int8"),
+    "u8": np.dtype("uint8"),
+}
+Axes = Mapping[str, Sequence[str | int]]
+Shape = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """precision: what float operators compute in, a key of PRECISIONS. hint: "latency", all threads
+    work on one request, or "throughput", several requests at once on fewer threads each. block:
+    inputs per int8 block into which kernels of quantized weights may round what they multiply; 0:
+    they multiply what they are given."""
+
+    precision: str = "fp32"
+    hint: str = "latency"
+    block: int = 0
+
+    @classmethod
+    def from_fit(cls, fit: Mapping[str, Any]) -> Settings:
+        """Of an engine's entry in a manifest."""
+        return cls(
+            fit.get("float", "fp32"), fit.get("hint", "latency"), fit.get("dynamic_quantization", 0)
+        )
+
+
+class OpenVinoRunner(Closing):
+    """A model compiled for this CPU, for any shapes; answers from several threads at once.
+
+    threads: 0 means one per core this process may use. compiled: what `write_compiled` wrote of the
+    same model and settings on this processor, opened instead; None: it is compiled now. axes:
+    {input: its axes}, names of those that vary, by which inputs that disagree are refused; without
+    them only rank and fixed sizes are checked.
+    Raises MachineError when the package is missing or this processor lacks the precision,
+    BundleError for a file that this version does not read.
+    """
+
+    device = "cpu"
+
+    def __init__(
+        self,
+        model: Path,
+        settings: Settings | None = None,
+        *,
+        threads: int = 0,
+        compiled: Path | None = None,
+        axes: Axes | None = None,
+    ) -> None:
+        self.model, self.settings = Path(model), settings or Settings()
+        self.threads = threads or cores()
+        self._compiled: Any = _open(self.model, self.settings, self.threads, compiled)
+        self._idle: list[Any] = []
+        self._inputs: dict[str, tuple[np.dtype[Any] | None, Shape | None]] = {}
+        for port in self._compiled.inputs:
+            kind = DTYPES.get(str(port.get_element_type().get_type_name()))
+            known = (axes or {}).get(_name(port))
+            self._inputs[_name(port)] = (kind, tuple(known) if known else _shape(port))
+        self._outputs = [_name(port) for port in self._compiled.outputs]
+
+    @property
+    def inputs(self) -> dict[str, np.dtype[Any] | None]:
+        """Name and element type of each input."""
+        return {name: dtype for name, (dtype, _) in self._inputs.items()}
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names, in the graph's order."""
+        return list(self._outputs)
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
+        check_names(set(arrays), set(self._inputs), self.model.name)
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, (dtype, shape) in self._inputs.items():
+            if shape is not None:
+                check_array(name, arrays[name], dtype, shape, sizes)
+        try:
+            request = self._idle.pop()
+        except IndexError:  # all are at work in other threads
+            request = self._compiled.create_infer_request()
+        try:
+            results = request.infer(dict(arrays), share_inputs=True)
+        except Exception as e:  # the binding raises RuntimeError for everything
+            raise BundleError(
+                f"OpenVINO cannot run it ({_first_line(e)})",
+                where=str(self.model),
+                fix="Model, contract and tokenizer do not belong together: package it again.",
+            ) from e
+        answers = {name: results[i] for i, name in enumerate(self._outputs)}
+        self._idle.append(request)
+        return answers
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:  # noqa: ARG002
+        """Raises InputError: the cache of a decoder is not kept for this runtime yet."""
+        raise InputError(
+            f"{contract.task} is not run by OpenVINO yet",
+            where=str(self.model),
+            fix="Use another engine of the bundle: --runtime onnxruntime.",
+        )
+
+    def kernels(self) -> list[Kernel]:
+        """What each layer runs in."""
+        return kernels(self._compiled)
+
+    def close(self) -> None:
+        self._idle.clear()
+        self._compiled = None
+
+
+def capabilities() -> list[str]:
+    """What this processor has kernels for, as OpenVINO names it: "FP32", "BF16", "INT8", ...
+
+    Raises MachineError when the package is missing."""
+    return list(_import().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+
+
+def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> None:
+    """Write what this processor runs of the model: OpenVinoRunner's `compiled`. Raises as it."""
+    compiled = _open(model, settings, threads or cores(), None)
+    out.write_bytes(compiled.export_model().getvalue())
+
+
+def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) -> Any:
+    """An ov.CompiledModel."""
+    ov = _import()
+    core = ov.Core()
+    _refuse_emulation(core, settings.precision)
+    if not model.is_file():
+        raise BundleError("the model is missing", where=str(model))
+    properties = {
+        "INFERENCE_PRECISION_HINT": PRECISIONS[settings.precision],
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": HINTS[settings.hint],
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings.block,
+    }
+    try:
+        if compiled is None:
+            return core.compile_model(str(model), "CPU", properties)
+        blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
+        return core.import_model(blob, "CPU", properties)
+    except Exception as e:  # the binding raises RuntimeError for everything
+        raise BundleError(
+            f"OpenVINO {ov.get_version()} cannot open it ({_first_line(e)})",
+            where=str(compiled or model),
+            fix="The file is damaged, or needs a newer OpenVINO.",
+        ) from e
+
+
+def _refuse_emulation(core: Any, precision: str) -> None:
+    listed = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision in CAPABILITIES and CAPABILITIES[precision] not in listed:
+        raise MachineError(
+            f"this processor has no {precision} (OpenVINO lists {', '.join(listed)}); emulated, it "
+            "is 31 times slower",
+            where="openvino",
+            fix="Use float: fp32.",
+        )
+
+
+def _name(port: Any) -> str:
+    """As the file has it: a tensor may have other names besides."""
+    own = str(port.get_node().get_friendly_name()).removesuffix("/sink_port_0")
+    return own if own in port.get_names() else str(port.any_name)
+
+
+def _shape(port: Any) -> Shape | None:
+    """Sizes of an input's axes, None where any is taken; None where any rank is."""
+    shape = port.get_partial_shape()
+    if shape.rank.is_dynamic:
+        return None
+    return tuple(d.get_length() if d.is_static else None for d in shape)
+
+
+def _import() -> Any:
+    try:
+        with unreported():
+            import openvino
+    except ImportError as e:
+        raise MachineError(
+            f"OpenVINO cannot be imported ({e})", fix="pip install openvino"
+        ) from None
+    return openvino
+
+
+def _first_line(error: BaseException) -> str:
+    """What the binding says after the place in its own sources."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("Exception from src", "Check '"))]
+    return (telling or lines or [type(error).__name__])[0][:300]

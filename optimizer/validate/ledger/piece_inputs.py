@@ -1,0 +1,61 @@
+"""What a piece of a graph that multiplies is given, so that what it multiplies is known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from optimizer.lower.cut import Edge
+from optimizer.validate.ledger import quantizer, roundoff
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.quantizer import Quantizer
+
+Multiplied = tuple[dict[str, Array], roundoff.Floats]
+"""What a piece is given for one use, and the values that are multiplied (tokens, in)."""
+Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
+
+
+def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
+    """Of a module whose input stays float. kind: the element type that the piece takes."""
+    x = shaped(array, edge.input_rank).astype(kind or np.float32)
+    return {edge.input: x}, x.reshape(-1, array.shape[-1]).astype(np.float64)
+
+
+def integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
+    """The integers themselves, of the quantizer q; of None as _as_float."""
+    if q is None or not edge.integers:
+        return _as_float(edge, array, kind)
+    whole, exact = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
+    codes = whole.astype(np.uint8 if q.low == 0 else np.int8)
+    inputs = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
+    step = exact.astype(np.float32)
+    if edge.step:
+        inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
+    return inputs, np.asarray((whole - q.zero_point) * step.astype(np.float64))
+
+
+def middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
+    """The float in the middle of each integer, which rounding leaves there."""
+    if q is None or not edge.integers:
+        return _as_float(edge, array, kind)
+    whole, step = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
+    values = (whole - q.zero_point) * step
+    moved = values + q.offset if q.factor is None else (values + q.offset) / q.factor
+    x = np.asarray(moved, np.float32).reshape(array.shape)
+    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(values)
+
+
+def shaped(array: Array, rank: int) -> Array:
+    """(batch, sequence, width) as the graph has it there: perhaps flattened to rank 2."""
+    if array.ndim == rank:
+        return array
+    return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
+
+
+def _for_integers(array: Array, edge: Edge) -> Array:
+    """As shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
+    it so (ort_rank.py)."""
+    as_read = shaped(array, edge.input_rank)
+    return as_read[None] if as_read.ndim < edge.integers_rank else as_read

@@ -1,0 +1,64 @@
+"""What a target's own runtime offers in float on this machine, for must_beat_float to compare with.
+
+Where a processor has bf16, a float model in it may be as fast as one in INT8, and as good. So the
+gate's float is the fastest form whose answers keep the recipe's margins, judged on the same rows as
+the candidate's. fp32 is the form that the margins are counted from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from optimizer.load.datasets import Sample
+from optimizer.recipe.schema import TargetSection
+from optimizer.validate import served
+from optimizer.validate.gates import Gate
+from optimizer.validate.quality import answers
+from optimizer.validate.quality.quality import Answers
+from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.verdicts import worst
+
+Compare = Callable[[answers.Reference, Answers], tuple[list[Gate], Any]]
+"""The gates of a system's answers beside the reference's, and what was measured."""
+
+
+@dataclass(frozen=True)
+class Floats:
+    """sections: {name in reports: how the float graph is run}, all timed. compared: those that
+    must_beat_float is held against. figures: {name: {float, verdict, gates}} for the report."""
+
+    sections: Mapping[str, TargetSection]
+    compared: Sequence[str]
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plain(m: RunArtifacts) -> Floats:
+    """Those of this machine, the first of them compared; no other is judged."""
+    sections = served.float_forms(m.section.target)
+    return Floats(sections, tuple(sections)[:1])
+
+
+def judged(
+    m: RunArtifacts, rows: Sequence[Sample], reference: answers.Reference, compare: Compare
+) -> Floats:
+    """The same, with every form judged that computes in less than the graph is stored in."""
+    sections = served.float_forms(m.section.target)
+    compared, figures = [], {}
+    for name, section in sections.items():
+        gates: list[Gate] = []
+        if section.computes_in != section.float_type:
+            model = m.reference_graph / "model.onnx"
+            with closing(served.opened(section, model, m.contract)) as runner:
+                own = answers.answer(m, runner, rows, f"validate: {name}")
+            gates, _ = compare(reference, own)
+        verdict = worst(g.verdict for g in gates) if gates else "pass"
+        compared += [name] if verdict == "pass" else []
+        figures[name] = {
+            "float": section.computes_in,
+            "verdict": verdict,
+            "gates": [g.as_dict() for g in gates],
+        }
+    return Floats(sections, compared, figures)

@@ -1,0 +1,144 @@
+"""The OpenVINO runner: what it takes, what it refuses, and that it tells nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from optimizer.harness.contract import Contract
+from optimizer.harness.errors import BundleError, InputError, MachineError
+from optimizer.harness.runtimes.openvino import run
+from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+from tests.harness import small_model
+from tests.harness.runtimes.ort.test_run import arrays, wrong_requests
+
+AXES = dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model.model(tmp_path_factory.mktemp("openvino") / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> OpenVinoRunner:
+    return OpenVinoRunner(model, threads=1, axes=AXES)
+
+
+def test_it_computes_what_the_reference_evaluator_of_onnx_computes(
+    model: Path, runner: OpenVinoRunner
+) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    reference = ReferenceEvaluator(onnx.load(model))
+    for batch, sequence in ((2, 5), (1, 1), (3, 17)):
+        (expected,) = reference.run(None, arrays(batch, sequence))
+        answer = runner.infer(arrays(batch, sequence))["last_hidden_state"]
+        np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("request_", "message"), wrong_requests())
+def test_a_wrong_array_is_named(
+    request_: dict[str, Any], message: str, runner: OpenVinoRunner
+) -> None:
+    with pytest.raises(InputError, match=message):
+        runner.infer(request_)
+
+
+def test_it_answers_several_threads_at_once(runner: OpenVinoRunner) -> None:
+    requests = [arrays(batch, 5 + batch) for batch in (1, 2, 3, 4)] * 8
+    alone = [runner.infer(r)["last_hidden_state"] for r in requests]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda r: runner.infer(r)["last_hidden_state"], requests))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_an_answer_is_not_overwritten_by_the_next(runner: OpenVinoRunner) -> None:
+    first = runner.infer(arrays(2))["last_hidden_state"]
+    kept = first.copy()
+    runner.infer({n: a[::-1].copy() for n, a in arrays(2).items()})
+    assert np.array_equal(first, kept)
+
+
+def test_what_was_compiled_answers_alike_and_damage_is_refused(
+    model: Path, runner: OpenVinoRunner, tmp_path: Path
+) -> None:
+    compiled = tmp_path / "model.engine"
+    run.write_compiled(model, Settings(), 1, compiled)
+    again = OpenVinoRunner(model, threads=1, compiled=compiled)
+    assert np.array_equal(*(r.infer(arrays())["last_hidden_state"] for r in (runner, again)))
+    assert (again.inputs, again.outputs) == (runner.inputs, runner.outputs)
+    compiled.write_bytes(compiled.read_bytes()[:-400])
+    with pytest.raises(BundleError, match=r"cannot open it"):
+        OpenVinoRunner(model, threads=1, compiled=compiled)
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(BundleError, match=r"model\.onnx: OpenVINO 2026.* cannot open it"):
+        OpenVinoRunner(tmp_path / "model.onnx")
+    with pytest.raises(BundleError, match="missing"):
+        OpenVinoRunner(tmp_path / "other.onnx")
+
+
+class Processor:
+    """An ov.Core of a machine with these capabilities."""
+
+    def __init__(self, *listed: str) -> None:
+        self.listed = list(listed)
+
+    def get_property(self, *_: str) -> list[str]:
+        return self.listed
+
+
+def test_bf16_is_never_forced_where_the_processor_lacks_it() -> None:
+    run._refuse_emulation(Processor("FP32", "BF16"), "bf16")
+    run._refuse_emulation(Processor("FP32"), "fp32")
+    with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\)"):
+        run._refuse_emulation(Processor("FP32", "INT8"), "bf16")
+
+
+def test_a_decoder_is_refused(runner: OpenVinoRunner) -> None:
+    contract = Contract.from_json(small_model.contract("text-generation"))
+    with pytest.raises(InputError, match="text-generation is not run by OpenVINO"):
+        runner.decoder(contract)
+
+
+@pytest.fixture
+def in_new_process(model: Path, tmp_path: Path) -> Callable[[str], str]:
+    """Run code that has opened the model, with a home of its own; what it prints."""
+
+    def start(code: str) -> str:
+        opening = (
+            "from pathlib import Path\n"
+            "from optimizer.harness.runtimes.openvino.run import OpenVinoRunner\n"
+            f"OpenVinoRunner(Path({str(model)!r}))\n{code}"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", opening],
+            env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    return start
+
+
+def test_nothing_is_reported_to_its_makers(
+    in_new_process: Callable[[str], str], tmp_path: Path
+) -> None:
+    """A plain `import openvino` leaves ~/intel and loads openvino_telemetry."""
+    code = "import sys; print([m for m in sys.modules if 'telemetry' in m or '.ovc' in m])"
+    assert in_new_process(code) == "[]"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,91 @@
+"""The float that a candidate must beat: the fastest of its runtime's here that is as good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.build.openvino import float_forms
+from optimizer.harness.bench import System
+from optimizer.harness.runtimes.openvino.run import capabilities
+from optimizer.load.datasets import samples
+from optimizer.recipe.schema import Latency, OpenVinoTarget
+from optimizer.validate.gates import Gate
+from optimizer.validate.quality import answers
+from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.speed import floats, speed
+from tests.validate.runs import Run, for_openvino
+
+TARGET = OpenVinoTarget(runtime="openvino")
+BF16 = "BF16" in capabilities()
+
+
+def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
+    forms = float_forms(TARGET)
+    assert list(forms) == ["openvino-float", *(["openvino-float-bf16"] if BF16 else [])]
+    assert [f.float for f in forms.values()] == ["fp32", "bf16"][: len(forms)]
+
+
+def test_a_runtime_that_says_nothing_has_one(runs: dict[str, Run]) -> None:
+    forms = floats.plain(runs["static"].materials())
+    assert list(forms.sections) == list(forms.compared) == ["onnxruntime-float"]
+
+
+def compared(m: RunArtifacts, verdict: str) -> floats.Floats:
+    """As judged where every form's answers get this verdict."""
+    rows = samples(m.section.validate_.data)[:8]
+    reference = answers.reference(m, rows, None)
+    assert reference is not None
+
+    def compare(_reference: Any, own: Any) -> tuple[list[Gate], None]:
+        assert len(own.text) == len(rows)
+        return [Gate("quality.cosine", verdict, 0.0, None, None, "")], None
+
+    return floats.judged(m, rows, reference, compare)
+
+
+@pytest.mark.skipif(not BF16, reason="this processor has no bf16")
+@pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive"])
+def test_a_coarser_float_is_compared_with_only_where_it_keeps_the_margins(
+    verdict: str, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    forms = compared(for_openvino(runs["static"], tmp_path).materials(), verdict)
+    assert set(forms.sections) == {"openvino-float", "openvino-float-bf16"}
+    assert ("openvino-float-bf16" in forms.compared) == (verdict == "pass")
+    assert "openvino-float" in forms.compared
+    assert forms.figures["openvino-float-bf16"]["verdict"] == verdict
+
+
+class Clock:
+    """Systems whose times are what they say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("optimizer.harness.bench.time.perf_counter", lambda: self.now)
+
+    def system(self, seconds: float) -> System:
+        def forward(_: Any) -> None:
+            self.now += seconds
+
+        return System(lambda texts, length: texts, forward, lambda outputs, arrays: outputs)
+
+
+@pytest.mark.parametrize("seconds", [(3.0, 2.0), (2.0, 3.0)])
+def test_the_ratio_is_to_the_fastest(
+    seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    names = ("openvino-float", "openvino-float-bf16")
+    systems = {n: clock.system(s) for n, s in zip(names, seconds, strict=True)}
+    systems[speed.CANDIDATE] = clock.system(1.0)
+    latency = Latency(iterations=8, max_seconds=0)
+    section = speed._timed(systems, [(1, 4)], ["a b c d"], speed.Timing(latency, 1, 1), names)
+    (cell,) = section["cells"]
+    fastest = names[min((0, 1), key=lambda i: seconds[i])]
+    assert (cell["ratio"]["to"], cell["ratio"]["median"]) == (fastest, 0.5)
+    assert set(cell["systems"]) == set(systems)
+    (gate,) = speed.gates(section, latency, {"eligible": 1, "wider": []})
+    assert f"times the time of {fastest} at" in gate.message
