@@ -183,6 +183,7 @@ for command in (
     *(seal, unseal, lock, verify_rebuild),
 ):
     main.add_command(command)
+main.add_command(compare, "diff")  # as registries call it
 
 
 def _quiet_libraries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,31 +84,52 @@ def _state(engine: Mapping[str, Any]) -> str:
     return state + yet
 
 
-def compare(a: Path, b: Path) -> dict[str, Any]:
-    """{"a","b": figures of each, "recipe": the values that differ}.
+@dataclass(frozen=True)
+class Described:
+    """A bundle without its files: where it is, its manifest and its reports."""
 
-    Raises BundleError when a folder is no bundle, or its report is damaged.
+    bundle: str
+    manifest: dict[str, Any]
+    reports: list[dict[str, Any]]
+
+
+def described(bundle: Path, name: str = "", *, whole: bool = True) -> Described:
+    """Of a folder. name: what it is called instead. whole: False where only its manifest and its
+    report are there.
+
+    Raises BundleError when it is no bundle, or its report is damaged.
     """
-    from optimizer.harness.manifest import read_manifest, refuse_damage
+    from optimizer.harness.manifest import read_manifest, read_reports, refuse_damage
 
-    manifests = [read_manifest(p) for p in (a, b)]
-    for path, manifest in zip((a, b), manifests, strict=True):
-        refuse_damage(path, manifest)
-    figures = [_figures(p, m) for p, m in zip((a, b), manifests, strict=True)]
-    flat = [_flat(m["recipe"]) for m in manifests]
+    manifest = read_manifest(bundle)
+    if whole:
+        refuse_damage(bundle, manifest)
+    return Described(name or str(bundle), manifest, read_reports(bundle, manifest))
+
+
+def compare(a: Described, b: Described) -> dict[str, Any]:
+    """{"a","b": figures of each, "recipe": the values that differ, "quality": whether b is worse
+    than a, by the test that `optimize promote` asks}."""
+    from optimizer.publish import comparison
+
+    flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
     changed = {
         key: [f.get(key) for f in flat]
         for key in sorted({*flat[0], *flat[1]})
         if flat[0].get(key) != flat[1].get(key)
     }
-    return {"a": figures[0], "b": figures[1], "recipe": changed}
+    tested = comparison.compare(a.manifest, a.reports, b.manifest, b.reports)
+    return {
+        "a": _figures(a),
+        "b": _figures(b),
+        "recipe": changed,
+        "quality": [vars(one) for one in tested],
+    }
 
 
-def _figures(bundle: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    from optimizer.harness.manifest import read_reports
-
-    figures: dict[str, Any] = {"bundle": str(bundle), "digest": manifest["digest"]}
-    for report in read_reports(bundle, manifest):
+def _figures(one: Described) -> dict[str, Any]:
+    figures: dict[str, Any] = {"bundle": one.bundle, "digest": one.manifest["digest"]}
+    for report in one.reports:
         at = report["target"]
         quality = report.get("quality") or {}
         if quality:
@@ -144,8 +166,10 @@ def compare_text(document: dict[str, Any]) -> str:
     a, b = document["a"], document["b"]
     names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
     width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2
-    lines = [f"{'':<{width}}{a['bundle']:>24}  {b['bundle']:>24}"]
+    lines = [f"a: {a['bundle']}", f"b: {b['bundle']}", "", f"{'':<{width}}{'a':>24}  {'b':>24}"]
     lines += [f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}" for n in names]
+    lines += ["", "b beside a on the same examples:"] if document["quality"] else []
+    lines += [f"{one['verdict']:<14}{one['message']}" for one in document["quality"]]
     lines += ["", "recipe values that differ:" if document["recipe"] else "same recipe"]
     for key, (x, y) in document["recipe"].items():
         lines.append(f"{key:<{width}}{x!s:>24}  {y!s:>24}")

@@ -18,7 +18,7 @@ from optimizer import atomic
 from optimizer.errors import RecipeError, closest
 from optimizer.harness import signature, verify
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import read_manifest
+from optimizer.harness.manifest import REPORT, read_manifest
 from optimizer.harness.signed import check_age
 from optimizer.progress import bar, say
 from optimizer.publish.address import Address
@@ -134,6 +134,14 @@ def small(place: Releases, layer: Json, where: str) -> bytes:
     if digest_of(data) != layer["digest"]:
         raise BundleError(f"the blob {layer['digest']} has other bytes", where=where, fix=SWAPPED)
     return data
+
+
+def pull_description(place: Releases, address: Address, folder: Path) -> None:
+    """Fetch of a bundle only its manifest.json and report.json, each compared with its digest."""
+    layers = layers_of(resolve(place, address), str(address))
+    for name in (verify.MANIFEST, REPORT):
+        if name in layers:
+            (folder / name).write_bytes(small(place, layers[name], str(address)))
 
 
 def _is_this(final: Path, layers: dict[str, Json]) -> bool:
