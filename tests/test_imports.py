@@ -22,6 +22,7 @@ ALLOWED = {
     "datasets": ("load/",),
     "huggingface_hub": ("load/", "publish/hub.py"),
     "s3fs": ("publish/s3.py",),
+    "mlflow": ("publish/mlflow.py",),
     "click": ("cli.py", "commands/"),
 }
 

@@ -77,9 +77,9 @@ def publish(
     access: Access,
 ) -> None:
     """Publish the folder BUNDLE, and its signature, bill of materials and provenance where they lie
-    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG] or hf://OWNER/NAME[:TAG].
-    The tag is the bundle's version unless it is given, and is written last; what is there already
-    is not sent.
+    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG], hf://OWNER/NAME[:TAG] or
+    mlflow:[URI#]NAME[:TAG]. The tag is the bundle's version unless it is given, and is written
+    last; what is there already is not sent.
 
     \b
     Examples:
@@ -87,6 +87,7 @@ def publish(
       optimize publish artifacts/minilm-int8/1 oci://localhost:5000/minilm:1
       optimize publish artifacts/minilm-int8/1 oci-layout:usb-stick/minilm:1
       optimize publish artifacts/minilm-int8/1 hf://my-org/minilm-int8
+      optimize publish artifacts/minilm-int8/1 mlflow:minilm-int8
     """
     from dataclasses import replace as changed
 
@@ -123,9 +124,10 @@ def pull(
     at_least: str | None,
     access: Access,
 ) -> None:
-    """Fetch the bundle at ADDRESS: oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG or
-    hf://OWNER/NAME:TAG, each with @sha256:DIGEST or without. Its folder appears complete and
-    verified, or not at all; a run that was killed leaves what it had to the next one.
+    """Fetch the bundle at ADDRESS: oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG,
+    hf://OWNER/NAME:TAG or mlflow:[URI#]NAME:TAG, each with @sha256:DIGEST or without. Its folder
+    appears complete and verified, or not at all; a run that was killed leaves what it had to the
+    next one.
 
     \b
     Examples:

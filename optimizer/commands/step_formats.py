@@ -1,59 +1,15 @@
-"""A run's reports in the formats that pipeline tools know: metrics, JUnit XML, Markdown."""
+"""A run's reports in the formats that pipeline tools know: Prometheus, JUnit XML, Markdown."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
 Report = Mapping[str, Any]
 CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold."""
-
-
-def metrics(reports: Sequence[Report]) -> dict[str, float]:
-    """{"<target>/<name>": number}, flat, of what was measured; what is not finite is left out."""
-    flat: dict[str, Any] = {}
-    for report in reports:
-        target = report["target"]
-        gates = [g["verdict"] for g in report.get("gates", [])]
-        flat[f"{target}/passed"] = float(report.get("verdict") == "pass")
-        flat[f"{target}/gates"] = len(gates)
-        flat[f"{target}/gates_passed"] = gates.count("pass")
-        sections = {"": report.get("quality"), **(report.get("also") or {})}
-        for name, quality in sections.items():
-            if quality:
-                flat |= _quality(f"{target}/{name}{'/' if name else ''}", quality)
-        speed = report.get("speed") or {}
-        flat[f"{target}/size_bytes"] = (speed.get("size") or {}).get("candidate_bytes")
-        for cell in speed.get("cells", []):
-            flat |= _cell(target, cell)
-    return {k: float(v) for k, v in flat.items() if _is_number(v)}
-
-
-def _quality(at: str, quality: Report) -> dict[str, Any]:
-    metric = quality["metric"]
-    return {
-        f"{at}{metric}": (quality.get("candidate") or {}).get("value"),
-        f"{at}{metric}_float": (quality.get("baseline") or {}).get("value"),
-        f"{at}{metric}_difference": (quality.get("difference") or {}).get("value"),
-        f"{at}cosine": (quality.get("cosine") or {}).get("mean"),
-    }
-
-
-def _cell(target: str, cell: Report) -> dict[str, Any]:
-    at = f"{target}/batch{cell['batch']}_{cell.get('sequence', cell.get('prompt'))}"
-    times = ((cell.get("systems") or {}).get("candidate") or {}).get("end_to_end") or {}
-    flat = {f"{at}/{name}_ms": times.get(name) for name in ("p50", "p99")}
-    ratio = cell.get("ratio") or {}
-    return {**flat, f"{at}/ratio_to_float": ratio.get("median")}
-
-
-def _is_number(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
 def prometheus(flat: Mapping[str, float]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from optimizer import atomic
 from optimizer.commands import step_formats
+from optimizer.package.report.metrics import metrics
 
 VALUES = ("verdict", "exit_code", "digest", "bundle")
 """The files that hold one value, without a line's end, as Argo, Tekton and KFP read them."""
@@ -45,11 +46,11 @@ def write(ended: Ended, folder: Path) -> None:
     """Write every file into the folder, which is made if it is not there."""
     with atomic.disk_errors_explained(folder, "--outputs"):
         folder.mkdir(parents=True, exist_ok=True)
-        metrics = step_formats.metrics(ended.document.get("reports", []))
+        flat = metrics(ended.document.get("reports", []))
         texts = {name: ended.value(name) for name in VALUES} | {
             "result.json": json.dumps(ended.document, indent=1),
-            "metrics.json": json.dumps(metrics, indent=1, sort_keys=True),
-            "metrics.prom": step_formats.prometheus(metrics),
+            "metrics.json": json.dumps(flat, indent=1, sort_keys=True),
+            "metrics.prom": step_formats.prometheus(flat),
             "junit.xml": step_formats.junit(ended.document),
             "summary.md": step_formats.markdown(ended.verdict, ended.digest, ended.text),
         }

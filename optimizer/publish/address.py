@@ -5,6 +5,8 @@ oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layou
 file:///FOLDER[:TAG][@sha256:DIGEST]             the same, from the root of the file system
 hf://OWNER/NAME[:TAG][@sha256:DIGEST]            a model repository on the Hugging Face Hub
 s3://BUCKET/PREFIX[:TAG][@sha256:DIGEST]         a layout below a prefix of a bucket
+mlflow:[URI#]NAME[:TAG][@sha256:DIGEST]          a registered model of the MLflow server at URI, or
+                                                 of the one that MLFLOW_TRACKING_URI names
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from pathlib import Path
 from optimizer.errors import RecipeError
 
 ACCEPTED = (
-    "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG, hf://OWNER/NAME:TAG or "
-    "s3://BUCKET/PREFIX:TAG; each may end in @sha256:DIGEST"
+    "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG, hf://OWNER/NAME:TAG, "
+    "s3://BUCKET/PREFIX:TAG, mlflow:NAME:TAG or mlflow:http://HOST:PORT#NAME:TAG; each may end in "
+    "@sha256:DIGEST"
 )
 CREDENTIALS = (
     "Credentials come from where their own tools keep them: `docker login HOST`, `hf auth login`, "
-    "`aws configure` or AWS_PROFILE."
+    "`aws configure` or AWS_PROFILE, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
 )
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
@@ -30,6 +33,8 @@ DIGEST = r"(@(?P<digest>sha256:[0-9a-f]{64}))?"
 REGISTRY = re.compile(f"oci://{HOST}/{NAME}{TAG}{DIGEST}")
 HUB_PART = "[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 HUB = re.compile(f"hf://(?P<name>{HUB_PART}/{HUB_PART}){TAG}{DIGEST}")
+MODEL = r"(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]{0,199})"
+MLFLOW = re.compile(rf"mlflow:((?P<uri>[a-z][a-z0-9+]*:[^#?@\s]+)#)?{MODEL}{TAG}{DIGEST}")
 LAYOUT = re.compile(f"(oci-layout:|file://(?=/))(?P<folder>.+?){TAG}{DIGEST}")
 BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 PREFIX = "(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
@@ -40,8 +45,9 @@ needs no escape in any store."""
 
 @dataclass(frozen=True)
 class Address:
-    """host and name of a registry; or the folder of a layout; or the store (hf, s3) and the name in
-    it, which of s3 begins with the bucket. The tag or "", the digest or ""."""
+    """host and name of a registry; or the folder of a layout; or the store (hf, s3, mlflow) and the
+    name in it, which of s3 begins with the bucket; host is then the address of MLflow's server or
+    "". The tag or "", the digest or ""."""
 
     tag: str
     digest: str
@@ -52,14 +58,16 @@ class Address:
 
     def __str__(self) -> str:
         place = f"oci-layout:{self.folder}" if self.folder else f"oci://{self.host}/{self.name}"
-        place = f"{self.store}://{self.name}" if self.store else place
+        if self.store:
+            server = f"{self.host}#" if self.host else ""
+            place = f"{self.store}:{server if self.store == 'mlflow' else '//'}{self.name}"
         tag = f":{self.tag}" if self.tag else ""
         return f"{place}{tag}" + (f"@{self.digest}" if self.digest else "")
 
 
 def is_address(text: str) -> bool:
     """Whether this is meant as an address, and not as a path."""
-    return "://" in text or text.startswith("oci-layout:")
+    return "://" in text or text.startswith(("oci-layout:", "mlflow:"))
 
 
 def parse(text: str) -> Address:
@@ -70,6 +78,14 @@ def parse(text: str) -> Address:
         )
     if match := HUB.fullmatch(text):
         return Address(match["tag"] or "", match["digest"] or "", name=match["name"], store="hf")
+    if match := MLFLOW.fullmatch(text):
+        return Address(
+            match["tag"] or "",
+            match["digest"] or "",
+            host=match["uri"] or "",
+            name=match["name"],
+            store="mlflow",
+        )
     if match := LAYOUT.fullmatch(text):
         return Address(match["tag"] or "", match["digest"] or "", folder=Path(match["folder"]))
     if match := STORE.fullmatch(text):

@@ -14,6 +14,7 @@ from optimizer.publish.credentials import basic
 from optimizer.publish.folders import Folders
 from optimizer.publish.hub import Hub
 from optimizer.publish.layout import Layout
+from optimizer.publish.mlflow import RegisteredModel
 from optimizer.publish.object_store import ObjectStore
 from optimizer.publish.objects import Objects
 from optimizer.publish.place import Place
@@ -34,14 +35,16 @@ class Store:
 
 STORES = {"s3": Store("s3fs", S3Objects)}
 """By the beginning of an address."""
+PACKAGES = {**{name: store.package for name, store in STORES.items()}, "mlflow": "mlflow"}
+"""What must be installed to reach an address, by its beginning; an extra of that name does it."""
 
 
 def check_installed(address: Address) -> None:
     """Raises MachineError where the package that reaches the address is missing."""
-    store = STORES.get(address.store)
-    if store is not None and find_spec(store.package) is None:
+    package = PACKAGES.get(address.store)
+    if package is not None and find_spec(package) is None:
         raise MachineError(
-            f"{store.package} is not installed",
+            f"{package} is not installed",
             where=str(address),
             fix=f"pip install 'optimize-toolchain[{address.store}]'",
         )
@@ -55,6 +58,9 @@ def place_of(
     package is missing."""
     if address.store == "hf":
         return Folders(Hub(address.name, hub))
+    if address.store == "mlflow":
+        check_installed(address)
+        return Folders(RegisteredModel(address.name, address.host or None))
     if address.folder is not None or address.store:
         return prunable(address)
     return Registry(

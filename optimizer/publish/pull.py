@@ -172,6 +172,9 @@ def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
     for name, _ in [*verify.entries(folder)]:
         if name not in layers:
             (folder / name).unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()  # of a run that was killed
     received = 0
     first: dict[str, Path] = {}
     for name, layer in bar(layers.items(), "pull", len(layers)):

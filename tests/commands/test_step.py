@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from optimizer.cli import main
 from optimizer.commands import step, step_formats, step_outputs
 from optimizer.commands.step_outputs import Ended
+from optimizer.package.report.metrics import metrics
 from tests.conftest import write_tiny_recipe
 from tests.package.report.documents import document
 
@@ -91,7 +92,7 @@ def test_an_error_is_one_test_case_with_an_error() -> None:
 
 def test_metrics_are_finite_numbers_and_prometheus_reads_them() -> None:
     reports = document()["reports"]
-    flat = step_formats.metrics(reports)
+    flat = metrics(reports)
     target = reports[0]["target"]
     assert flat[f"{target}/batch1_128/p50_ms"] == pytest.approx(
         reports[0]["speed"]["cells"][0]["systems"]["candidate"]["end_to_end"]["p50"]
@@ -106,7 +107,7 @@ def test_metrics_are_finite_numbers_and_prometheus_reads_them() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, True, "1"])
 def test_what_is_no_finite_number_is_no_metric(value: object) -> None:
     quality = {"metric": "accuracy", "candidate": {"value": value}}
-    flat = step_formats.metrics([{**report(), "quality": quality}])
+    flat = metrics([{**report(), "quality": quality}])
     assert "t/accuracy" not in flat
 
 
