@@ -79,11 +79,9 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     against; `base` is the one that goes on: the reference, or what reduce, recover and qat made.
 
     Every target is built before the first is judged. A bundle is packaged only when every gate
-    passed of the targets in it; publishing it (publish/stage.py) needs the folder that the user
-    sees, and comes after (commands/outcome.py). Ends early, with what there is by then, where
-    store.until says so. Before anything is read, raises RecipeError when a target cannot express
-    what the recipe says or an address is none, and MachineError when what judges a target or
-    reaches an address is not installed.
+    passed of the targets in it, and published after (commands/outcome.py). Ends early where
+    store.until says so. Before anything is read, raises RecipeError for a target that cannot
+    express the recipe or a wrong address, MachineError for what is missing to judge or publish.
     """
     _check(recipe, store)
     from optimizer.build.stage import STAGE as build
