@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from optimizer.harness import fit_columns
+from optimizer.harness.errors import MachineError
+from optimizer.harness.machine import this_machine
 from optimizer.harness.runtimes.openvino.run import (
     CAPABILITIES,
     OpenVinoRunner,
@@ -28,10 +32,21 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
 
 
 def build(section: OpenVinoTarget, model: Path, _out: Path) -> dict[str, Any]:
-    """See stage.py. Raises harness.errors.MachineError when it cannot be opened here."""
-    settings = Settings.from_fit(fit(section))
+    """See stage.py. Raises harness.errors.MachineError when it cannot be opened here, or would
+    answer wrongly (fit_columns.processor)."""
+    lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
+    integers = any(entry["activation"] != "float" for entry in lowering["modules"].values())
+    needs = {**fit(section), "integer_products": integers}
+    context = fit_columns.FitContext({"fit": needs}, this_machine(), frozenset(), None)
+    if unfit := fit_columns.processor(context):
+        raise MachineError(
+            unfit,
+            where="openvino",
+            fix="Build it on a processor that has it, or use on_missing: defer.",
+        )
+    settings = Settings.from_fit(needs)
     with OpenVinoRunner(model / "model.onnx", settings, threads=section.threads) as runner:
-        return {"inspected": inspect(model, runner.kernels())}
+        return {"inspected": inspect(model, runner.kernels()), "fit": needs}
 
 
 def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:

@@ -126,6 +126,7 @@ FIT = record(
         "float": choice("fp32", "bf16"),
         "hint": choice("latency", "throughput"),
         "dynamic_quantization": whole(0, 1 << 10),
+        "integer_products": flag,
     },
 )
 ENGINE = record(

@@ -9,7 +9,7 @@ rows, and the order columns are asked in, are fit.py's.
                   an engine, the one that built it, or a later one that opens it
     gpu           there is one, where the device is cuda
     driver        not below driver_minimum
-    processor     it has the float type that the engine computes in
+    processor     it computes in the float type of the engine, and exactly in its integers
     built         there is an engine file: deferred ones were not built where the bundle was made
     digest        the files have the digests of the manifest
     system        operating system and processor
@@ -42,6 +42,7 @@ REQUIRED = {
     (r.name, provider): groups for r in RUNTIMES.values() for provider, groups in r.required.items()
 }
 BF16 = {"amx_bf16", "avx512_bf16", "avx_ne_convert"}  # flags, one of which is enough
+VNNI = {"amx_int8", "avx512_vnni", "avx_vnni"}
 TENSORRT_BUILDS_FROM = (7, 5)
 OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engines only
 
@@ -130,11 +131,20 @@ def driver(a: FitContext) -> str:
 
 
 def processor(a: FitContext) -> str:
-    """An engine that computes in bf16, on a processor that says what it has and lists none."""
-    features = a.machine.cpu_features
-    if a.fit.get("float") != "bf16" or not features or BF16 & set(features):
+    """An engine that computes in what this processor has not, of those that say what they have.
+
+    Without VNNI oneDNN, which OpenVINO multiplies with, sums two products of int8 in 16 bits, which
+    saturate (vpmaddubsw): answers are then wrong by a tenth, without an error.
+    """
+    features = set(a.machine.cpu_features)
+    if not features:
         return ""
-    return f"it computes in bf16, of which this processor has none ({', '.join(features)})"
+    listed = ", ".join(a.machine.cpu_features)
+    if a.fit.get("float") == "bf16" and not BF16 & features:
+        return f"it computes in bf16, of which this processor has none ({listed})"
+    if a.fit.get("integer_products", False) and not VNNI & features:
+        return f"it multiplies int8 by int8, whose sums saturate without VNNI ({listed})"
+    return ""
 
 
 def built(a: FitContext) -> str:

@@ -302,23 +302,26 @@ def test_a_provider_runs_where_one_package_of_every_group_and_its_device_are(
 
 
 @pytest.mark.parametrize(
-    ("floats", "features", "runs"),
+    ("needs", "features", "why"),
     [
-        ("bf16", ("avx2", "avx512f"), False),
-        ("bf16", ("avx512_bf16", "avx512f"), True),
-        ("bf16", (), True),  # nothing is known of the processor: the runtime decides
-        ("fp32", ("avx2",), True),
+        ({"float": "bf16"}, ("avx2", "avx512f"), "it computes in bf16"),
+        ({"float": "bf16"}, ("avx512_bf16", "avx512f"), ""),
+        ({"float": "bf16"}, (), ""),  # nothing is known of the processor: the runtime decides
+        ({"float": "fp32"}, ("avx2",), ""),
+        ({"integer_products": True}, ("avx2", "avx512f"), "it multiplies int8 by int8"),
+        ({"integer_products": True}, ("avx2", "avx_vnni"), ""),
+        ({"integer_products": False}, ("avx2",), ""),
     ],
 )
-def test_an_engine_in_bf16_needs_a_processor_that_has_it(
-    floats: str, features: tuple[str, ...], runs: bool
+def test_an_engine_needs_a_processor_that_computes_as_it_does(
+    needs: dict[str, Any], features: tuple[str, ...], why: str
 ) -> None:
-    engine = {**ORT, "runtime": "openvino", "fit": {"float": floats}}
+    engine = {**ORT, "runtime": "openvino", "fit": needs}
     here = machine(
         packages={"openvino": "2026.4.1"},
         runners=frozenset({"openvino"}),
         cpu_features=features,
     )
     decision = decide({"engines": [engine]}, here)
-    assert isinstance(decision, Fit if runs else Refuse)
-    assert runs or decision.reason.startswith("onnxruntime-cpu: processor: it computes in bf16")
+    assert isinstance(decision, Refuse if why else Fit)
+    assert not why or decision.reason.startswith(f"onnxruntime-cpu: processor: {why}")

@@ -36,6 +36,7 @@ def test_it_says_what_to_install_and_what_the_runtime_is_told(bundle: Path) -> N
         "float": "fp32",
         "hint": "throughput",
         "dynamic_quantization": 0,
+        "integer_products": True,
     }
 
 

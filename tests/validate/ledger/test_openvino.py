@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,3 +106,19 @@ def test_in_bf16_integers_are_judged_in_fp32_and_the_whole_in_bf16(
     entry = ledger.run_hop(hops.engine, run.materials())
     assert (entry.ok, entry.unproven) == (True, COARSER)
     assert all(p.fine for p in entry.pieces)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernels", "holds"), [("AVX2", False), ("AVX512_CORE_VNNI", True)])
+def test_sums_that_saturate_without_vnni_are_caught(kernels: str, holds: bool) -> None:
+    """Why fit_columns.processor asks for it: the clean run above, in such kernels."""
+    clean = f"{__file__}::{test_a_clean_run_holds_at_every_hop.__name__}[static]"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": kernels}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", clean],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0) == holds, done.stdout[-2000:]
+    assert holds or "times as far off as rounding goes" in done.stdout
