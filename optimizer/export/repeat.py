@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -91,8 +92,13 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
     was, when the check fails.
     """
     numbers = Numbers(blocks)
+    answers = _answers(graph, numbers)
+    for answer in answers:
+        answer.as_block()
     template = _template(graph, numbers)
     if template is None:
+        for answer in answers:
+            answer.as_answer(answer.value)
         return False
     known = _known(graph)
     outside = [n for n in graph.graph if numbers.of(module_of(n)) is None]
@@ -103,6 +109,10 @@ def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
             graph.graph.insert_after(last, copy)
             last = copy
     _read_last(outside, numbers, known, count)
+    for answer in answers:
+        last_value = known[numbers.shift(str(answer.value.name), count - TRACED)]
+        answer.as_answer(last_value)
+        known[answer.name] = last_value
     _expose(graph, ports, known)
     graph.graph.sort()
     return True
@@ -121,6 +131,48 @@ class Numbers:
 
     def shift(self, name: str, by: int) -> str:
         return self._pattern.sub(lambda m: f"{m[1]}.{int(m[2]) + by}", name)
+
+
+@dataclass
+class Answer:
+    """A value of the third block that is an output of the model, as where no head follows: it has
+    the output's name and type. like: the same value of the second block."""
+
+    value: ir.Value
+    like: ir.Value
+    following: str
+
+    def __post_init__(self) -> None:
+        self.name, self.type, self.shape = str(self.value.name), self.value.type, self.value.shape
+
+    def as_block(self) -> None:
+        """Name and type that follow from the second block's."""
+        self.value.name = self.following
+        self.value.type, self.value.shape = self.like.type, self.like.shape
+
+    def as_answer(self, value: ir.Value) -> None:
+        """Name and type of the output to `value`."""
+        value.name, value.type, value.shape = self.name, self.type, self.shape
+
+
+def _answers(model: ir.Model, numbers: Numbers) -> list[Answer]:
+    """Outputs that the third block makes itself, the cache's aside, whose names follow already."""
+    by_name = {str(n.name): n for n in model.graph}
+    answers = []
+    for value in model.graph.outputs:
+        node = value.producer()
+        if (
+            node is None
+            or numbers.of(module_of(node)) is None
+            or numbers.of(value.name) is not None
+        ):
+            continue
+        before = by_name.get(numbers.shift(str(node.name), -1))
+        if before is None or len(before.outputs) != len(node.outputs):
+            continue  # the check of the template fails
+        like = before.outputs[node.outputs.index(value)]
+        answers.append(Answer(value, like, numbers.shift(str(like.name), 1)))
+    return answers
 
 
 Template = list[tuple[ir.Node, list[bool]]]

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig
 
 from optimizer.export import repeat, stage
 from optimizer.export.clean import MODULE
@@ -119,6 +120,38 @@ def described(graph: ir.Model) -> list[object]:
         for n in graph.graph
     ]
     return [[str(v) for v in (*graph.graph.inputs, *graph.graph.outputs)], held, nodes]
+
+
+def test_blocks_that_nothing_follows_are_grown_with_the_models_answer_last() -> None:
+    model = chain()
+    relu = model.graph.node("Relu")
+    last = relu.inputs[0]
+    model.graph.outputs[0] = last
+    model.graph.remove(relu, safe=True)
+    last.name = "y"
+    assert repeat.grow(model, "layers", PORTS, 6)
+    nodes = list(model.graph)
+    assert [n.outputs[0].name for n in nodes] == [*(f"layers.{i}/MatMul:0" for i in range(5)), "y"]
+    assert model.graph.outputs[0] is nodes[5].outputs[0]
+
+
+def test_a_grown_encoder_is_the_encoder_traced_whole() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(**sizes, num_hidden_layers=4, vocab_size=99, attn_implementation="eager")
+    axes = ["batch", "sequence"]
+    contract = {
+        "inputs": [
+            {"name": n, "dtype": "int64", "axes": axes} for n in ("input_ids", "attention_mask")
+        ],
+        "outputs": [{"name": "last_hidden_state", "dtype": "float32", "axes": [*axes, 32]}],
+        "tokenizer": {"max_length": 128},
+    }
+    made = []
+    for blocks_at in (None, "encoder.layer"):
+        model = skeleton_from_config(config, "feature-extraction")
+        values = Values(model, {n: torch.zeros(1) for n, _ in model.named_parameters()}, {})
+        made.append(stage.float_graph(model, values, contract, Export(), blocks_at))
+    assert described(made[0]) == described(made[1])
 
 
 def test_a_grown_graph_is_the_graph_traced_whole() -> None:
