@@ -19,7 +19,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,15 @@ def measure(
     baseline: str = "onnxruntime-float",
     candidate: str = "candidate",
     more: Callable[[Mapping[str, Sequence[float]]], int] | None = None,
+    beside: Collection[str] = (),
 ) -> dict[str, Any]:
     """The `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
 
     cells: (batch, sequence) pairs. texts: real ones; they are joined until each row has at least
     `sequence` words, so no row is mostly padding. iterations: rounds that count. more: given each
-    system's times end to end in a cell so far, how many rounds follow there, until 0. ratio
+    system's times end to end in a cell so far, how many rounds follow there, until 0. beside: names
+    of systems that are only shown: they sit out the rounds in which they have had as much time as
+    all others together, once their medians are bounded. ratio
     (candidate over baseline, below 1 is faster) is there when both systems are.
     Raises InputError without texts, systems or cells.
     """
@@ -71,11 +74,12 @@ def measure(
     measured = []
     for batch, sequence in cells:
         rounds = _rounds(texts, batch, sequence)
-        times = _interleaved(systems, rounds, sequence, iterations, warmup, more)
+        counted = Counted(iterations, warmup, more, beside)
+        times = _interleaved(systems, rounds, sequence, counted)
         cell: dict[str, Any] = {
             "batch": batch,
             "sequence": sequence,
-            "runs": len(next(iter(times.values()))["forward"]),
+            "runs": max(len(t["forward"]) for t in times.values()),
             "systems": {name: _summary(batch, t) for name, t in times.items()},
         }
         if baseline in times and candidate in times:
@@ -160,13 +164,25 @@ def _rounds(texts: Sequence[str], batch: int, sequence: int) -> list[list[str]]:
     return rounds
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Of the rounds of a cell, which there are; see `measure`."""
+
+    iterations: int
+    warmup: int
+    more: Callable[[Mapping[str, Sequence[float]]], int] | None
+    beside: Collection[str]
+
+    def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
+        """Whether a system that is only shown has had its share of the time."""
+        own = _end_to_end(times[name]) if name in self.beside else []
+        if len(own) < fewest(50):
+            return False
+        return sum(own) > sum(sum(_end_to_end(t)) for n, t in times.items() if n != name)
+
+
 def _interleaved(
-    systems: Mapping[str, System],
-    rounds: list[list[str]],
-    sequence: int,
-    iterations: int,
-    warmup: int,
-    more: Callable[[Mapping[str, Sequence[float]]], int] | None,
+    systems: Mapping[str, System], rounds: list[list[str]], sequence: int, counted: Counted
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds {system: {stage: one per counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
@@ -175,11 +191,14 @@ def _interleaved(
     gc.collect()
     gc.disable()  # a collection caused by one system would be charged to another
     try:
-        done, left = 0, warmup + iterations
+        warmup, more = counted.warmup, counted.more
+        done, left = 0, warmup + counted.iterations
         while left > 0:
             for i in range(done, done + left):
                 turn = i % len(names)
                 for name in names[turn:] + names[:turn]:
+                    if counted.sits_out(name, times):
+                        continue
                     taken = _timed(systems[name], rounds[i % len(rounds)], sequence)
                     for stage, seconds in zip(STAGES, taken, strict=True):
                         times[name][stage] += [seconds * 1e3] if i >= warmup else []

@@ -140,3 +140,26 @@ def test_peak_memory_is_the_childs_own() -> None:
 def test_a_measured_process_that_fails_says_why() -> None:
     with pytest.raises(HarnessError, match="ZeroDivisionError"):
         bench.peak_memory("1 / 0")
+
+
+def test_a_system_that_is_only_shown_takes_no_more_time_than_the_others() -> None:
+    counted = bench.Counted(40, 5, None, {"shown"})
+
+    def times(**spent: list[float]) -> dict[str, dict[str, list[float]]]:
+        return {n: {"pre": ms, "forward": ms, "post": ms} for n, ms in spent.items()}
+
+    few, enough = bench.fewest(50) - 1, bench.fewest(50)
+    assert not counted.sits_out("shown", times(shown=[9.0] * few, a=[1.0] * few, b=[1.0] * few))
+    more = times(shown=[9.0] * enough, a=[1.0] * enough, b=[1.0] * enough)
+    assert counted.sits_out("shown", more)
+    assert not counted.sits_out("a", more)
+    caught_up = times(shown=[9.0] * enough, a=[1.0] * 9 * enough, b=[1.0])
+    assert not counted.sits_out("shown", caught_up)
+
+
+def test_systems_of_fewer_rounds_have_percentiles_of_their_own() -> None:
+    made, log = run(iterations=8, warmup=1, beside={"torch-float"})
+    timed = made["cells"][0]["systems"]
+    assert made["cells"][0]["runs"] == len(timed["candidate"]["end_to_end"]["samples"]) == 8
+    assert len(timed["torch-float"]["end_to_end"]["samples"]) >= bench.fewest(50)
+    assert sum(name == "candidate" for name, *_ in log) == 9

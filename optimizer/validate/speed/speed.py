@@ -129,6 +129,7 @@ def _timed(
             threads=threads,
             baseline=baseline,
             more=_ratios(stopping, baseline) if stopping else None,
+            beside={TORCH},
         )
         if stopping:
             measured["cells"][0]["ratio"] |= stopping.as_dict()
