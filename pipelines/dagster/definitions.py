@@ -1,0 +1,52 @@
+"""Dagster: the bundle as an asset, and its gates as a check that blocks what follows.
+
+dagster dev -f definitions.py
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+
+
+class Run(dg.Config):
+    """recipe: its file. work: a folder that is kept between runs."""
+
+    recipe: str
+    work: str = "optimize"
+
+
+@dg.asset(check_specs=[dg.AssetCheckSpec("gates", asset="bundle", blocking=True)])
+def bundle(config: Run) -> Iterator[dg.MaterializeResult]:
+    work = Path(config.work)
+    out = work / "outputs"
+    places = ["--store", str(work / "store"), "--artifacts", str(work / "artifacts")]
+    command = ["optimize", "step", config.recipe, "--outputs", str(out), *places]
+    code = subprocess.run(command).returncode
+    verdict, digest, folder = ((out / name).read_text() for name in ("verdict", "digest", "bundle"))
+    if verdict == "error":
+        raise dg.Failure(f"exit code {code}", metadata={"summary": _markdown(out)})
+    metrics = json.loads((out / "metrics.json").read_text())
+    yield dg.MaterializeResult(
+        metadata={
+            "bundle": folder,
+            "digest": digest,
+            "report": dg.MetadataValue.path(str(out / "report.html")),
+            "summary": _markdown(out),
+            **metrics,
+        },
+        check_results=[
+            dg.AssetCheckResult(
+                check_name="gates", passed=verdict == "pass", metadata={"verdict": verdict}
+            )
+        ],
+    )
+
+
+def _markdown(out: Path) -> dg.MetadataValue:
+    return dg.MetadataValue.md((out / "summary.md").read_text())
+
+
+definitions = dg.Definitions(assets=[bundle])
