@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from optimizer import portable_kernels
 from optimizer.cli import main
 from optimizer.commands import request
-from optimizer.errors import CheckpointError, MachineError
+from optimizer.errors import CheckpointError, MachineError, RecipeError
 from optimizer.recipe import file as recipe_file
 from tests.conftest import write_tiny_recipe
 
@@ -107,6 +107,33 @@ def test_bf16_is_refused_beside_it(tmp_path: Path, tiny_bert: Path) -> None:
     words = ["check", str(file), "--deterministic", "--set", "compress.precision=bf16"]
     result = CliRunner().invoke(main, words)
     assert (result.exit_code, "use precision: fp32" in result.stderr) == (2, True), result.stderr
+
+
+LEARNS = "{goal: {keep: 0.8}, recover: {device: cpu, precision: fp32, samples: 300%s}}"
+
+
+@pytest.mark.parametrize(
+    ("reduce", "named"),
+    [
+        (LEARNS % "", ""),
+        (LEARNS.replace("cpu", "auto") % "", "recover.device is auto"),
+        (LEARNS.replace("fp32", "auto") % "", "recover.precision is auto"),
+        (LEARNS % ", max_hours: 1.0", "recover.max_hours is 1.0"),
+        (LEARNS % ", processes: 2", "recover.processes is 2"),
+        ("{goal: {latency_gain: 1.5}}", "latency_gain chooses sizes"),
+    ],
+)
+def test_what_depends_on_the_machine_anyway_is_refused_beside_it(
+    tmp_path: Path, tiny_bert: Path, reduce: str, named: str
+) -> None:
+    file = write_tiny_recipe(tmp_path / "recipe", tiny_bert)
+    words = [f"reduce={reduce}", "compress.deterministic=true"]
+    if not named:
+        assert recipe_file.read(file, words).compress.deterministic
+        return
+    with pytest.raises(RecipeError, match=named):
+        recipe_file.read(file, words)
+    recipe_file.read(file, words[:1])
 
 
 def test_what_the_other_process_ends_with_is_said_once(

@@ -11,7 +11,8 @@ from optimizer.recipe.methods import Method
 if TYPE_CHECKING:
     from optimizer.recipe.data import DataSpec
     from optimizer.recipe.quantize import Quantize
-    from optimizer.recipe.recover import Learning
+    from optimizer.recipe.recover import Learning, Qat
+    from optimizer.recipe.reduce import Reduce
     from optimizer.recipe.stage_sections import Compression
 
 SHAPES_ONLY = 8
@@ -57,6 +58,30 @@ def check_generated(learning: Learning, task: str) -> None:
             f"{learning.PLACE}.generated: only task {writing} writes text, and the task is {task}; "
             "leave it out"
         )
+
+
+def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
+    """Raise ValueError for what depends on the processor or its speed whatever its kernels are."""
+    if reduce is not None and reduce.latency_gain is not None:
+        raise ValueError(
+            "compress.deterministic: reduce.goal.latency_gain chooses sizes by what this machine's "
+            "times are; give keep, parameters or depth, or leave deterministic out"
+        )
+    for learning in (reduce.recover if reduce else None, qat):
+        if learning is None:
+            continue
+        for field, portable in (
+            ("device", ("cpu",)),
+            ("precision", ("fp32",)),
+            ("processes", ("auto", 1)),
+            ("max_hours", (None,)),
+        ):
+            if getattr(learning, field, portable[0]) not in portable:
+                raise ValueError(
+                    f"compress.deterministic: {learning.PLACE}.{field} is "
+                    f"{getattr(learning, field)}, which depends on the machine; give "
+                    f"{field}: {'null' if portable[0] is None else portable[-1]}"
+                )
 
 
 def check_training(quantize: Quantize) -> None:

@@ -249,6 +249,12 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _deterministic_everywhere(self) -> Recipe:
+        if self.compress.deterministic:
+            composition.check_deterministic(self.reduce, self.qat)
+        return self
+
+    @model_validator(mode="after")
     def _pruning_and_rounding_compose(self) -> Recipe:
         if self.sparsity is not None:
             sparse.check(self.sparsity, self.quantize)
