@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE))
 
 import peers  # noqa: E402
 from encoder_table import markdown  # noqa: E402
-from peers import REFERENCE, System, Worker  # noqa: E402
+from peers import REFERENCE, Lowered, System, Worker  # noqa: E402
 
 from optimizer.harness.bench import percentile, percentile_interval  # noqa: E402
 from optimizer.harness.contract import Contract, read  # noqa: E402
@@ -44,7 +44,7 @@ from optimizer.harness.tasks import encode  # noqa: E402
 from optimizer.load import datasets  # noqa: E402
 from optimizer.progress import say  # noqa: E402
 from optimizer.recipe.file import read as read_recipe  # noqa: E402
-from optimizer.recipe.schema import Recipe  # noqa: E402
+from optimizer.recipe.schema import OpenVinoTarget, Recipe  # noqa: E402
 from optimizer.store import Step, Store  # noqa: E402
 from optimizer.validate.quality import quality  # noqa: E402
 
@@ -103,21 +103,25 @@ def arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def lowered_model(recipe: Recipe, store: Store, model: Path | None) -> tuple[Step, Path]:
-    """The load step, and the INT8 file for ONNX Runtime: made by the pipeline's own stages."""
+def lowered_model(recipe: Recipe, store: Store, model: Path | None) -> tuple[Step, Lowered]:
+    """The load step, and the INT8 files: made by the pipeline's own stages. model: the one for ONNX
+    Runtime instead."""
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
     from optimizer.lower.stage import STAGE as lower
 
     source = store.step(load, recipe.model)
-    if model is not None:
-        found = sorted(model.rglob("model.onnx")) if model.is_dir() else [model]
-        return source, found[0]
     target = next(t for t in recipe.targets if t.runtime == "onnxruntime")
     state = store.step(compress, recipe.compression, source)
     graph = store.step(export, target.export, source, state)
-    return source, store.step(lower, target, source, state, graph).path / "model.onnx"
+    ours, other = (
+        store.step(lower, t, source, state, graph).path / "model.onnx"
+        for t in (target, OpenVinoTarget(runtime="openvino"))
+    )
+    if model is not None:
+        ours = sorted(model.rglob("model.onnx"))[0] if model.is_dir() else model
+    return source, Lowered(ours, other)
 
 
 def float_graph(source: Path, folder: Path) -> Path:

@@ -37,8 +37,16 @@ class System:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """Our INT8 files of one compressed state, by the runtime that each is for."""
+
+    onnxruntime: Path
+    openvino: Path
+
+
 def systems(
-    lowered: Path, graph: Path, checkpoint: Path, made: Path, openvino: Path | None, why: str
+    lowered: Lowered, graph: Path, checkpoint: Path, made: Path, openvino: Path | None, why: str
 ) -> list[System]:
     """Ours first, then the float systems, then the other quantizers.
 
@@ -54,7 +62,15 @@ def systems(
         return System(name, title, "openvino", model, python=python, why=why, **more)
 
     return [
-        System("ours", "**ours, INT8**", "ours", lowered),
+        System("ours", "**ours, INT8**", "ours", lowered.onnxruntime),
+        System("ours-openvino", "**ours, INT8, target openvino**", "served", lowered.openvino),
+        System(
+            "ours-openvino-bf16", "**ours, INT8, target openvino in bf16**", "served",
+            lowered.openvino, {"precision": "bf16"},
+        ),
+        System("ours-openvino-fixed", "ours, INT8, OpenVINO compiled per shape", "openvino",
+               lowered.openvino, {"fixed": True}, answers_of="ours-openvino"),
+        System("openvino-bf16", "OpenVINO float in bf16", "served", graph, {"precision": "bf16"}),
         System(REFERENCE, f"{ort} float", "onnxruntime", graph),
         System(
             "onnxruntime-float-tuned", f"{ort} float, {no_skip}", "ours", graph,

@@ -78,7 +78,8 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--threads", type=int, nargs="+", default=[1])
     args = p.parse_args()
-    source, model = lowered_model(read_recipe(args.recipe), Store(args.store), args.model)
+    source, lowered = lowered_model(read_recipe(args.recipe), Store(args.store), args.model)
+    model = lowered.onnxruntime
     contract = read(source.path / "contract.json")
     rows = (HERE.parent / "calibration" / "sentiment-evaluate.jsonl").read_text().split("\n")
     texts = [json.loads(row)["text"] for row in rows if row][: args.lines]

@@ -53,6 +53,14 @@ def ours(model: str, threads: int, _options: dict[str, Any]) -> Run:
     return lambda batch: runner.infer(batch)["last_hidden_state"]
 
 
+def served(model: str, threads: int, options: dict[str, Any]) -> Run:
+    """Through the runner that serves a bundle of target openvino. options: precision."""
+    from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+
+    runner = OpenVinoRunner(Path(model), Settings(**options), threads=threads)
+    return lambda batch: runner.infer(batch)["last_hidden_state"]
+
+
 def onnxruntime(model: str, threads: int, options: dict[str, Any]) -> Run:
     """A plain session. options: disabled_optimizers. Workers spin while a run lasts, as in
     ours."""
@@ -140,6 +148,7 @@ def nncf(model: str, calibration: str, out: str) -> None:
 
 KINDS: dict[str, Callable[[str, int, dict[str, Any]], Run]] = {
     "ours": ours,
+    "served": served,
     "onnxruntime": onnxruntime,
     "torch": torch,
     "openvino": openvino,

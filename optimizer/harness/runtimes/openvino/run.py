@@ -7,6 +7,7 @@ the processor (measured for them: docs/decisions.md, Properties of OpenVINO):
  - DYNAMIC_QUANTIZATION_GROUP_SIZE: kernels of int4 and int8 weights otherwise round what they
    multiply to int8 of their own accord.
  - INFERENCE_NUM_THREADS: one per usable core, as for ONNX Runtime.
+ - ENABLE_CPU_PINNING: by itself every process binds its threads to the same first cores.
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": HINTS[settings.hint],
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings.block,
+        "ENABLE_CPU_PINNING": False,
     }
     try:
         if compiled is None:
