@@ -60,6 +60,7 @@ class RegisteredModel:
         self.where = f"mlflow:{uri}#{name}" if uri else f"mlflow:{name}"
         self.mlflow_version = str(mlflow.__version__)
         self._runs: dict[str, str] = {}  # {version: id of its run}
+        self._roots: dict[str, str] = {}  # {id of a run: address of its artifacts}
 
     def versions(self) -> dict[str, str]:
         return {v.tags[VERSION]: str(v.version) for v in self._all() if VERSION in v.tags}
@@ -82,7 +83,7 @@ class RegisteredModel:
             self._errors_explained(),
         ):
             path = f"{MODEL}/{BUNDLE}/{name}"
-            file = Path(self.client.download_artifacts(run, path, folder))
+            file = self._download(run, path, folder)
             if file.stat().st_size != size:
                 raise BundleError(
                     f"{name} has {file.stat().st_size:,} bytes instead of {size:,}",
@@ -300,7 +301,21 @@ class RegisteredModel:
             if int(entry.file_size or 0) > verify.LARGEST:
                 raise BundleError(f"{name} is above {verify.LARGEST:,} bytes", where=self.where)
             with TemporaryDirectory(prefix="optimize-mlflow-") as folder:
-                return Path(self.client.download_artifacts(run, name, folder)).read_bytes()
+                return self._download(run, name, folder).read_bytes()
+
+    def _download(self, run: str, name: str, folder: str) -> Path:
+        """One artifact, into the folder. By the run's own address: by the run's id the client asks
+        for its models first, each time."""
+        from mlflow.artifacts import download_artifacts
+
+        if run not in self._roots:
+            self._roots[run] = self.client.get_run(run).info.artifact_uri
+        address = f"{self._roots[run]}/{name}"
+        return Path(
+            download_artifacts(
+                artifact_uri=address, dst_path=folder, tracking_uri=self.client.tracking_uri
+            )
+        )
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
