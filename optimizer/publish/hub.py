@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness import verify
@@ -42,7 +42,6 @@ ROUNDS = 5
 """How often a commit is made again when another writer's came first."""
 CONFLICT = (409, 412)
 """The hub's answers to a commit whose parent is no longer the head, and to a name that is taken."""
-CHUNK = 1 << 20
 
 
 class Hub:
@@ -69,7 +68,7 @@ class Hub:
                 return None
             self._check(response)
             data = b""
-            for chunk in response.iter_bytes(CHUNK):
+            for chunk in response.iter_bytes():
                 data += chunk
                 if len(data) > max(verify.LARGEST, LARGEST_MANIFEST):
                     raise BundleError(f"{name} is above {verify.LARGEST:,} bytes", where=self.where)
@@ -77,19 +76,31 @@ class Hub:
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
         with self._errors_explained(), into.open("ab") as f:
-            while (start := f.tell()) < size:
-                with self._open(revision, name, start) as response:
-                    self._check(response)
-                    if start and response.status_code != 206:
-                        f.truncate(0)  # the server sends all of it
-                    for chunk in response.iter_bytes(CHUNK):
-                        f.write(chunk[: size - f.tell()])
-                if f.tell() <= start:
-                    raise MachineError(
-                        f"it sent {f.tell():,} of {size:,} bytes of {name}",
-                        where=self.where,
-                        fix="Run the same command again.",
-                    )
+            while f.tell() < size:
+                self._append(revision, name, size, f)
+
+    def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
+        """What one request brings. Raises MachineError where that is nothing, and what the library
+        raises for a line that broke before the first byte."""
+        from huggingface_hub.errors import HTTPError
+
+        start = f.tell()
+        try:
+            with self._open(revision, name, start) as response:
+                self._check(response)
+                if start and response.status_code != 206:
+                    f.seek(f.truncate(0))  # the server sends all of it
+                for chunk in response.iter_bytes():  # as it comes: nothing is lost with the line
+                    f.write(chunk[: size - f.tell()])
+        except HTTPError:
+            if f.tell() <= start:
+                raise
+        if f.tell() <= start:
+            raise MachineError(
+                f"it sent {f.tell():,} of {size:,} bytes of {name}",
+                where=self.where,
+                fix="Run the same command again.",
+            )
 
     def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
         if tag in self.versions():

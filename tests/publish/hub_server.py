@@ -64,7 +64,9 @@ class Server(ThreadingHTTPServer):
         self.large: dict[str, bytes] = {}
         self.log: list[tuple[str, str, int, str]] = []
         self.lock = RLock()
-        self.cut: int | None = None  # bytes after which one answer with a file ends
+        self.cut: int | None = None  # bytes after which one answer with a longer file ends
+        self.ranges = True
+        self.ranged: list[int] = []  # the bytes from which files were asked for
         self.token = ""  # that every request must have
         self.ignored: tuple[str, ...] = ()  # endings of names that the .gitignore leaves out
         self.kill_at: int | None = None  # requests until one kills its client
@@ -133,10 +135,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self) -> None:
         data, cut = self.data, None
+        self.server.ranged += [
+            int(part.removeprefix("bytes=").rstrip("-"))
+            for part in self.headers.get_all("Range", [])
+        ]
         if self.status == 200 and "ETag" in self.extra and self.command == "GET":
-            if part := self.headers.get("Range"):
+            if (part := self.headers.get("Range")) and self.server.ranges:
                 data, self.status = data[int(part.removeprefix("bytes=").split("-")[0]) :], 206
-            cut, self.server.cut = self.server.cut, None
+            if self.server.cut is not None and len(data) > self.server.cut:
+                cut, self.server.cut = self.server.cut, None
         self.send_response(self.status)
         for name, value in self.extra.items():
             self.send_header(name, value)

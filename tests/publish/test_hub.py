@@ -17,6 +17,7 @@ from optimizer.cli import main
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
+from optimizer.package import manifest
 from optimizer.publish.address import parse
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.environments import promote, rollback
@@ -66,6 +67,8 @@ def test_the_hubs_own_client_downloads_a_version_and_an_environment(
 ) -> None:
     push(bundle, server.client(), "1")
     second = version(bundle, "2", quality(360))
+    (second / "NOTICE").write_text("More to read.\n")
+    manifest.write(second, json.loads((second / "manifest.json").read_bytes()))
     push(second, server.client(), "2")
     promote(server.client(), ONE, "production")
     assert snapshot(server, "1", tmp_path / "one") == contents(bundle)
@@ -77,6 +80,9 @@ def test_the_hubs_own_client_downloads_a_version_and_an_environment(
         named(server.client(), tag) for tag in "12"
     ]
     assert later == contents(second)
+    rollback(server.client(), "production")
+    back = snapshot(server, "production", tmp_path / "back")
+    assert {n: data for n, data in back.items() if n != "environment.json"} == contents(bundle)
 
 
 def test_the_model_card_has_the_figures_and_metadata_that_the_hubs_parser_reads(
@@ -181,15 +187,19 @@ def killed_at(
         server.victims.get()
 
 
+@pytest.mark.parametrize("ranges", [True, False])
 def test_a_pull_goes_on_where_the_line_broke(
-    bundle: Path, tmp_path: Path, server: hub_server.Server
+    bundle: Path, tmp_path: Path, server: hub_server.Server, ranges: bool
 ) -> None:
     push(bundle, server.client(), "1")
     place = server.client()
     assert place.read_manifest("1")
-    server.cut = 100
+    server.cut, server.ranges = 1000, ranges
     pull(place, ONE, tmp_path / "pulled")
     assert contents(tmp_path / "pulled") == contents(bundle)
+    assert server.cut is None
+    resumed = [start for start in server.ranged if start]
+    assert resumed == [1000]
 
 
 @pytest.mark.parametrize("name", ["model/onnxruntime-cpu/model.onnx", "harness/fit.py"])
