@@ -59,10 +59,10 @@ class S3Objects:
         answer = self._ask("head_object", name, ABSENT, ChecksumMode="ENABLED")
         if answer is None:
             return False
-        recorded = answer.get("ChecksumSHA256", "")
-        if not recorded or "-" in recorded:  # none, or one of the parts' checksums
+        if answer.get("ChecksumType") != "FULL_OBJECT":  # of an upload in parts it is of theirs
             return True
-        return bool(base64.b64decode(recorded).hex() == digest.removeprefix("sha256:"))
+        recorded = base64.b64decode(answer.get("ChecksumSHA256", "")).hex()
+        return recorded in ("", digest.removeprefix("sha256:"))
 
     def put(self, name: str, blob: Blob) -> None:
         if isinstance(blob.content, Path) and blob.size > self._part_size:

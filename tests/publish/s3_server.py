@@ -119,6 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"ETag": etag(data)}
         if self.headers.get("x-amz-checksum-mode"):
             headers["x-amz-checksum-sha256"] = checksum(data)
+            headers["x-amz-checksum-type"] = "FULL_OBJECT"
         if part := self.headers.get("Range"):
             start, end = map(int, part.removeprefix("bytes=").split("-"))
             if start >= len(data):
