@@ -23,6 +23,9 @@ ALLOWED = {
     "huggingface_hub": ("load/", "publish/hub.py"),
     "s3fs": ("publish/s3.py",),
     "mlflow": ("publish/mlflow.py",),
+    "gcsfs": ("publish/gs.py",),
+    "adlfs": ("publish/az.py",),
+    "azure": ("publish/az.py",),
     "click": ("cli.py", "commands/"),
 }
 

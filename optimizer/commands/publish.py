@@ -77,9 +77,9 @@ def publish(
     access: Access,
 ) -> None:
     """Publish the folder BUNDLE, and its signature, bill of materials and provenance where they lie
-    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG], hf://OWNER/NAME[:TAG] or
-    mlflow:[URI#]NAME[:TAG]. The tag is the bundle's version unless it is given, and is written
-    last; what is there already is not sent.
+    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG], hf://OWNER/NAME[:TAG],
+    mlflow:[URI#]NAME[:TAG], or s3://, gs:// or az://BUCKET/PREFIX[:TAG]. The tag is the bundle's
+    version unless it is given, and is written last; what is there already is not sent.
 
     \b
     Examples:

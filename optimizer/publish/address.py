@@ -4,7 +4,8 @@ oci://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]     a registry, by the OCI distribu
 oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layout has it
 file:///FOLDER[:TAG][@sha256:DIGEST]             the same, from the root of the file system
 hf://OWNER/NAME[:TAG][@sha256:DIGEST]            a model repository on the Hugging Face Hub
-s3://BUCKET/PREFIX[:TAG][@sha256:DIGEST]         a layout below a prefix of a bucket
+s3://BUCKET/PREFIX[:TAG][@sha256:DIGEST]         a layout below a prefix of a bucket; gs:// likewise
+az://CONTAINER/PREFIX[:TAG][@sha256:DIGEST]      the same, in the environment's storage account
 mlflow:[URI#]NAME[:TAG][@sha256:DIGEST]          a registered model of the MLflow server at URI, or
                                                  of the one that MLFLOW_TRACKING_URI names
 """
@@ -19,12 +20,14 @@ from optimizer.errors import RecipeError
 
 ACCEPTED = (
     "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG, hf://OWNER/NAME:TAG, "
-    "s3://BUCKET/PREFIX:TAG, mlflow:NAME:TAG or mlflow:http://HOST:PORT#NAME:TAG; each may end in "
+    "s3://BUCKET/PREFIX:TAG, gs://BUCKET/PREFIX:TAG, az://CONTAINER/PREFIX:TAG, mlflow:NAME:TAG or "
+    "mlflow:http://HOST:PORT#NAME:TAG; each may end in "
     "@sha256:DIGEST"
 )
 CREDENTIALS = (
     "Credentials come from where their own tools keep them: `docker login HOST`, `hf auth login`, "
-    "`aws configure` or AWS_PROFILE, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+    "`aws configure` or AWS_PROFILE, `gcloud auth application-default login`, "
+    "AZURE_STORAGE_CONNECTION_STRING, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
 )
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
@@ -38,16 +41,16 @@ MLFLOW = re.compile(rf"mlflow:((?P<uri>[a-z][a-z0-9+]*:[^#?@\s]+)#)?{MODEL}{TAG}
 LAYOUT = re.compile(f"(oci-layout:|file://(?=/))(?P<folder>.+?){TAG}{DIGEST}")
 BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 PREFIX = "(/[A-Za-z0-9_][A-Za-z0-9._-]*)+"
-STORE = re.compile(f"(?P<store>s3)://(?P<name>{BUCKET}{PREFIX}){TAG}{DIGEST}")
+STORE = re.compile(f"(?P<store>s3|gs|az)://(?P<name>{BUCKET}{PREFIX}){TAG}{DIGEST}")
 """The grammar of names and tags is the distribution specification's; that of prefixes has what
 needs no escape in any store."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """host and name of a registry; or the folder of a layout; or the store (hf, s3, mlflow) and the
-    name in it, which of s3 begins with the bucket; host is then the address of MLflow's server or
-    "". The tag or "", the digest or ""."""
+    """host and name of a registry; or the folder of a layout; or the store (hf, s3, gs, az, mlflow)
+    and the name in it, which of s3, gs and az begins with the bucket; host is then the address of
+    MLflow's server or "". The tag or "", the digest or ""."""
 
     tag: str
     digest: str

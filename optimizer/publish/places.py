@@ -10,8 +10,10 @@ from pathlib import Path
 
 from optimizer.errors import MachineError, RecipeError
 from optimizer.publish.address import Address
+from optimizer.publish.az import AzureObjects
 from optimizer.publish.credentials import basic
 from optimizer.publish.folders import Folders
+from optimizer.publish.gs import GoogleObjects
 from optimizer.publish.hub import Hub
 from optimizer.publish.layout import Layout
 from optimizer.publish.mlflow import RegisteredModel
@@ -33,7 +35,11 @@ class Store:
     objects: Callable[[str, str], Objects]
 
 
-STORES = {"s3": Store("s3fs", S3Objects)}
+STORES = {
+    "s3": Store("s3fs", S3Objects),
+    "gs": Store("gcsfs", GoogleObjects),
+    "az": Store("adlfs", AzureObjects),
+}
 """By the beginning of an address."""
 PACKAGES = {**{name: store.package for name, store in STORES.items()}, "mlflow": "mlflow"}
 """What must be installed to reach an address, by its beginning; an extra of that name does it."""
@@ -76,7 +82,7 @@ def prunable(address: Address) -> Prunable:
         raise RecipeError(
             "a registry or a hub has retention of its own",
             where=str(address),
-            accepted="oci-layout:, file:// and s3:// addresses",
+            accepted="oci-layout:, file://, s3://, gs:// and az:// addresses",
         )
     check_installed(address)
     bucket, _, prefix = address.name.partition("/")

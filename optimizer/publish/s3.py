@@ -174,8 +174,8 @@ class S3Objects:
         answer: dict[str, Any] = await self._files()._call_s3(method, Bucket=self._bucket, **sent)
         if method == "get_object":
             async with answer["Body"] as body:
-                limit = LARGEST_READ + 1
-                return {**answer, "Body": await body.read(limit)}
+                fits = answer["ContentLength"] <= LARGEST_READ
+                return {**answer, "Body": await body.read() if fits else b""}
         return answer
 
     def _explained(self, error: Exception, code: str) -> MachineError:

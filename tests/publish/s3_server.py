@@ -117,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         if data is None:
             return self.problem(404, "NoSuchKey")
         headers = {"ETag": etag(data)}
-        if self.headers.get("x-amz-checksum-mode"):
+        if self.headers.get("x-amz-checksum-mode") and "Range" not in self.headers:
             headers["x-amz-checksum-sha256"] = checksum(data)
             headers["x-amz-checksum-type"] = "FULL_OBJECT"
         if part := self.headers.get("Range"):
