@@ -126,6 +126,7 @@ def proof(recipe: str, runtime: str, planned: bool = False) -> Part:
 RUNTIMES = (RTX, "tensorrt", "onnxruntime")
 BEYOND = (
     "smollm2-int4",
+    "smollm2-int4-gguf",
     "smollm2-int8",
     "minilm-int8-openvino",
     "minilm-pruned-int8",

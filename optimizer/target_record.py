@@ -71,7 +71,8 @@ class Target:
 
     name      what `runtime:` says; section: the class of its section in a recipe
     accepts   what its lowering can express; check: (recipe, section, its path in the recipe), what
-              else must hold of a recipe
+              else must hold of a recipe; check_model: (the model's config with transformers'
+              defaults, the section's path), what must hold of a model
     lower     (section, source, state, graph, out): what the lower stage writes; estimate: (section,
               shapes) -> what that needs; files: globs of what a bundle needs of it, the model first
     fit       (section) -> what a machine must have to run it, see harness/fit.py; "": nothing
@@ -99,6 +100,7 @@ class Target:
     estimate: str = ""
     files: tuple[str, ...] = ("model.onnx", "model.onnx.*")
     check: str = ""
+    check_model: str = ""
     fit: str = ""
     build: str = ""
     engine_files: bool = False

@@ -25,6 +25,7 @@ from optimizer.harness.errors import BuildError
 from optimizer.harness.runtimes.trt.products import PRODUCTS, refuse_options
 from optimizer.recipe.targets import (
     CompressedTensorsTarget,
+    GgufTarget,
     OnnxRuntimeTarget,
     OpenVinoTarget,
     TargetSection,
@@ -123,6 +124,34 @@ COMPRESSED_TENSORS = Target(
     extras={"cpu": "compressed-tensors"},
 )
 
+GGUF = Target(
+    name="gguf",
+    section=GgufTarget,
+    accepts=Accepts(
+        dynamic_activations=False,
+        group_sizes=(32, 64, 128, 256),
+        int4_granularities=("group", "channel", "tensor"),
+        no_integer_kernels={
+            "cpu": "llama.cpp rounds the inputs of each product to 8 bits itself, in blocks of 32, "
+            "and reads no ranges or scales of them"
+        },
+        zeros_alone=False,
+    ),
+    check="optimizer.lower.gguf.accepted:check",
+    check_model="optimizer.lower.gguf.architectures:check",
+    lower="optimizer.lower.gguf.folder:lower",
+    estimate="optimizer.lower.gguf.folder:estimate",
+    files=("model.gguf",),
+    open="optimizer.validate.gguf:opened",
+    answered_by="answers of the file as transformers de-quantizes and runs it on the CPU, in "
+    "float32; llama.cpp, which serves it, rounds the inputs of quantized products to 8 bits",
+    hops="optimizer.validate.gguf:hops",
+    judged_by=("gguf", "accelerate"),
+    untimed="it is served by llama.cpp, whose kernels are not timed here",
+    distributions=("gguf", "transformers"),
+    extras={"cpu": "gguf"},
+)
+
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
@@ -131,6 +160,7 @@ TARGETS: dict[str, Target] = {
         replace(RTX, name="tensorrt", distributions=PRODUCTS["tensorrt"].distributions, extras={}),
         OPENVINO,
         COMPRESSED_TENSORS,
+        GGUF,
     )
 }
 
@@ -245,7 +275,7 @@ def _check_zeros(recipe: Recipe, at: str, target: Target) -> None:
         )
 
 
-def _weights(recipe: Recipe) -> list[tuple[str, Weights]]:
+def weight_blocks(recipe: Recipe) -> list[tuple[str, Weights]]:
     """Every weights block of the recipe, and where it stands."""
     quantize = recipe.quantize
     schemes = [("quantize.weights", quantize.weights)]
@@ -274,7 +304,7 @@ def _check_weights(recipe: Recipe, at: str, target: Target) -> None:
             where="quantize.embedding.bits",
             accepted="8",
         )
-    for where, weights in _weights(recipe):
+    for where, weights in weight_blocks(recipe):
         _check_one(weights, where, at, runtime, row)
 
 
@@ -309,12 +339,12 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
         return
     if section.device in row.no_integer_kernels:
         others = _others(lambda a: section.device not in a.no_integer_kernels, section.device)
-        instead = f"target {others}, or device: cpu" if others else "device: cpu"
+        places = [f"target {others}"] * bool(others) + ["device: cpu"] * (section.device != "cpu")
         raise RecipeError(
             f"quantized activations have no integer kernels there ({at}): "
             f"{row.no_integer_kernels[section.device]}",
             where="quantize.activations",
-            fix=f"Use {instead}, or remove the block for weight-only compression.",
+            fix=f"Use {', or '.join(places)}, or remove the block for weight-only compression.",
         )
     if activations.granularity == "token" and not row.dynamic_activations:
         raise RecipeError(
@@ -323,7 +353,7 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
             fix=f"Use granularity: tensor, or only targets that measure at run time: "
             f"{_others(lambda a: a.dynamic_activations)}.",
         )
-    for where, weights in _weights(recipe):
+    for where, weights in weight_blocks(recipe):
         if where in ("quantize.head", "quantize.embedding"):
             continue  # weight-only: outside the blocks no input is coded
         if weights.bits == 8 and weights.granularity != "group" and weights.symmetric:

@@ -76,7 +76,7 @@ def _state(engine: Mapping[str, Any]) -> str:
     if not runtime.engine_files:
         state = "portable ONNX, opened and checked where it was made"
     if runtime.served_by:
-        return f"a folder for {runtime.served_by}, read and checked where it was made"
+        return f"for {runtime.served_by}, read and checked where it was made"
     if engine["deferred"]:
         what = "not built" if runtime.engine_files else "not opened"
         state = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"

@@ -94,7 +94,7 @@ def runner(a: FitContext) -> str:
     if a.runtime in a.machine.runners and a.required:
         return ""
     if a.record.served_by:
-        return f"{a.runtime} folders are run by {a.record.served_by}, not by the harness"
+        return f"{a.runtime} models are run by {a.record.served_by}, not by the harness"
     provider = a.engine.get("provider")
     what = f"{a.runtime} models with {provider}" if provider else f"{a.runtime} engines"
     return f"this version of the harness does not run {what} yet"

@@ -18,6 +18,7 @@ from .runtimes.table import RUNTIMES
 PACKAGES = (
     "compressed-tensors",
     "cuda-bindings",
+    "gguf",
     "numpy",
     "onnxruntime",
     "onnxruntime-ep-nv-tensorrt-rtx",

@@ -70,6 +70,14 @@ def read_config(folder: Path, section: Model) -> Any:
     return config
 
 
+def complete(folder: Path) -> dict[str, Any]:
+    """config.json of a folder, with transformers' defaults for what it leaves out."""
+    from transformers import AutoConfig
+
+    document: dict[str, Any] = AutoConfig.from_pretrained(folder).to_dict()
+    return document
+
+
 def check_task(config: Any, section: Model, folder: Path) -> None:
     """Refuse an architecture that is not of the task's kind: its contract could not say what goes
     in and out. Raises CheckpointError naming what it is."""

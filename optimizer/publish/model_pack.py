@@ -197,6 +197,10 @@ def _manifest(kind: str, config: tuple[str, Blob], layers: list[Json], annotatio
     return described
 
 
+FORMATS = {"compressed-tensors": "safetensors", "gguf": "gguf"}
+"""{runtime: the format of its model}; of the others, ONNX."""
+
+
 def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
     """The ModelPack config: the keys of its schema, and no others."""
     source, recipe = manifest["source"], manifest["recipe"]
@@ -211,7 +215,7 @@ def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
         **({"licenses": [manifest["licence"]]} if manifest.get("licence") else {}),
     }
     config: Json = {
-        "format": "safetensors" if runtimes == {"compressed-tensors"} else "onnx",
+        "format": FORMATS.get(next(iter(runtimes)), "onnx") if len(runtimes) == 1 else "onnx",
         "capabilities": {
             "inputTypes": ["text"],
             "outputTypes": [_output_type(tasks.task(manifest["contract"]["task"]))],

@@ -273,6 +273,29 @@ class CompressedTensorsTarget(TargetSection):
         return self.float
 
 
+class GgufTarget(TargetSection):
+    """One file that llama.cpp runs. It is lowered from the checkpoint: no graph is exported, and
+    nothing is built."""
+
+    runtime: Literal["gguf"]
+    device: Literal["cpu"] = Field("cpu", description="where transformers runs it to judge it")
+    float: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp16", description="what unquantized matrices are stored in; vectors are fp32"
+    )
+
+    @property
+    def name(self) -> str:
+        return self.runtime
+
+    @property
+    def export(self) -> None:
+        return None
+
+    @property
+    def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
+        return self.float
+
+
 class TensorRTTarget(TargetSection):
     """Any product of the family; targets.py says which has which option."""
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantLinear, simulated
-from optimizer.errors import LedgerError, OptimizeError
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import compressed_tensors as format_
 from optimizer.qtensor import QTensor
 from optimizer.state import Activations, owner_of, weight_name
-from optimizer.validate.decoder import TorchDecoder
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.distance import Array, Distance
+from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Answers, Entry, within
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
 from optimizer.validate.quiet import quiet
+from optimizer.validate.transformers_runner import Runner, readable
 
+TARGET = "target compressed-tensors"
 ELSEWHERE = "the kernels of vLLM, which serves the folder, are not run here"
 PER_TOKEN = (
     "outputs are measured and not judged: inputs are quantized token by token, where transformers "
@@ -49,7 +49,7 @@ def hops(_m: Materials) -> tuple[Hop, ...]:
 
 def lower(m: Materials) -> Entry:
     """Each value of the folder, read by the compressed-tensors package, against the state's."""
-    with _readable("the compressed-tensors package"):
+    with readable("the compressed-tensors package", TARGET):
         problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m)]
     why = "the same integers times the same scales give the same bits"
     same = Distance(0.0, 0.0, 1.0, 0.0)
@@ -60,7 +60,7 @@ def lower(m: Materials) -> Entry:
 def engine(m: Materials) -> Entry:
     """The outputs of the model that transformers loads from the folder."""
     outputs = m.compared
-    with _readable("transformers"):
+    with readable("transformers", TARGET):
         model, problems = _loaded(m)
         results = [trace.run(model, batch, outputs) for batch in m.batches]
     stored = _as_stored(m)
@@ -75,20 +75,6 @@ def engine(m: Materials) -> Entry:
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
 
 
-@contextmanager
-def _readable(reader: str) -> Iterator[None]:
-    """What a reader raises of a folder is a fault of the folder. Raises LedgerError."""
-    try:
-        yield
-    except OptimizeError:
-        raise
-    except Exception as e:  # of torch, of safetensors, of either library
-        raise LedgerError(
-            f"{reader} does not run it ({type(e).__name__}: {' '.join(str(e).split())[:200]})",
-            where="target compressed-tensors",
-        ) from e
-
-
 def harness(_m: Materials) -> Entry:
     """Not run: it is the last, after which the models are freed."""
     why = "transformers and vLLM run the folder, the harness does not"
@@ -97,31 +83,7 @@ def harness(_m: Materials) -> Entry:
 
 def opened(m: Materials, _device: str) -> Runner:
     """What answers in validate."""
-    return Runner(m)
-
-
-class Runner:
-    """The folder as transformers runs it, asked like a graph: a decoder's cache is an input."""
-
-    def __init__(self, m: Materials) -> None:
-        self._model, _ = _loaded(m)
-        self._outputs, self._contract = m.outputs, m.contract
-        self._past, self._present = m.cache_names
-        self.inputs = dict.fromkeys(self._past, np.float32)
-
-    def infer(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
-        """The named outputs; of a decoder also the cache with these tokens in it."""
-        if not self._past:
-            return trace.run(self._model, arrays, self._outputs)
-        past = {name: np.asarray(arrays[name]) for name in self._past}
-        system = TorchDecoder(self._model, self._contract)
-        cache = past if past[self._past[0]].shape[2] else None
-        logits, filled = system.step(arrays["input_ids"], arrays["attention_mask"], cache)
-        pairs = zip(self._present, self._past, strict=True)
-        return {"logits": logits, **{present: filled[name] for present, name in pairs}}
-
-    def close(self) -> None:
-        """Nothing is held outside the process."""
+    return Runner(_loaded(m)[0], m)
 
 
 def _folder(m: Materials) -> Path:

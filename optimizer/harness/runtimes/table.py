@@ -98,6 +98,7 @@ RUNTIMES: dict[str, Runtime] = {
             open="..engines:open_openvino",
         ),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),
+        Runtime("gguf", served_by="llama.cpp (llama-server -m model.gguf)"),
     )
 }
 

@@ -1,0 +1,1 @@
+"""GGUF: one file that llama.cpp runs, tokenizer and chat template in it."""

@@ -1,0 +1,105 @@
+"""The bytes of quantized rows in a GGUF file.
+
+Byte specification
+------------------
+A row is cut into blocks of 32 values, each with fp16 numbers of its own, little-endian:
+
+    Q8_0   34 bytes   d fp16, then 32 int8 q                     value = q * d
+    Q4_0   18 bytes   d fp16, then 16 bytes of nibbles q         value = (q - 8) * d
+    Q4_1   20 bytes   d fp16, m fp16, then 16 bytes of nibbles   value = q * d + m
+
+    byte j of the nibbles: value j of the block in the low half, value j + 16 in the high half
+
+A scale of ours that covers several blocks stands in each. Q8_0 and Q4_0 hold our values as they
+are wherever fp16 holds the scale. Q4_1 holds m = -(zero_point + 8) * scale rounded to fp16.
+
+Source: ggml/src/ggml-common.h of llama.cpp (block_q8_0, block_q4_0, block_q4_1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from optimizer.qtensor import QTensor, exact_in
+
+BLOCK = 32
+TYPES = ("Q8_0", "Q4_0", "Q4_1")
+Bytes = NDArray[np.uint8]
+
+
+def type_of(q: QTensor) -> str:
+    """The block type that holds such integers. Raises ValueError where none does: of 8 bits with
+    zero points, of a row or of a group that is not whole blocks, of a scale that fp16 does not
+    hold."""
+    columns = q.codes.shape[1]
+    if columns % BLOCK:
+        raise ValueError(f"its rows have {columns} values, which is not a multiple of {BLOCK}")
+    if q.scheme.group_size is not None and q.scheme.group_size % BLOCK:
+        raise ValueError(f"its groups have {q.scheme.group_size} values, no multiple of {BLOCK}")
+    if not exact_in(q.scale, torch.float16):
+        raise ValueError("it has a scale that fp16 does not hold")
+    if q.scheme.bits == 8:
+        if not q.scheme.symmetric:
+            raise ValueError("it has 8 bits and zero points, and Q8_0 has no place for them")
+        return "Q8_0"
+    return "Q4_0" if q.scheme.symmetric else "Q4_1"
+
+
+def packed(q: QTensor) -> Bytes:
+    """The rows of a weight (out, in) as bytes (out, in / 32 * bytes of a block) of `type_of`,
+    which raises ValueError."""
+    kind = type_of(q)
+    rows, columns = q.codes.shape
+    codes = q.codes.numpy().reshape(rows, columns // BLOCK, BLOCK)
+    parts = [_fp16(by_block(q.scale, q))]
+    if kind == "Q4_1":
+        parts.append(_fp16(by_block(minimum(q), q)))
+    parts.append(codes.view(np.uint8) if kind == "Q8_0" else _nibbles(codes))
+    return np.concatenate(parts, -1).reshape(rows, -1)
+
+
+def minimum(q: QTensor) -> Tensor:
+    """What integer 0 of Q4_1 stands for, float32 of the scale's shape, before fp16 rounds it."""
+    assert q.zero_point is not None
+    return -(q.zero_point.float() + 8) * q.scale
+
+
+def minimum_error(q: QTensor) -> float:
+    """By how much fp16 moves a minimum at most, in steps of its scale; 0.0 of symmetric weights,
+    which have none."""
+    if q.zero_point is None:
+        return 0.0
+    exact = minimum(q)
+    return float(((exact.half().float() - exact) / q.scale).abs().max())
+
+
+def values(q: QTensor) -> Tensor:
+    """What the file says of a weight, float32 (out, in): the state's values, but for the rounding
+    of a minimum."""
+    if q.zero_point is None:
+        return q.dequantize()
+    rows, columns = q.codes.shape
+    scale, low = (
+        by_block(t, q).repeat_interleave(BLOCK, 1) for t in (q.scale, minimum(q).half().float())
+    )
+    return ((q.codes.float() + 8) * scale + low).reshape(rows, columns)
+
+
+def by_block(per_group: Tensor, q: QTensor) -> Tensor:
+    """(out, groups) or (1, 1) -> (out, blocks of a row)."""
+    rows, columns = q.codes.shape
+    blocks = columns // BLOCK
+    return per_group.expand(rows, -1).repeat_interleave(blocks // per_group.shape[1], 1)
+
+
+def _fp16(per_block: Tensor) -> Bytes:
+    return per_block.numpy().astype("<f2").view(np.uint8).reshape(*per_block.shape, 2)
+
+
+def _nibbles(codes: NDArray[np.int8]) -> Bytes:
+    unsigned: Bytes = (codes + 8).astype(np.uint8)
+    low, high = unsigned[..., : BLOCK // 2], unsigned[..., BLOCK // 2 :]
+    return np.asarray(low | (high << 4), np.uint8)

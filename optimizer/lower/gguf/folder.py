@@ -1,0 +1,152 @@
+"""Lower to GGUF: the checkpoint, the state and the tokenizer become one file for llama.cpp.
+
+Writes out/model.gguf and out/lowering.json:
+    exact    whether every value of the file is the state's; false of asymmetric weights
+    error    else by how much a minimum is moved by fp16 at most, in steps of its scale
+    modules  {module: {weight: "int4 group 32", type: "Q4_0", activation: null}}
+    float    [module, ...] with a matrix that stays float
+    notes    what a reader of the file must know
+Before it is done every tensor and every key is read back by the gguf package and compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from optimizer import state as compressed_state
+from optimizer.errors import LedgerError, MachineError
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.config import complete
+from optimizer.lower.gguf import architectures, blocks, read_back, vocabulary
+from optimizer.lower.gguf.tensors import FLOATS, Entry, Model
+from optimizer.lower.gguf.vocabulary import Vocabulary
+from optimizer.qtensor import Scheme
+from optimizer.recipe.targets import GgufTarget
+from optimizer.state import owner_of
+from optimizer.store import Estimate, Shapes
+
+FILE = "model.gguf"
+QUANTIZATION_VERSION = 2  # general.quantization_version: of ggml's blocks since 2023
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+
+
+def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Path) -> None:
+    """See stage.run; no graph is read.
+
+    Raises RecipeError for a model or a weight that GGUF cannot say, MachineError without the gguf
+    package, LedgerError when the file does not read back as it should.
+    """
+    if not find_spec("gguf"):
+        raise MachineError(
+            "writing GGUF needs the package gguf, which is not installed",
+            where="targets: gguf",
+            fix="Run: pip install 'optimize-toolchain[gguf]'",
+        )
+    model, words = opened(source, state, section.float)
+    entries = list(model.entries())
+    _write(model, entries, words, out / FILE)
+    for difference in read_back.differences(out / FILE, model, words):
+        raise LedgerError(difference, where=f"lower: state -> {FILE}", accepted="equality")
+    text = json.dumps(_document(model, entries, words), indent=1, sort_keys=True)
+    (out / "lowering.json").write_text(text, encoding="utf-8")
+
+
+def opened(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
+    """What is lowered, from the folders of the stages. Raises RecipeError as vocabulary.read."""
+    checkpoint = open_checkpoint(source)
+    config = complete(checkpoint.folder)
+    model = Model(checkpoint, compressed_state.read(state), config, float)
+    return model, vocabulary.read(checkpoint.folder, int(config["vocab_size"]))
+
+
+def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) -> None:
+    """One tensor is in memory at a time."""
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quant_shape_to_byte_shape
+
+    writer = GGUFWriter(file, architectures.of(model.config).name)
+    for key, value in architectures.metadata(model.config).items():
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        add(key, value)
+    matrices = Counter(e.kind for e in entries if len(e.shape) == 2)
+    writer.add_file_type(FILE_TYPES[matrices.most_common(1)[0][0]])
+    writer.add_quantization_version(QUANTIZATION_VERSION)
+    vocabulary.write(words, writer)
+    for entry in entries:
+        kind = GGMLQuantizationType[entry.kind]
+        shape = quant_shape_to_byte_shape(entry.shape, kind)
+        writer.add_tensor_info(entry.name, shape, np.dtype(np.uint8), prod(shape), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for entry in entries:
+        writer.write_tensor_data(model.bytes_of(entry))
+    writer.close()
+
+
+def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str, Any]:
+    quantized = [e for e in entries if e.kind in blocks.TYPES]
+    weights = model.state.weights
+    error = max((blocks.minimum_error(weights[e.parameter]) for e in quantized), default=0.0)
+    floats = [e for e in entries if e.kind not in blocks.TYPES and len(e.shape) == 2]
+    return {
+        "format": "gguf",
+        "float_type": model.float,
+        "exact": error == 0,
+        "error": error,
+        "modules": {
+            owner_of(e.parameter): {
+                "weight": _words(weights[e.parameter].scheme),
+                "type": e.kind,
+                "activation": None,
+            }
+            for e in quantized
+        },
+        "float": sorted(owner_of(e.parameter) for e in floats),
+        "notes": [
+            *architectures.notes(model.config),
+            *words.notes,
+            *_notes(model, error, bool(quantized)),
+        ],
+    }
+
+
+def _words(scheme: Scheme) -> str:
+    words = [f"int{scheme.bits}", scheme.granularity]
+    words += [str(scheme.group_size)] if scheme.group_size else []
+    return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
+
+
+def _notes(model: Model, error: float, quantized: bool) -> Iterator[str]:
+    if quantized:
+        yield (
+            "llama.cpp rounds the inputs of products with these weights to 8 bits itself, in "
+            f"blocks of {blocks.BLOCK}; the ledger's answers are computed without that"
+        )
+    if error:
+        yield (
+            "asymmetric weights: Q4_1 stores -(zero point + 8) * scale in fp16, which moves every "
+            f"value of a block by up to {error:.2g} of a step"
+        )
+    if any(q.scheme.bits == 3 for q in model.state.weights.values()):
+        yield "3 bits are stored as 4: the file is no smaller for it"
+    if model.state.sparsity:
+        yield f"{len(model.state.sparsity)} weights are sparse, and stored dense"
+
+
+def estimate(section: GgufTarget, shapes: Shapes) -> Estimate:
+    """Tensors pass through one by one. Disk is an upper bound: as if every weight stayed float."""
+    width = 4 if FLOATS[section.float] == "F32" else 2
+    sizes = [width * prod(shape) for shape in shapes.values()]
+    return Estimate(
+        memory=(250 << 20) + 6 * max(sizes, default=0),
+        disk=sum(sizes),
+        seconds=2 + sum(sizes) / 60e6,
+    )

@@ -1,0 +1,67 @@
+"""What a GGUF file says, by the gguf package's own reader and de-quantizer, against what it should.
+
+Rows are put back into the checkpoint's order by the inverse that readers use, spelled on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.lower.gguf import architectures, vocabulary
+from optimizer.lower.gguf.tensors import Model
+from optimizer.lower.gguf.vocabulary import Vocabulary
+
+
+def differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
+    """What of the file differs, a sentence each; none of a file that is right."""
+    from gguf import GGUFReader, dequantize
+
+    opened = GGUFReader(file)
+    yield from _metadata(opened, model.config, words)
+    stored = {tensor.name: tensor for tensor in opened.tensors}
+    entries = list(model.entries())
+    for name in sorted(stored.keys() - {e.name for e in entries}):
+        yield f"{name}: the file holds it and the model has no such parameter"
+    for entry in entries:
+        tensor = stored.get(entry.name)
+        if tensor is None:
+            yield f"{entry.parameter}: the file does not hold {entry.name}"
+            continue
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        if tensor.tensor_type.name != entry.kind or shape != entry.shape:
+            yield (
+                f"{entry.parameter}: {entry.name} is {tensor.tensor_type.name} {shape}, not "
+                f"{entry.kind} {entry.shape}"
+            )
+            continue
+        values = dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+        if entry.heads:
+            half = shape[0] // entry.heads // 2
+            pairs = values.reshape(entry.heads, half, 2, *shape[1:])
+            values = pairs.swapaxes(1, 2).reshape(shape)
+        if not np.array_equal(values, model.value(entry).numpy()):
+            yield f"{entry.parameter}: {entry.name} reads back with other values than it should"
+
+
+def _metadata(opened: Any, config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
+    expected: dict[str, Any] = {
+        "general.architecture": architectures.of(config).name,
+        **architectures.metadata(config),
+        **vocabulary.keys(words),
+    }
+    template = words.special.chat_template
+    if isinstance(template, str):
+        expected["tokenizer.chat_template"] = template
+    for key, value in expected.items():
+        if key not in opened.fields:
+            yield f"{key} is missing"
+            continue
+        stored = opened.fields[key].contents()
+        if isinstance(value, float):
+            value = float(np.float32(value))  # what the format stores
+        if stored != value:
+            yield f"{key} is {str(stored)[:80]}, not {str(value)[:80]}"

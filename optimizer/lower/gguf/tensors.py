@@ -1,0 +1,153 @@
+"""What each parameter of a checkpoint becomes in a GGUF file.
+
+A quantized weight becomes blocks (blocks.py). Of the rest, vectors and position tables are F32,
+which llama.cpp's kernels want, and other matrices are of the target's float type. A head with the
+embedding's own values is not written: llama.cpp uses the embedding where output.weight is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optimizer.errors import OptimizeError, RecipeError
+from optimizer.load.checkpoint import Checkpoint
+from optimizer.lower.compressed_tensors import embedding, float_value, head_module, untied_head
+from optimizer.lower.gguf import architectures, blocks
+from optimizer.lower.gguf.blocks import Bytes
+from optimizer.qtensor import QTensor
+from optimizer.state import CompressedState, owner_of
+
+FLOATS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """parameter: its name in the checkpoint; name, kind: in the file, e.g. blk.0.attn_q.weight and
+    Q4_0. shape: (out, in) or (n,). heads: by which its rows are put in another order, 0: not."""
+
+    parameter: str
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    heads: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is lowered. config: of the checkpoint, with transformers' defaults. float: "fp32",
+    "fp16" or "bf16"."""
+
+    checkpoint: Checkpoint
+    state: CompressedState
+    config: Mapping[str, Any]
+    float: str
+
+    def entries(self) -> Iterator[Entry]:
+        """Every tensor of the file, in the checkpoint's order. Raises RecipeError for a weight that
+        no block type holds, OptimizeError for a parameter without a name in the file."""
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+        architecture = architectures.of(self.config)
+        number = {name: number for number, name in MODEL_ARCH_NAMES.items()}[architecture.name]
+        names = get_tensor_name_map(number, architectures.block_count(self.config))
+        for parameter in self._parameters():
+            module, _, last = parameter.rpartition(".")
+            place = names.get_name(module)
+            if place is None:
+                raise OptimizeError(
+                    f"{parameter} has no place in a GGUF file of {architecture.name}",
+                    where="lower: gguf",
+                )
+            rotated = module.endswith(architecture.rotated) if architecture.rotated else False
+            shape = self._shape(parameter)
+            kind = self._kind(parameter, place, shape)
+            heads = architectures.heads(self.config, module) if rotated else 0
+            yield Entry(parameter, f"{place}.{last}", kind, shape, heads)
+
+    def bytes_of(self, entry: Entry) -> Bytes:
+        """Of one tensor, uint8 (..., bytes of a row). Raises OptimizeError for a value that its
+        type does not hold."""
+        rows = row_order(entry.shape[0], entry.heads)
+        if entry.kind in blocks.TYPES:
+            return np.ascontiguousarray(blocks.packed(self.state.weights[entry.parameter])[rows])
+        stored = self.value(entry).to(DTYPES[entry.kind])
+        if not bool(torch.isfinite(stored).all()):
+            raise OptimizeError(
+                f"{entry.parameter} has values that {entry.kind} does not hold",
+                where="targets: gguf: float",
+                accepted="bf16, fp32",
+            )
+        raw: Bytes = stored[torch.from_numpy(rows)].contiguous().view(torch.uint8).numpy()
+        return raw
+
+    def value(self, entry: Entry) -> Tensor:
+        """What the file says of a parameter, float32, rows in the checkpoint's order."""
+        if entry.kind in blocks.TYPES:
+            return blocks.values(self.state.weights[entry.parameter])
+        value = float_value(self.checkpoint, self.state, entry.parameter)
+        return value.float().to(DTYPES[entry.kind]).float()
+
+    def _parameters(self) -> list[str]:
+        own_head = untied_head(self.checkpoint, self.state)
+        table = embedding(self.checkpoint)
+        if own_head and _same(self.state.weights, own_head, table):
+            own_head = ""
+        names = [*self.checkpoint.tensors, *([own_head] if own_head else [])]
+        head = f"{head_module(self.checkpoint)}.weight"
+        unknown = sorted({*self.state.weights, *self.state.replaced} - {*names, head})
+        if unknown:
+            raise OptimizeError(
+                f"the state holds {unknown[0]}, which the checkpoint does not have",
+                where="lower: gguf",
+            )
+        return names
+
+    def _shape(self, parameter: str) -> tuple[int, ...]:
+        if parameter in self.checkpoint.tensors:
+            return self.checkpoint.shape(parameter)
+        return self.checkpoint.shape(embedding(self.checkpoint))
+
+    def _kind(self, parameter: str, place: str, shape: tuple[int, ...]) -> str:
+        if parameter in self.state.weights:
+            try:
+                return blocks.type_of(self.state.weights[parameter])
+            except ValueError as e:
+                raise RecipeError(
+                    f"{owner_of(parameter)} cannot be written as GGUF's blocks: {e}",
+                    where="targets: gguf",
+                    accepted=f"rows and groups of whole blocks of {blocks.BLOCK}; 8 bits "
+                    "symmetric; 4 bits; scales that fp16 holds",
+                    fix="Name it in quantize.keep_float, or remove the target gguf.",
+                ) from None
+        alone = len(shape) == 1 or place == "position_embd"
+        return "F32" if alone else FLOATS[self.float]
+
+
+def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which row of the checkpoint each row of the file is. transformers rotates feature i of a
+    head together with i + half; llama.cpp's llama graph rotates neighbours.
+
+    heads: 0, the same order.
+    """
+    order = np.arange(rows)
+    if not heads:
+        return order
+    return order.reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(rows)
+
+
+def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
+    """Whether both are quantized, to the same integers and scales."""
+    if one not in weights or other not in weights:
+        return False
+    a, b = weights[one], weights[other]
+    if a.scheme != b.scheme or a.codes.shape != b.codes.shape:
+        return False
+    zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
+    return zeros and torch.equal(a.codes, b.codes) and torch.equal(a.scale, b.scale)
