@@ -118,7 +118,7 @@ def test_of_two_that_publish_one_version_at_once_one_wins(
     assert pull(server.client(), ONE, bundle.parent / "pulled").digest
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_push_that_is_killed_leaves_what_was_there_and_the_rerun_sends_the_rest(
     bundle: Path, tmp_path: Path, server: hub_server.Server, count: int
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_push_that_is_killed_leaves_what_was_there_and_the_rerun_sends_the_res
     assert saved
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_any_request_the_environment_names_the_old_or_the_new(
     bundle: Path, server: hub_server.Server, count: int
 ) -> None:
