@@ -18,6 +18,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
 from optimizer.harness.runtimes.ort.onnx_external import metadata
+from optimizer.harness.runtimes.ort.run import EXACT_INTEGERS
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAME = "genai_config.json"
@@ -51,7 +52,7 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
                 "head_size": spec.head_dim,
                 "num_hidden_layers": spec.layers,
                 "num_key_value_heads": spec.kv_heads,
-                "session_options": {"provider_options": []},
+                "session_options": {**dict([EXACT_INTEGERS]), "provider_options": []},
                 "inputs": inputs,
                 "outputs": {
                     "logits": contract.output,

@@ -145,6 +145,9 @@ class _Run:
     def step(self, backward: Callable[[int], float]) -> None:
         started = time.monotonic()
         (loss,) = self.processes.sums([backward(self.done)])
+        if self.processes.count > 1:  # each sums the same tensors, whatever its own rows reach
+            for p in self.parameters.values():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
         self.processes.add(gradients.values())
         length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))

@@ -38,7 +38,7 @@ def test_the_document_says_what_the_contract_says() -> None:
                 "head_size": 16,
                 "num_hidden_layers": 2,
                 "num_key_value_heads": 2,
-                "session_options": {"provider_options": []},
+                "session_options": {"session.x64quantprecision": "1", "provider_options": []},
                 "inputs": {
                     "input_ids": "input_ids",
                     "attention_mask": "attention_mask",

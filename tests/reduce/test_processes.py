@@ -101,6 +101,34 @@ def test_two_processes_follow_the_gradient_of_the_whole_batch(tmp_path: Path) ->
     assert not (tmp_path / processes.MEETING).exists()
 
 
+class Forked(Shared):
+    """And a bias that only the rows of the second process reach."""
+
+    def __init__(self, these: Processes) -> None:
+        super().__init__(these)
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+        self.parameters = {**self.parameters, "bias": self.bias}
+
+    def backward(self, step: int) -> float:
+        loss = super().backward(step)
+        if self.these.rank == 1:
+            missed = (self.bias - 1).square().sum()
+            missed.backward()
+            loss += float(missed.detach())
+        return loss
+
+
+def fork(these: Processes, folder: Path) -> None:
+    Forked(these).train_shared(folder)
+
+
+def test_what_the_rows_of_one_process_reach_is_learned_by_all(tmp_path: Path) -> None:
+    launch(fork, SECTION.model_copy(update={"processes": 2}), tmp_path, tmp_path)
+    left = Forked(ALONE)
+    left.train_shared(tmp_path)  # takes what they left, and makes no step
+    assert float(left.bias.detach()) > 0
+
+
 @pytest.mark.slow
 def test_a_model_learns_in_two_processes_what_it_learns_in_one(prepared: Prepared) -> None:
     one, two = (prepared.learned(f"by {n}", processes=n) for n in (1, 2))
