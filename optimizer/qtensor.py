@@ -53,12 +53,17 @@ class Scheme:
     granularity "group". The code range is the restricted one for symmetric schemes
     (-127..127, -7..7) so that negation is exact, and the full one otherwise. That is what is
     chosen here; codes that others chose may use the lowest code of their bits as well.
+
+    full_range: codes -8..7 without a zero point, and scales of either sign, so that the value
+    furthest from 0 may be the code -8 on whichever side it lies: 4 bits, symmetric. It is what
+    llama.cpp's Q4_0 holds.
     """
 
     bits: int
     symmetric: bool = True
     granularity: Granularity = "channel"
     group_size: int | None = None
+    full_range: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in (3, 4, 8):
@@ -70,6 +75,11 @@ class Scheme:
             )
         if self.group_size is not None and self.group_size < 1:
             raise ValueError(f"group_size: {self.group_size}; accepted: 1 or more")
+        if self.full_range and (self.bits != 4 or not self.symmetric):
+            raise ValueError(
+                f"full_range: true with bits {self.bits} and symmetric {self.symmetric}; it "
+                "belongs to symmetric codes of 4 bits"
+            )
 
     @property
     def high(self) -> int:
@@ -77,7 +87,8 @@ class Scheme:
 
     @property
     def low(self) -> int:
-        return -self.high if self.symmetric else -self.high - 1
+        restricted = self.symmetric and not self.full_range
+        return -self.high if restricted else -self.high - 1
 
     def groups(self, inputs: int) -> int:
         """Scales per row of `inputs` values. Raises ValueError when the group does not divide."""
@@ -116,8 +127,10 @@ class QTensor:
             raise ValueError(
                 f"scale: {self.scale.dtype} {tuple(self.scale.shape)}; must be float32 {expected}"
             )
-        if not bool((torch.isfinite(self.scale) & (self.scale > 0)).all()):
-            raise ValueError("scale: every scale must be finite and positive")
+        usable = self.scale != 0 if s.full_range else self.scale > 0
+        if not bool((torch.isfinite(self.scale) & usable).all()):
+            sign = "other than 0" if s.full_range else "positive"
+            raise ValueError(f"scale: every scale must be finite and {sign}")
         if not on_scale_grid(self.scale):
             raise ValueError(
                 "scale: not on the bfloat16 grid, nor all float16 values; pass it through "
@@ -179,6 +192,11 @@ def to_scale_grid(scale: Tensor) -> Tensor:
     return scale.clamp(FP16_SMALLEST_NORMAL, FP16_LARGEST_BF16).to(torch.bfloat16).float()
 
 
+def to_signed_scale_grid(scale: Tensor) -> Tensor:
+    """The magnitudes on the grid of to_scale_grid, with the signs that the scales have."""
+    return torch.copysign(to_scale_grid(scale.abs()), scale)
+
+
 def exact_in(scale: Tensor, dtype: torch.dtype) -> bool:
     """Whether every scale is a value of `dtype`, so that storing it so loses nothing."""
     return torch.equal(scale.to(dtype).float(), scale)
@@ -196,7 +214,8 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
     """The scale (and zero point) that just covers the values: round-to-nearest's choice.
 
     weight (out, in) float32 -> scale (out, groups) or (1, 1) on the scale grid, and zero_point
-    of that shape or None. An all-zero group gets the smallest scale and codes of zero.
+    of that shape or None. An all-zero group gets the smallest scale and codes of zero. With
+    full_range the value furthest from 0 is on the side of the code -8.
     """
     out, inputs = weight.shape
     rows = (
@@ -204,6 +223,11 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
         if scheme.granularity == "tensor"
         else (weight.reshape(out, scheme.groups(inputs), -1))
     )
+    if scheme.full_range:
+        below, above = -rows.amin(-1), rows.amax(-1)
+        far, near = torch.maximum(below, above), torch.minimum(below, above)
+        cover = to_scale_grid(torch.maximum(far / -scheme.low, near / scheme.high))
+        return torch.where(above > below, -cover, cover), None
     if scheme.symmetric:
         return to_scale_grid(rows.abs().amax(-1) / scheme.high), None
     low, high = rows.amin(-1).clamp(max=0), rows.amax(-1).clamp(min=0)

@@ -18,7 +18,8 @@ tensors.safetensors, entries as safetensors_stream orders them (wider elements f
 
 state.json, keys sorted, UTF-8, no spaces after separators:
     version      1
-    schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}
+    schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}, and full_range:
+                 true where the scales may be negative; absent where they may not
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
                  "encoder.layer.0.output.dense:input"; of the input after its factor
@@ -32,9 +33,9 @@ state.json, keys sorted, UTF-8, no spaces after separators:
                  that equals its zero point or, where the parameter has no codes, 0 in `replaced`
     notes        [{module, what, why}, ...] in walk order: fallbacks, modules left in float
 A reader must refuse: another version; a tensor in one file and not in the other; a shape or
-dtype other than above; a scale that is not finite, positive and on the scale grid; a parameter in
-sparsity without codes or a replaced value, or whose weights other than zero its pattern forbids
-(seen when the parameter is opened). A writer refuses them as well.
+dtype other than above; a scale that is not finite, positive (with full_range: other than 0) and on
+the scale grid; a parameter in sparsity without codes or a replaced value, or whose weights other
+than zero its pattern forbids (seen when the parameter is opened). A writer refuses them as well.
 
 Laws: read(write(s)) == s.  write(read(folder)) == the same bytes.  The bytes do not depend on
 the order in which parameters were added.
@@ -253,7 +254,18 @@ def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
         "granularity": scheme.granularity,
         "group_size": scheme.group_size,
         "inputs": inputs,
-    }
+    } | ({"full_range": True} if scheme.full_range else {})
+
+
+def scheme_of(entry: Mapping[str, Any]) -> Scheme:
+    """What scheme_entry wrote. Raises ValueError where Scheme does."""
+    return Scheme(
+        cast(int, entry["bits"]),
+        cast(bool, entry["symmetric"]),
+        cast(Granularity, entry["granularity"]),
+        cast("int | None", entry["group_size"]),
+        cast(bool, entry.get("full_range", False)),
+    )
 
 
 class _LazyWeights(Mapping[str, QTensor]):
@@ -267,12 +279,7 @@ class _LazyWeights(Mapping[str, QTensor]):
         from safetensors import safe_open
 
         entry = self._schemes[parameter]
-        scheme = Scheme(
-            cast(int, entry["bits"]),
-            cast(bool, entry["symmetric"]),
-            cast(Granularity, entry["granularity"]),
-            cast("int | None", entry["group_size"]),
-        )
+        scheme = scheme_of(entry)
         with safe_open(self._file, "pt") as f:
             codes = f.get_tensor(f"{parameter}.codes")
             scale = f.get_tensor(f"{parameter}.scale")
@@ -381,7 +388,7 @@ def _check_tensors(
     floats = [*document["replaced"], *(f"{site}.factor" for site in document["factors"])]
     expected: dict[str, tuple[str, tuple[int, ...] | None]] = dict.fromkeys(floats, ("F32", None))
     for parameter, entry in document["schemes"].items():
-        scheme = Scheme(*(entry[k] for k in ("bits", "symmetric", "granularity", "group_size")))
+        scheme = scheme_of(entry)
         out = stored.get(f"{parameter}.codes", ("", (0,)))[1][0]
         inputs = entry["inputs"]
         packed = ("I8", (out, inputs)) if scheme.bits == 8 else ("U8", (out, (inputs + 1) // 2))

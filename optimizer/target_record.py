@@ -19,9 +19,10 @@ class Accepts:
 
     weight_zero_point: asymmetric weights. dynamic_activations: granularity: token. group_sizes,
     int4_granularities: what is kept packed. codes_looked_up: takes rows of an int8 table, so that
-    an embedding stays quantized. no_integer_kernels: {device: why} of those where quantized
-    activations would run in float. float_products: what becomes of int4 weights in groups beside
-    static ranges, where they are taken: products in float; "": they are not.
+    an embedding stays quantized. full_range: takes integers -8..7 with scales of either sign.
+    no_integer_kernels: {device: why} of those where quantized activations would run in float.
+    float_products: what becomes of int4 weights in groups beside static ranges, where they are
+    taken: products in float; "": they are not.
     zeros_alone: takes pruned weights that stay float.
     sparse_kernels: the patterns for which it has kernels that skip zeros.
     """
@@ -31,6 +32,7 @@ class Accepts:
     group_sizes: tuple[int, ...] = GROUPS
     int4_granularities: tuple[str, ...] = ("group",)
     codes_looked_up: bool = True
+    full_range: bool = False
     no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
     float_products: str = ""
     zeros_alone: bool = True

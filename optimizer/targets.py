@@ -131,6 +131,7 @@ GGUF = Target(
         dynamic_activations=False,
         group_sizes=(32, 64, 128, 256),
         int4_granularities=("group", "channel", "tensor"),
+        full_range=True,
         no_integer_kernels={
             "cpu": "llama.cpp rounds the inputs of each product to 8 bits itself, in blocks of 32, "
             "and reads no ranges or scales of them"
@@ -315,6 +316,13 @@ def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts
             where=f"{where}.symmetric",
             fix=f"Use symmetric: true, or a target that takes zero points: "
             f"{_others(lambda a: a.weight_zero_point)}.",
+        )
+    if weights.full_range and not row.full_range:
+        raise RecipeError(
+            f"true is not accepted by target {runtime} ({at}): it takes positive scales",
+            where=f"{where}.full_range",
+            accepted="false",
+            fix=f"Remove it, or use only targets that take it: {_others(lambda a: a.full_range)}.",
         )
     if weights.group_size is not None and weights.group_size not in row.group_sizes:
         raise RecipeError(

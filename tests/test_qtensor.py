@@ -123,6 +123,19 @@ def test_a_broken_invariant_is_named(change: dict[str, object], message: str) ->
         replace(GOOD, **change)  # type: ignore[arg-type]
 
 
+def test_only_the_full_range_has_negative_scales_and_none_has_a_scale_of_zero() -> None:
+    full = Scheme(4, True, "group", 8, full_range=True)
+    q = coded(heavy_tailed((4, 16), 1), full)
+    assert torch.equal(replace(q, scale=-q.scale).dequantize(), -q.dequantize())
+    with pytest.raises(ValueError, match="finite and other than 0"):
+        replace(q, scale=q.scale * 0)
+    with pytest.raises(ValueError, match="finite and positive"):
+        replace(q, scale=-q.scale.abs(), scheme=Scheme(4, True, "group", 8))
+    for bits, symmetric in ((8, True), (4, False)):
+        with pytest.raises(ValueError, match="full_range: true with bits"):
+            Scheme(bits, symmetric, full_range=True)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_weight_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):

@@ -192,3 +192,14 @@ def test_openvino_refuses_what_it_would_not_keep_in_integers_and_what_it_cannot_
     for section in ("{granularity: token}", "{range: minmax}"):
         with pytest.raises(RecipeError, match=r"token is not accepted|no integer kernel"):
             in_groups(tmp_path, "{runtime: openvino}", section)
+
+
+@pytest.mark.parametrize("runtime", [n for n, t in targets.TARGETS.items() if n != "gguf"])
+def test_only_gguf_takes_scales_of_either_sign(runtime: str, tmp_path: Path) -> None:
+    weights = "{bits: 4, granularity: group, group_size: 32, full_range: true}"
+    text = RECIPE.replace("{{bits: 8, granularity: channel}}", "{weights}")
+    text = "".join(line for line in text.splitlines(True) if "activations" not in line)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text.format(target=f"{{runtime: {runtime}}}", weights=weights))
+    with pytest.raises(RecipeError, match=r"quantize\.weights\.full_range.*\n?.*gguf"):
+        targets.check(recipe_file.read(path))

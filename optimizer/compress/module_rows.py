@@ -45,7 +45,7 @@ def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | N
     if scheme is None:
         return joined_by_comma("float", zeros)
     size = f" {scheme.group_size}" if scheme.group_size else ""
-    sign = "" if scheme.symmetric else " asymmetric"
+    sign = " full range" if scheme.full_range else "" if scheme.symmetric else " asymmetric"
     inputs = f"A8 {activations}" if activations else ""
     weight = f"W{scheme.bits} {scheme.granularity}{size}{sign}"
     return joined_by_comma(weight, inputs, zeros)

@@ -116,7 +116,7 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
     assert quantize.allocate is not None
     inputs = cast(nn.Linear, model.get_submodule(name)).in_features
     choices = quantize.allocate.choices
-    schemes = [Scheme(w.bits, w.symmetric, w.granularity, w.group_size) for w in choices]
+    schemes = [scheme_of(weights) for weights in choices]
     fitting = [s for s in schemes if divides(s.group_size, inputs)]
     return tuple(dict.fromkeys([first, *fitting]))
 
@@ -202,8 +202,15 @@ def _why_float(
     return None if listed else "not among the linear layers that load/families.py lists"
 
 
+def scheme_of(weights: Weights) -> Scheme:
+    """A section of the recipe as the type of the arithmetic."""
+    return Scheme(
+        weights.bits, weights.symmetric, weights.granularity, weights.group_size, weights.full_range
+    )
+
+
 def _scheme(name: str, inputs: int, weights: Weights, where: str) -> Scheme:
-    scheme = Scheme(weights.bits, weights.symmetric, weights.granularity, weights.group_size)
+    scheme = scheme_of(weights)
     if not divides(scheme.group_size, inputs):
         raise RecipeError(
             f"{scheme.group_size} does not divide the {inputs} inputs of {name}",

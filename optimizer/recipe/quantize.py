@@ -37,6 +37,17 @@ class Weights(Section):
     symmetric: bool = True
     granularity: Literal["tensor", "channel", "group"] = "channel"
     group_size: int | None = Field(None, ge=2, le=LONG)
+    full_range: bool = Field(
+        False,
+        description="integers -8..7 and scales of either sign, which target gguf takes: finer than "
+        "-7..7 at the same size",
+    )
+
+    @model_validator(mode="after")
+    def _full_range_belongs_to_symmetric_4_bits(self) -> Weights:
+        if self.full_range and (self.bits != 4 or not self.symmetric):
+            raise ValueError("full_range is for bits: 4 with symmetric: true")
+        return self
 
     @model_validator(mode="after")
     def _group_size_belongs_to_group(self) -> Weights:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.borrowed import borrowed, copied
 from optimizer.compress.methods.tuned import Tuned
-from optimizer.qtensor import QTensor, to_scale_grid
+from optimizer.qtensor import QTensor, to_signed_scale_grid
 
 # How far a latent starts from its code, as a share of the way to the exact value. 1 would put
 # values that their start rounded away from the nearest code where the first step flips them back.
@@ -134,7 +134,7 @@ class _Latent:
     def place(self) -> None:
         """Give the linear the values coded now, as a leaf that takes a gradient."""
         self.codes = self.latent.round().clamp_(self.scheme.low, self.scheme.high)
-        value = (self.codes - self.zero) * to_scale_grid(self.scale)[..., None]
+        value = (self.codes - self.zero) * to_signed_scale_grid(self.scale)[..., None]
         self.linear.weight = nn.Parameter(value.reshape(self.shape).to(self.dtype))
 
     def step(self, codes: float, scales: float) -> None:
@@ -142,14 +142,15 @@ class _Latent:
         assert self.linear.weight.grad is not None
         gradient = self.linear.weight.grad.float().reshape(self.codes.shape)
         slope = (gradient * (self.codes - self.zero)).sum(-1)
-        self.latent.sub_(gradient.sign_(), alpha=codes)
+        sign = self.scale.sign()
+        self.latent.sub_(gradient.mul_(sign[..., None]).sign_(), alpha=codes)
         self.latent.clamp_(self.scheme.low - 0.5, self.scheme.high + 0.5)
-        self.scale = self.scale * torch.exp(-scales * slope.sign())
+        self.scale = self.scale * torch.exp(-scales * sign * slope.sign())
         self.place()
 
     def quantized(self) -> QTensor:
         codes = self.codes.reshape(self.shape).to(torch.int8)
-        return QTensor(codes, to_scale_grid(self.scale), self.zero_point, self.scheme)
+        return QTensor(codes, to_signed_scale_grid(self.scale), self.zero_point, self.scheme)
 
 
 def _step_gain(gain: nn.Parameter, rate: float) -> None:

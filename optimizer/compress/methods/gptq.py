@@ -116,7 +116,7 @@ def _rounded(
     R, first, bounds = hessians.inverted(factor), [], []
     masks = [None] * out if mask is None else mask.split(rows)
     for w, t, m in zip(W.split(rows), T.split(rows, 1), masks, strict=False):
-        cover, ratio = absmax_scale(w, scheme)[0][:, group_order], options.max_scale_ratio
+        cover, ratio = absmax_scale(w, scheme)[0].abs()[:, group_order], options.max_scale_ratio
         limits = to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)
         bounds.append(Bounds(limits, m))
         first.append(_feedback(t, R, scheme, bounds[-1], options.block))
@@ -146,7 +146,8 @@ def _feedback(T: Tensor, R: Tensor, scheme: Scheme, bounds: Bounds, block: int) 
         own = rest[first:end] if mask is None else rest[first:end] * mask[first:end]
         grid = searched(own.T.contiguous(), one, costs[first:end])
         low, high = (limit[:, group : group + 1] for limit in bounds.scale)
-        grids.append(replace(grid, scale=grid.scale.clamp(low, high)))
+        scale = torch.copysign(grid.scale.abs().clamp(low, high), grid.scale)
+        grids.append(replace(grid, scale=scale))
         for start in range(first, end, block):
             part = slice(start, min(start + block, end))
             kept = None if mask is None else mask[part]

@@ -19,8 +19,9 @@ from optimizer.qtensor import QTensor, to_scale_grid
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the descent may not leave. scale: (least, most), each of the shape of q's scale, with a
-    row per output also for one scale per tensor. mask (out, in): False where the value stays 0."""
+    """What the descent may not leave. scale: (least, most) magnitudes, each of the shape of q's
+    scale, with a row per output also for one scale per tensor. mask (out, in): False where the
+    value stays 0."""
 
     scale: tuple[Tensor, Tensor] | None = None
     mask: Tensor | None = None
@@ -56,7 +57,7 @@ def refined(
             new = _better_scale(levels, scale[g], slope[group], hessian[group, group], q)
             if bounds.scale is not None:
                 low, high = bounds.scale
-                beyond = (new < low[:, g]) | (new > high[:, g])
+                beyond = (new.abs() < low[:, g]) | (new.abs() > high[:, g])
                 new = torch.where(beyond, scale[g], new)
             slope.addmm_(hessian[:, group], levels * (new - scale[g]))
             scale[g], values[group] = new, levels * new
@@ -82,12 +83,15 @@ def _by_group(zero_point: Tensor, out: int) -> Tensor:
 
 
 def _better_scale(levels: Tensor, scale: Tensor, slope: Tensor, h: Tensor, q: QTensor) -> Tensor:
-    """The scale (out,) of one group that its codes would rather have. levels, slope (size, out)."""
+    """The scale (out,) of one group that its codes would rather have, of the sign that it has.
+    levels, slope (size, out)."""
     first, second = (levels * slope).sum(0), (levels * (h @ levels)).sum(0)
     if q.scheme.granularity == "tensor":
         first, second = first.sum().expand_as(first), second.sum().expand_as(second)
     usable = second > 0
-    new = to_scale_grid(scale - first / torch.where(usable, second, torch.ones_like(second)))
+    sign = scale.sign()
+    least = scale - first / torch.where(usable, second, torch.ones_like(second))
+    new = sign * to_scale_grid(sign * least)
     step = new - scale
     falls = usable & (2 * step * first + step.square() * second < 0)
     return torch.where(falls, new, scale)

@@ -3,7 +3,8 @@
 INT8 covers each scale's values exactly (absmax): its step is so fine that clipping gains nothing.
 At 3 and 4 bits a few large values cost all others a level or two, so each scale is searched: of
 a grid of shrunken scales, the one with the least squared error of its own values. The error can
-only fall, because the unshrunken scale is in the grid.
+only fall, because the unshrunken scale is in the grid. Scales of either sign (full_range) are
+tried with both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize, to_scale_grid
+from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize, to_signed_scale_grid
 
 SHRINKS = tuple(1 - 0.025 * i for i in range(17))  # 1.0 down to 0.6
 
@@ -35,8 +36,8 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     full = quantize(weight, *absmax_scale(weight, scheme), scheme)
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, full, importance)
-    for shrink in SHRINKS[1:]:
-        trial_scale = to_scale_grid(full.scale * shrink)
+    for shrink in shrinks(scheme)[1:]:
+        trial_scale = to_signed_scale_grid(full.scale * shrink)
         trial_zero = centred_zero_point(weight, trial_scale, scheme)
         error = _error(weight, quantize(weight, trial_scale, trial_zero, scheme), importance)
         better = error < best
@@ -47,11 +48,17 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     return quantize(weight, scale, zero_point, scheme)
 
 
+def shrinks(scheme: Scheme) -> tuple[float, ...]:
+    """What a scale that just covers its values is multiplied by, one after another; first by 1."""
+    if scheme.bits == 8:
+        return (1.0,)
+    return (*SHRINKS, *(-s for s in SHRINKS)) if scheme.full_range else SHRINKS
+
+
 def candidates(weight: Tensor, scheme: Scheme) -> Tensor:
     """(shrinks, *the scale's shape): what each scale of `rtn` is chosen from."""
     full, _ = absmax_scale(weight, scheme)
-    shrinks = (1.0,) if scheme.bits == 8 else SHRINKS
-    return torch.stack([to_scale_grid(full * shrink) for shrink in shrinks])
+    return torch.stack([to_signed_scale_grid(full * shrink) for shrink in shrinks(scheme)])
 
 
 def centred_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.rtn import SHRINKS, centred_zero_point, searched
-from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize, to_scale_grid
+from optimizer.compress.methods.rtn import centred_zero_point, searched, shrinks
+from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize, to_signed_scale_grid
 
 
 def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int = 2) -> QTensor:
@@ -54,8 +54,8 @@ def _best(weight: Tensor, now: QTensor, own: Tensor, others: Tensor) -> QTensor:
     scheme = now.scheme
     full, full_zero = absmax_scale(weight, scheme)
     scale, zero_point, least = now.scale, now.zero_point, cost(now)
-    for shrink in SHRINKS:
-        trial = to_scale_grid(full * shrink)
+    for shrink in shrinks(scheme):
+        trial = to_signed_scale_grid(full * shrink)
         zero = full_zero if shrink == 1 else centred_zero_point(weight, trial, scheme)
         error = cost(quantize(weight, trial, zero, scheme))
         better = error < least

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from optimizer.compress.methods.borrowed import borrowed, copied
 from optimizer.compress.methods.language_model import Batch, LanguageModel
 from optimizer.compress.methods.tuned import Tuned
-from optimizer.qtensor import QTensor, to_scale_grid
+from optimizer.qtensor import QTensor, to_signed_scale_grid
 
 BETAS, EPSILON = (0.9, 0.95), 1e-15
 
@@ -123,7 +123,7 @@ class _Scales:
 
     def quantized(self) -> QTensor:
         s = self.start
-        scale = to_scale_grid(s.scale * self.log.detach().exp())
+        scale = to_signed_scale_grid(s.scale * self.log.detach().exp())
         return QTensor(s.codes, scale, s.zero_point, s.scheme)
 
 

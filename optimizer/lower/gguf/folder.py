@@ -121,6 +121,7 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
 def _words(scheme: Scheme) -> str:
     words = [f"int{scheme.bits}", scheme.granularity]
     words += [str(scheme.group_size)] if scheme.group_size else []
+    words += ["full range"] if scheme.full_range else []
     return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
 
 

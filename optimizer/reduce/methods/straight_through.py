@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optimizer.qtensor import QTensor, Scheme, quantize, to_scale_grid
+from optimizer.qtensor import QTensor, Scheme, quantize, to_scale_grid, to_signed_scale_grid
 from optimizer.state import Range
 
 
@@ -43,7 +43,7 @@ class _Exactly(torch.autograd.Function):
 def scale_of(start: Tensor, logarithm: Tensor) -> Tensor:
     """start * exp(logarithm) on the scale grid, of logarithm's shape."""
     free = start * logarithm.exp()
-    return exactly(to_scale_grid(free.detach()), free)
+    return exactly(to_signed_scale_grid(free.detach()), free)
 
 
 def integers(weight: Tensor, scale: Tensor, start: QTensor) -> QTensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from optimizer.compress.methods.rtn import candidates
 from optimizer.load.families import Family
-from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor
+from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
 from optimizer.state import CompressedState
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.resampled import Statistic, Suspect
@@ -69,11 +69,12 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
     """dense: where value was pruned, what it was before. value is then 0 where the integer is, and
     a kept weight may have become 0 as well, so that what a scale needs lies between the two."""
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
-    lowest, highest = (q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale
+    ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
+    (lowest, highest), step = ends.sort(0).values, q.scale.abs()
     grouped = _grouped(q, value)
     if rounding.nearest:
         inside = grouped.clamp(lowest[..., None], highest[..., None])
-        error = (_grouped(q, q.dequantize()) - inside).abs().amax(-1) / q.scale
+        error = (_grouped(q, q.dequantize()) - inside).abs().amax(-1) / step
         if float(error.max()) > HALF_STEP:
             row, group = divmod(int(error.argmax()), error.shape[1])
             return f"row {row} group {group} is {float(error.max()):.4f} steps away, not 0.5"
@@ -83,7 +84,7 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
             row, group = divmod(int(other.int().argmax()), other.shape[1])
             return f"row {row} group {group} has a scale that round to nearest does not choose from"
     least, most = rounding.scale
-    narrow, wide = (q.scale / _needed(q, v) for v in (value, value if dense is None else dense))
+    narrow, wide = (step / _needed(q, v) for v in (value, value if dense is None else dense))
     for ratios, worst in ((narrow, int(narrow.argmin())), (wide, int(wide.argmax()))):
         ratio = float(ratios.flatten()[worst])
         fine = ratio >= least / GRID if ratios is narrow else ratio <= most * GRID
@@ -96,6 +97,8 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
 def _needed(q: QTensor, value: Tensor) -> Tensor:
     """What just covers each group of value (out, in), in the shape of q's scale."""
     grouped = _grouped(q, value)
+    if q.scheme.full_range:
+        return absmax_scale(value, q.scheme)[0].abs()
     if q.zero_point is None:
         needed = grouped.abs().amax(-1) / q.scheme.high
     else:

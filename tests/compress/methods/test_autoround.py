@@ -19,6 +19,7 @@ WIDTH = 64
 SCHEMES = [
     Scheme(4, granularity="group", group_size=16),
     Scheme(4, symmetric=False, granularity="group", group_size=16),
+    Scheme(4, granularity="group", group_size=16, full_range=True),
     Scheme(3, granularity="group", group_size=32),
     Scheme(4),
     Scheme(8),

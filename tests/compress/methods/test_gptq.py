@@ -26,6 +26,7 @@ GROUPS = [Scheme(bits, True, "group", 32) for bits in (3, 4)]
 SCHEMES = [
     *GROUPS,
     Scheme(4, False, "group", 32),
+    Scheme(4, True, "group", 32, full_range=True),
     Scheme(3, False),
     Scheme(4),
     Scheme(4, granularity="tensor"),

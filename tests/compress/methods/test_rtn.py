@@ -18,6 +18,7 @@ SCHEMES = [
     Scheme(4, symmetric=False, granularity="group", group_size=32),
     Scheme(3, granularity="group", group_size=32),
     Scheme(4, granularity="tensor"),
+    Scheme(4, True, "group", 32, full_range=True),
 ]
 
 
@@ -50,6 +51,27 @@ def test_more_bits_and_finer_scales_are_never_worse() -> None:
         < error(4)
         < error(4, True, "tensor")
     )
+
+
+def test_the_full_range_is_finer_and_spends_the_lowest_code_on_the_largest_value() -> None:
+    weight = heavy_tailed((64, 256), seed=5)
+    restricted, full = (Scheme(4, True, "group", 32, full_range=f) for f in (False, True))
+    errors = [relative_error(weight, rtn(weight, s).dequantize()) for s in (restricted, full)]
+    assert errors[1] < 0.95 * errors[0]
+    scale, _ = absmax_scale(weight, full)
+    q = quantize(weight, scale, None, full)
+    furthest = weight.reshape(64, 8, 32).abs().argmax(-1)[..., None]
+    lowest = q.codes.reshape(64, 8, 32).gather(-1, furthest)
+    assert bool((lowest <= -7).all())
+    assert set(scale.sign().unique().tolist()) == {-1, 1}
+    assert int(lowest.min()) == -8
+
+
+def test_a_weight_and_its_negative_have_the_same_codes_in_the_full_range() -> None:
+    weight, scheme = heavy_tailed((16, 64), seed=6), Scheme(4, True, "group", 32, full_range=True)
+    q, mirrored = rtn(weight, scheme), rtn(-weight, scheme)
+    assert torch.equal(q.codes, mirrored.codes)
+    assert torch.equal(q.scale, -mirrored.scale)
 
 
 def test_an_already_quantized_weight_comes_back_exactly() -> None:

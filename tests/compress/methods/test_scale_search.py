@@ -13,6 +13,7 @@ from tests.compress.correlated import layer, loss
 SCHEMES = [
     Scheme(4, True, "group", 32),
     Scheme(3, False, "group", 32),
+    Scheme(4, True, "group", 32, full_range=True),
     Scheme(4),
     Scheme(4, granularity="tensor"),
     Scheme(4, False, "tensor"),

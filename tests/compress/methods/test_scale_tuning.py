@@ -19,6 +19,7 @@ WIDTH, VOCABULARY = 32, 50
 SCHEMES = [
     Scheme(4, granularity="group", group_size=16),
     Scheme(4, symmetric=False, granularity="group", group_size=16),
+    Scheme(4, granularity="group", group_size=16, full_range=True),
     Scheme(3),
     Scheme(4, granularity="tensor"),
 ]

@@ -20,6 +20,7 @@ SCHEMES = [
     Scheme(4),
     Scheme(4, True, "group", 32),
     Scheme(4, True, "group", 128),
+    Scheme(4, True, "group", 32, full_range=True),
     Scheme(3, True, "group", 32),
     Scheme(4, False, "group", 32),
     Scheme(4, False),
@@ -41,6 +42,13 @@ def test_the_bytes_of_q8_0() -> None:
 def test_the_bytes_of_q4_0_hold_values_j_and_j_plus_16() -> None:
     expected = bytes.fromhex("0040 00112233445566778899aabbccddeeff")
     assert blocks.packed(one_row(Scheme(4))).tobytes() == expected
+
+
+def test_a_negative_scale_of_q4_0_keeps_its_sign() -> None:
+    q = one_row(Scheme(4, full_range=True))
+    negative = QTensor(q.codes, -q.scale, None, q.scheme)
+    expected = bytes.fromhex("00c0 00112233445566778899aabbccddeeff")
+    assert blocks.packed(negative).tobytes() == expected
 
 
 def test_the_bytes_of_q4_1_hold_the_minimum() -> None:
