@@ -248,13 +248,15 @@ def write(state: CompressedState, folder: Path) -> None:
 
 
 def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
+    full_range: dict[str, object] = {"full_range": True} if scheme.full_range else {}
     return {
         "bits": scheme.bits,
         "symmetric": scheme.symmetric,
         "granularity": scheme.granularity,
         "group_size": scheme.group_size,
         "inputs": inputs,
-    } | ({"full_range": True} if scheme.full_range else {})
+        **full_range,
+    }
 
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
