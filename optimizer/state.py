@@ -46,7 +46,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -56,7 +56,7 @@ from torch import Tensor
 
 from optimizer import packing
 from optimizer.errors import CheckpointError
-from optimizer.qtensor import Granularity, QTensor, Scheme, to_scale_grid
+from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.sparsity import Pattern, broken
 
 VERSION = 1
@@ -248,26 +248,14 @@ def write(state: CompressedState, folder: Path) -> None:
 
 
 def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
-    full_range: dict[str, object] = {"full_range": True} if scheme.full_range else {}
-    return {
-        "bits": scheme.bits,
-        "symmetric": scheme.symmetric,
-        "granularity": scheme.granularity,
-        "group_size": scheme.group_size,
-        "inputs": inputs,
-        **full_range,
-    }
+    entry = asdict(scheme) | {"inputs": inputs}
+    return entry if scheme.full_range else {k: v for k, v in entry.items() if k != "full_range"}
 
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
     """What scheme_entry wrote. Raises ValueError where Scheme does."""
-    return Scheme(
-        cast(int, entry["bits"]),
-        cast(bool, entry["symmetric"]),
-        cast(Granularity, entry["granularity"]),
-        cast("int | None", entry["group_size"]),
-        cast(bool, entry.get("full_range", False)),
-    )
+    values = (entry[k] for k in ("bits", "symmetric", "granularity", "group_size"))
+    return Scheme(*values, full_range=entry.get("full_range", False))
 
 
 class _LazyWeights(Mapping[str, QTensor]):
