@@ -254,8 +254,8 @@ def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
     """What scheme_entry wrote. Raises ValueError where Scheme does."""
-    values = (entry[k] for k in ("bits", "symmetric", "granularity", "group_size"))
-    return Scheme(*values, full_range=entry.get("full_range", False))
+    required = ("bits", "symmetric", "granularity", "group_size")
+    return Scheme(*(entry[k] for k in required), entry.get("full_range", False))
 
 
 class _LazyWeights(Mapping[str, QTensor]):
