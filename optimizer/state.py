@@ -254,8 +254,10 @@ def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
     """What scheme_entry wrote. Raises ValueError where Scheme does."""
-    required = ("bits", "symmetric", "granularity", "group_size")
-    return Scheme(*(entry[k] for k in required), entry.get("full_range", False))
+    bits, symmetric, granularity, group_size = (
+        entry[k] for k in ("bits", "symmetric", "granularity", "group_size")
+    )
+    return Scheme(bits, symmetric, granularity, group_size, entry.get("full_range", False))
 
 
 class _LazyWeights(Mapping[str, QTensor]):
