@@ -1,0 +1,88 @@
+"""How long a batch takes: fixed + per_row * rows for each length, measured where it is used."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+REPEATS = 3  # runs of each shape, of which the median counts
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a batch of one length: fixed + per_row * rows, neither below zero."""
+
+    fixed: float
+    per_row: float
+
+    def seconds(self, rows: int) -> float:
+        return self.fixed + self.per_row * rows
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds by length and rows. lengths: those that were measured, ascending; a length between
+    two lies on the straight line between their times, one outside has the time of the nearest
+    below and grows in proportion above."""
+
+    lengths: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+    def seconds(self, length: int, rows: int) -> float:
+        """The predicted time of a batch; never less for more rows."""
+        at = bisect_left(self.lengths, length)
+        if at == len(self.lengths):
+            return self.lines[-1].seconds(rows) * length / self.lengths[-1]
+        above = self.lines[at].seconds(rows)
+        if at == 0 or self.lengths[at] == length:
+            return above
+        below, low, high = self.lines[at - 1].seconds(rows), *self.lengths[at - 1 : at + 1]
+        return below + (above - below) * (length - low) / (high - low)
+
+
+def fitted(seconds: Sequence[tuple[int, float]]) -> Line:
+    """The line through (rows, seconds) by least squares, with no part below zero: a batch never
+    costs more than its rows alone, and more rows never cost less.
+
+    Raises ValueError without a measurement.
+    """
+    if not seconds:
+        raise ValueError("no batch was timed")
+    count = len(seconds)
+    mean_rows = sum(rows for rows, _ in seconds) / count
+    mean_time = sum(time for _, time in seconds) / count
+    spread = sum((rows - mean_rows) ** 2 for rows, _ in seconds)
+    if spread == 0:
+        return Line(0.0, mean_time / mean_rows)
+    slope = sum((rows - mean_rows) * (t - mean_time) for rows, t in seconds) / spread
+    slope = max(slope, 0.0)
+    fixed = mean_time - slope * mean_rows
+    if fixed < 0:  # through the origin then
+        return Line(0.0, sum(r * t for r, t in seconds) / sum(r * r for r, _ in seconds))
+    return Line(fixed, slope)
+
+
+def measured(
+    run: Callable[[int, int], object],
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Costs:
+    """Time run(length, rows) for every pair; the first run of each shape, in which a runtime plans
+    its memory, does not count. lengths: ascending. rows: those of the batches to time."""
+    lines = []
+    for length in lengths:
+        points = []
+        for count in rows:
+            run(length, count)
+            times = []
+            for _ in range(REPEATS):
+                start = clock()
+                run(length, count)
+                times.append(clock() - start)
+            points.append((count, median(times)))
+        lines.append(fitted(points))
+    return Costs(tuple(lengths), tuple(lines))
