@@ -89,13 +89,14 @@ def test_another_one_is_replaced_which_is_said(
     assert names(tmp_path) == ["1", "tiny-1.tar"]
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_killed_at_any_call_a_whole_bundle_has_the_name_and_the_next_run_completes_it(
-    tmp_path: Path, exchanges: bool
+    tmp_path: Path, exchanges: bool, every: int
 ) -> None:
     old, new = bundle(tmp_path / "old", "old"), bundle(tmp_path / "new", "new")
     final, tar = tmp_path / "tiny/1", tmp_path / "tiny/tiny-1.tar"
     kills, nameless = 0, 0
-    for n in count():
+    for n in count(step=every):
         publish(old, tmp_path, "tiny", "1")
         code = killing.wait(killing.start(lambda: publish(new, tmp_path, "tiny", "1"), n))
         if code == 0:
@@ -109,8 +110,9 @@ def test_killed_at_any_call_a_whole_bundle_has_the_name_and_the_next_run_complet
         publish(new, tmp_path, "tiny", "1")
         assert tag_of(final) == "new"
         assert names(tmp_path) == ["1", "tiny-1.tar"]
-    assert kills == n > 30
-    assert (nameless > 0) == (not exchanges)
+    assert kills * every == n > 30
+    assert nameless <= kills * (not exchanges)
+    assert nameless or exchanges or every > 1  # it is so between two calls only
 
 
 def test_of_many_at_once_all_succeed_and_the_name_is_never_without_a_whole_bundle(

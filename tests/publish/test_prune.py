@@ -83,7 +83,7 @@ def test_what_stays_after_a_prune_is_named(layout: Layout) -> None:
 
 
 def test_killed_at_any_instant_what_is_named_is_whole(layout: Layout, tmp_path: Path) -> None:
-    for instant in range(0, 60, 12):
+    for instant in range(0, 60, 24):
         pid = killing.start(lambda: prune(layout, 1, delete=True), 40 + instant, str(layout.folder))
         assert killing.wait(pid) in (0, -9)
         work = tmp_path / str(instant)
