@@ -78,7 +78,7 @@ class Learning(Section):
         gt=0,
         le=10_000,
         description="fewer steps where this machine would need longer; decided after the first "
-        "ones and recorded",
+        "ones, again at each measurement on held-out data, and recorded",
     )
     learning_rate: float = Field(
         5e-4, gt=0, le=1, description="of AdamW at its highest, after the warm-up"

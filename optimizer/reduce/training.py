@@ -223,21 +223,23 @@ class _Run:
 
     def fit_time(self, at_least: int) -> None:
         """Fewer steps where the time does not suffice for all of them, by what the last ones took:
-        a machine may become slower. The rate falls to nothing by the new last step."""
+        a machine may become slower, and faster again. The rate falls to nothing by the new last
+        step."""
         limit, steps = self.options.max_seconds, self.curve.steps
         each = sum(self.lately) / max(1, len(self.lately))
         self.lately = []
         each, spent, measuring = self.processes.of_first([each, self.spent, self.measuring])
-        if limit is None or not each:
+        if limit is None or not each or self.done == steps:
             return
         judging = measuring * MEASURED * (1 - self.done / steps)
         possible = max(at_least, self.done + int((limit - spent - judging) / each))
-        if possible < steps:
+        possible = min(possible, self.options.steps)
+        if possible != steps:
             self.curve.steps = possible
             self.save()
             say(
                 f"{self.options.step}: {each:.2f} s a step, so max_hours leaves {possible} of "
-                f"{steps} steps"
+                f"{self.options.steps} steps"
             )
 
     def place_best(self) -> None:

@@ -156,6 +156,20 @@ def test_a_machine_that_becomes_slower_ends_in_time_all_the_same(tmp_path: Path)
     assert curve.held_out[-1][0] == curve.steps
 
 
+def test_a_machine_that_becomes_faster_has_its_steps_back(tmp_path: Path) -> None:
+    task = Regression()
+    backward = task.backward
+
+    def faster(step: int) -> float:
+        time.sleep(0.1 if step < 15 else 0)
+        return backward(step)
+
+    options = TrainingOptions(steps=400, learning_rate=0.05, max_seconds=8, patience=400)
+    curve = train(task.parameters, faster, task.held_out, options, tmp_path)
+    assert curve.steps > 200  # 80, as the first ten steps have it
+    assert curve.held_out[-1][0] == curve.steps
+
+
 def test_a_student_that_agrees_stays_as_it_is(tmp_path: Path) -> None:
     weight = nn.Parameter(torch.randn(5, 5))
     before = weight.detach().clone()
