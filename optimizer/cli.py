@@ -36,6 +36,7 @@ from optimizer.commands.seal import seal, unseal
 from optimizer.commands.sign import sign
 from optimizer.commands.step import step
 from optimizer.commands.verify_rebuild import verify_rebuild
+from optimizer.commands.web import web
 from optimizer.errors import OptimizeError, RecipeError
 from optimizer.portable_kernels import ENVIRONMENT
 from optimizer.progress import leave, say, show
@@ -178,7 +179,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: b
 
 
 for command in (
-    *(run, plan, check, schema, init, inspect, compare, predict, bench, doctor, explain),
+    *(run, plan, check, schema, init, inspect, compare, predict, bench, web, doctor, explain),
     *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
     *(seal, unseal, lock, verify_rebuild),
 ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from optimizer.recipe.targets import TargetSection
 from optimizer.references import record_code
@@ -66,6 +68,21 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A target's part of a bundle, to which `Target.package` adds. name: the product's; bundle: the
+    folder; entry: of the engine in the manifest; source, lowered, built: the folders of load, lower
+    and build; report: what validate says of it."""
+
+    name: str
+    bundle: Path
+    entry: Mapping[str, Any]
+    source: Path
+    lowered: Path
+    built: Path
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Target:
     """One runtime. Functions are named "package.module:function" and imported where they are
     called, so that the table imports neither torch nor onnx; their code is part of the keys of the
@@ -90,7 +107,7 @@ class Target:
               this machine, the first as it is asked for; "": one, "<runtime>-float"
     judged_by    distributions besides our dependencies that `open` and `hops` import
     untimed   why validate does not time it, "" where it does
-    package   (bundle's model file, source folder): what a bundle's model needs besides
+    package   (Packed): adds to a bundle what the model needs besides
     distributions  whose version can change what is built; extras: {provider or device: the extra
               of this distribution that installs it}
     """

@@ -27,6 +27,7 @@ from optimizer.recipe.targets import (
     CompressedTensorsTarget,
     GgufTarget,
     OnnxRuntimeTarget,
+    OnnxRuntimeWebTarget,
     OpenVinoTarget,
     TargetSection,
     TensorRTTarget,
@@ -61,6 +62,26 @@ ONNXRUNTIME = Target(
     distributions=("onnxruntime", "onnxruntime-gpu"),
     extras={"cpu": "cpu"},
     cost=BuildCost(copies=2),
+)
+
+ONNXRUNTIME_WEB = Target(
+    name="onnxruntime-web",
+    section=OnnxRuntimeWebTarget,
+    accepts=Accepts(
+        float_products=ONNXRUNTIME.accepts.float_products,
+    ),
+    check="optimizer.lower.web_accepted:check",
+    lower="optimizer.lower.onnxruntime_web:lower",
+    build="optimizer.build.onnxruntime_web:build",
+    open="optimizer.validate.on_gpu:lowered",
+    answered_by="answers of the model as ONNX Runtime runs it on this CPU; its build for browsers, "
+    "which serves it, answers only after it gave the same to recorded texts",
+    hops="optimizer.validate.ledger.ledger:graph_hops",
+    untimed="it runs in browsers, whose kernels are not timed here",
+    package="optimizer.package.web_page:add",
+    distributions=ONNXRUNTIME.distributions,
+    extras={"cpu": "cpu"},
+    cost=BuildCost(copies=2, seconds=10.0),
 )
 
 RTX = Target(
@@ -157,6 +178,7 @@ TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
         ONNXRUNTIME,
+        ONNXRUNTIME_WEB,
         RTX,
         replace(RTX, name="tensorrt", distributions=PRODUCTS["tensorrt"].distributions, extras={}),
         OPENVINO,

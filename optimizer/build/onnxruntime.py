@@ -10,22 +10,22 @@ from typing import Any
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.temporary import temporary_folder
 from optimizer.lower.inspect_ort import inspect
-from optimizer.recipe.schema import OnnxRuntimeTarget
+from optimizer.recipe.schema import TargetSection
 
 MINIMUM = "1.26"
 
 
-def fit(_section: OnnxRuntimeTarget) -> dict[str, Any]:
+def fit(_section: TargetSection) -> dict[str, Any]:
     """What a machine must have; see harness/fit.py."""
     return {"runtime_minimum": MINIMUM}
 
 
-def build(section: OnnxRuntimeTarget, model: Path, _out: Path) -> dict[str, Any]:
+def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
     """See stage.py. Raises harness.errors.MachineError when it cannot be opened here."""
     with temporary_folder("build") as folder:
         optimized = folder / "optimized.onnx"
         with OrtRunner(
-            model / "model.onnx", device=section.runs_on, threads=section.threads
+            model / "model.onnx", device=section.runs_on, threads=section.intra_op_threads
         ) as runner:
             runner.save_optimized(optimized)
             placed, stayed = runner.placed, runner.on_cpu

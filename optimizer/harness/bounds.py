@@ -16,6 +16,7 @@ ITERATIONS = 100_000  # rounds that are timed, whose times are kept
 NEW_TOKENS = 1 << 20
 TEXT = 1 << 20  # characters of one text
 LINE = 4 << 20  # bytes of one line
+PORT = 65_535
 STOPS = 64  # stop strings of a request, each of
 STOP = 1000  # characters at most
 

@@ -1,4 +1,4 @@
-"""python -m harness predict|bench|check, in the folder of a bundle.
+"""python -m harness predict|bench|check|web, in the folder of a bundle.
 
 predict   answer texts: as arguments, or one per line ("\\n" alone ends one) on standard input; one
           line per text, in order, as soon as it is there, with --json one JSON object each; a text
@@ -8,6 +8,7 @@ bench     time it end to end and by stage, over the recipe's batch sizes and seq
           others, beside the ratio to float that was measured when it was built; for a model that
           continues texts, the first token and the next ones
 check     verify every digest, and say of each engine whether it runs here and why
+web       serve a page on this machine alone, whose browser runs the model, until it is interrupted
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard
 error. Exit: 0 done, 2 the request or the bundle is wrong, or some text has no answer; 5 this
@@ -272,6 +273,18 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     return _shown(document, "\n".join(lines), args)
 
 
+def web(folder: Path, args: argparse.Namespace) -> int:
+    from .web import Server, pages
+
+    with Server(pages(folder), args.port) as server:
+        print(json.dumps({"address": server.address}) if args.json else server.address, flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
 def _verdict(row: dict[str, Any]) -> list[str]:
     """One engine's decision for a person."""
     before = " (built here before)" if row["built_before"] else ""
@@ -292,18 +305,23 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="predict|bench|check")
+    commands = parser.add_subparsers(required=True, metavar="predict|bench|check|web")
     for run, text in (
         (predict, "answer texts"),
         (bench, "measure time, memory and size"),
         (check, "verify digests and say which engines run here, and why"),
+        (web, "serve a page whose browser runs the model"),
     ):
         command = commands.add_parser(run.__name__, help=text, description=text)
         command.set_defaults(run=run)
         command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
-        command.add_argument("--runtime", help="use engines of this runtime only")
         command.add_argument("--json", action="store_true", help=JSON)
         signed.add_options(command)
+        if run is web:
+            port = bounds.whole(0, bounds.PORT)
+            command.add_argument("--port", type=port, default=0, help="default: a free one")
+            continue
+        command.add_argument("--runtime", help="use engines of this runtime only")
         command.add_argument(
             "--cache",
             type=Path,

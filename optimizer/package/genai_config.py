@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 from optimizer.harness.contract import Contract
@@ -19,6 +18,7 @@ from optimizer.harness.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
 from optimizer.harness.runtimes.ort.onnx_external import metadata
 from optimizer.harness.runtimes.ort.run import EXACT_INTEGERS
+from optimizer.target_record import Packed
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAME = "genai_config.json"
@@ -64,9 +64,10 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
     }
 
 
-def add(model: Path, source: Path) -> None:
+def add(part: Packed) -> None:
     """Beside a decoder's ONNX file, what onnxruntime-genai reads from the same folder; beside
-    another task's, nothing. source: the load stage's folder."""
+    another task's, nothing."""
+    model, source = part.bundle / part.entry["model"], part.source
     contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
     if not contract.task_record.generates:
         return

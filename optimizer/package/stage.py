@@ -9,6 +9,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     tokenizer/                      what the harness loads
     harness/  requirements.txt      the code that runs it, and what that needs, pinned
     verify.py                       compares all of it with the manifest, before any of it runs
+    web/                            of target onnxruntime-web: the page, see web_page.py
     report.html  report.json        what was measured, also of targets that on_fail dropped
     LICENSE*  NOTICE*               of the model, where its checkpoint has them
 The same inputs give the same bytes.
@@ -36,6 +37,7 @@ from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
 from optimizer.references import resolve
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
+from optimizer.target_record import Packed
 
 MADE_WITH = (
     "datasets",
@@ -54,6 +56,7 @@ MADE_WITH = (
     "transformers",
 )
 HARNESS = Path(str(harness.__file__)).parent
+PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = "verify.py"
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
@@ -73,6 +76,7 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
     sections, names = section.recipe.targets, target_names(section.recipe.targets)
     rules = [t.on_fail for t in sections]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
+    _add_tokenizer(bundle, source)
     engines: list[dict[str, Any]] = []
     kept: list[TargetSection] = []
     for name, target, (model, engine, _), report in zip(
@@ -83,8 +87,9 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
         kept.append(target)
         engines.append(_add_target(bundle, name, target, model, engine, engines))
         if beside := targets.of(target.runtime).package:
-            resolve(beside)(bundle / engines[-1]["model"], source)
-    _add_tokenizer(bundle, source)
+            resolve(beside)(
+                Packed(section.name, bundle, engines[-1], source, model, engine, report)
+            )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
     (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
@@ -340,6 +345,7 @@ def files(
             for p in sorted(folder.rglob("*.py"))
         }
         | {f"report/{p.name}": digest_file(p) for p in sorted(templates.iterdir())}
+        | {f"web/{p.name}": digest_file(p) for p in sorted(PAGE.iterdir())}
         | outside_task.digests(section.recipe.model.task)
     )
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from optimizer.harness.bounds import THREADS
 from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.recipe.data import Section
-from optimizer.recipe.fields import LONG
+from optimizer.recipe.fields import LONG, Pattern
 
 
 class Export(Section):
@@ -202,6 +202,31 @@ class OnnxRuntimeTarget(TargetSection):
     def harness_packages(self) -> tuple[str, ...]:
         """tensorrt-rtx is a plugin of the build for the CPU."""
         return ("onnxruntime-gpu" if self.runs_on in ("cuda", "tensorrt") else "onnxruntime",)
+
+
+class OnnxRuntimeWebTarget(TargetSection):
+    """The ONNX of ONNX Runtime on a CPU, and a page that runs it in a browser, in wasm."""
+
+    runtime: Literal["onnxruntime-web"]
+    device: Literal["cpu"] = "cpu"
+    threads: int = Field(
+        0, ge=0, le=THREADS, description="of the browser; 0: half of its cores, and 4 at most"
+    )
+    include_float: bool = Field(
+        False, description="the float model is in the bundle too, so that the page times both"
+    )
+    npm: Pattern = Field(
+        "https://registry.npmjs.org",
+        description="an npm registry, or a folder that holds the packages' .tgz files",
+    )
+
+    @property
+    def name(self) -> str:
+        return self.runtime
+
+    @property
+    def intra_op_threads(self) -> int:
+        return self.threads
 
 
 class OpenVinoTarget(TargetSection):

@@ -97,6 +97,7 @@ RUNTIMES: dict[str, Runtime] = {
             required={"cpu": (("openvino",),)},
             open="..engines:open_openvino",
         ),
+        Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),
         Runtime("gguf", served_by="llama.cpp (llama-server -m model.gguf)"),
     )

@@ -1,0 +1,49 @@
+"""What a tokenizer makes of each character, so that a browser can tell where its own differs.
+
+Two libraries of two years know two versions of Unicode, and differ where a character is newer than
+one of them: it is a letter here, and a mark that is dropped there. So the page looks at each
+character of a text before it answers (package/web/characters.mjs), and refuses the text where
+
+    signature(c) = the pieces of "a" + c + "b", normalized and split into words, joined by "|", with
+                   every run of other letters than a and b written as "."
+
+is not the one recorded here, in runs of code points that are alike: {"signatures": [text, ...],
+"runs": [[first code point, index], ...]}; of index -1 none is recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+RECORDED = (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200))
+"""Code points up to the last ideograph, and the tags and selectors of emoji."""
+LETTERS = re.compile(r"[^|ab]+")
+NONE = -1
+
+
+def signature(tokenizer: Any, character: str) -> str:
+    """See the module's docstring. tokenizer: of the package tokenizers."""
+    text = f"a{character}b"
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    pieces = [text]
+    if tokenizer.pre_tokenizer is not None:
+        pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    return LETTERS.sub(".", "|".join(pieces))
+
+
+def table(tokenizer: Any) -> dict[str, list[Any]]:
+    """The document of the module's docstring."""
+    indices: dict[str, int] = {}
+    runs: list[list[int]] = []
+    previous = -1
+    for point in RECORDED:
+        if point != previous + 1:
+            runs.append([previous + 1, NONE])
+        index = indices.setdefault(signature(tokenizer, chr(point)), len(indices))
+        if not runs or runs[-1][1] != index:
+            runs.append([point, index])
+        previous = point
+    runs.append([previous + 1, NONE])
+    return {"signatures": list(indices), "runs": runs}

@@ -1,0 +1,132 @@
+"""The page of a bundle that a browser runs: web/, with everything it needs, and what it compares
+itself with before it answers.
+
+    web/index.html  *.mjs          ours, package/web/
+    web/onnxruntime-web/  tokenizers/   of npm, as build fetched them
+    web/float/                     the float model, where the recipe has it in the bundle
+    web/bundle.json                version; contract; output: the one the task reads; threads; name;
+        models   {"quantized" | "float": {model, external: [files], limit: of the distance of an
+                 output, outputs: [{dims, data: float32, base64} | null], answers: [answer | null]}}
+        characters   what the harness's tokenizer makes of each: web_characters.py
+        check    [{text, ids}]: texts, and their tokens; null above where only those are compared
+        files    {name: {sha256, size}} of what the page reads
+
+Outputs and answers are the harness's, on this processor. Limits are the ledger's: how far two
+correct runs of this model lie apart, measured when it was validated.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.errors import OptimizeError
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.tasks import answers, decode, encode
+from optimizer.lower.onnxruntime_web import FLOAT
+from optimizer.package import web_characters
+from optimizer.progress import say
+from optimizer.store import digest_file
+from optimizer.target_record import Packed
+
+PAGE = Path(__file__).parent / "web"
+FOLDER = "web"
+TEXTS = (
+    "The service was quick and the staff could not have been friendlier.",
+    "It cost 1,299.50 dollars (plus tax) in 2024; was that worth it?!",
+    "ΟΔΟΣ, τέλος! Crème brûlée, naïve façades, Ångström, Straße, İstanbul, señor: ﬁne.",
+    "東京は晴れ、서울은 흐림, 北京下雨。 Москва́, ελληνικά, हिन्दी, عربي.",
+    "a\tb\n\nc  d\u00a0e\u200bf 👩‍🔬🇪🇺 ½ №5 … “quoted” — don’t",
+)
+"""Letters, numbers, accents in both forms, scripts with and without spaces, what is invisible."""
+WORDS = 10  # of the first of them, at least
+
+
+def add(part: Packed) -> None:
+    """Write web/ into a bundle. Nothing where the packages were left for another machine
+    (on_missing: defer). Raises OptimizeError as limit_of does."""
+    web = part.bundle / FOLDER
+    if not (part.built / FOLDER).is_dir():
+        say("package: no web/, as onnxruntime-web was not fetched")
+        return
+    shutil.copytree(part.built / FOLDER, web)
+    for path in sorted(PAGE.iterdir()):
+        shutil.copyfile(path, web / path.name)
+    models: dict[str, tuple[list[str], str]] = {"quantized": (part.entry["model_files"], "engine")}
+    if (part.lowered / FLOAT).is_dir():
+        shutil.copytree(part.lowered / FLOAT, web / FLOAT)
+        names = sorted(p.name for p in (web / FLOAT).iterdir())
+        models["float"] = ([f"{FOLDER}/{FLOAT}/{n}" for n in names], "export")
+    contract = contracts.read(part.source / "contract.json")
+    tokenizer = f"tokenizer/{contract.text.file}"
+    read = [tokenizer, f"{FOLDER}/onnxruntime-web/ort-wasm-simd-threaded.wasm"]
+    read += [name for names, _ in models.values() for name in names]
+    encoder = contract.task_record.inputs.open(part.bundle / "tokenizer", contract)
+    cut = " ".join([TEXTS[0]] * (contract.text.max_length // WORDS + 1))
+    document = {
+        "version": 1,
+        "name": part.name,
+        "contract": contract.to_json(),
+        "output": contract.output,
+        "threads": part.entry["threads"],
+        "characters": web_characters.table(encoder),
+        "check": [
+            {"text": t, "ids": encode(contract, encoder, [t]).encodings[0].ids}
+            for t in (*TEXTS, cut)
+        ],
+        "models": {
+            name: {
+                "model": files[0],
+                "external": files[1:],
+                "limit": limit_of(part.report, hop, contract.output),
+                **_answered(part.bundle / files[0], contract, encoder),
+            }
+            for name, (files, hop) in models.items()
+        },
+        "files": {n: _entry(part.bundle / n) for n in sorted(read)},
+    }
+    text = json.dumps(document, indent=1, allow_nan=False)
+    (web / "bundle.json").write_text(text, encoding="utf-8")
+
+
+def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
+    """The ledger's, of a hop that compares a model with another run of the same numbers. Raises
+    OptimizeError where it has none."""
+    for entry in report["ledger"]:
+        outputs = (entry.get("spread") or {}).get("outputs") or {}
+        if entry["hop"] == hop and (limit := (outputs.get(output) or {}).get("limit")):
+            return float(limit)
+    raise OptimizeError(
+        f"hop {hop} of the ledger measured no limit of {output}, so that a browser has nothing to "
+        "judge its answers by",
+        where="package: web/bundle.json",
+        fix="See the ledger in report.html: more texts in validate.data give it one.",
+    )
+
+
+def _answered(model: Path, contract: Contract, encoder: Any) -> dict[str, list[Any]]:
+    """The harness's outputs for TEXTS, and its answers; null for the text that is cut."""
+    outputs: list[Any] = []
+    expected: list[Any] = []
+    with closing(OrtRunner(model, threads=1)) as runner:
+        for text in TEXTS:
+            batch = encode(contract, encoder, [text])
+            result = runner.infer(batch)
+            output = np.ascontiguousarray(result[contract.output], "<f4")
+            numbers = base64.b64encode(output.tobytes()).decode("ascii")
+            outputs.append({"dims": list(output.shape), "data": numbers})
+            expected += answers(contract, decode(contract, result, batch), batch)
+    return {"outputs": [*outputs, None], "answers": [*expected, None]}
+
+
+def _entry(path: Path) -> Mapping[str, Any]:
+    return {"sha256": digest_file(path), "size": path.stat().st_size}

@@ -1,0 +1,89 @@
+"""Headless Chromium, driven through a pipe by the DevTools protocol: no port, no package."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def program() -> str | None:
+    """Where a Chromium is; None where there is none."""
+    return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+
+
+class Chromium:
+    """One page. folder: of its profile. Raises AssertionError for a script of the page that throws,
+    and TimeoutError."""
+
+    def __init__(self, folder: Path, timeout: float = 120) -> None:
+        self._timeout, self._buffer, self._count = timeout, b"", 0
+        theirs_in, self._out = os.pipe()
+        self._in, theirs_out = os.pipe()
+        options = "--headless=new --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe"
+        pipes = f"3<&{theirs_in} 4>&{theirs_out}"
+        command = f'exec "$0" {options} --user-data-dir="$1" about:blank {pipes}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, str(program()), str(folder)],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
+        attached = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})
+        self._session = attached["sessionId"]
+
+    def open(self, address: str) -> None:
+        """Go there, and wait until the page's own promise `page.ready` is kept or broken."""
+        self._call("Page.navigate", {"url": address}, page=True)
+        end = time.monotonic() + self._timeout
+        state = "document.documentElement?.dataset.state ?? 'none'"
+        while self.evaluate(state) in ("none", "loading"):
+            if time.monotonic() > end:
+                raise TimeoutError(self.evaluate("document.body.innerText"))
+            time.sleep(0.05)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression, or of what its promise gives."""
+        options = {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        result = self._call("Runtime.evaluate", options, page=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=30)
+        os.close(self._in)
+        os.close(self._out)
+
+    def _call(self, method: str, options: dict[str, Any], *, page: bool = False) -> Any:
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": options}
+        if page:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            reply = json.loads(self._message())
+            if reply.get("id") == self._count:
+                assert "error" not in reply, reply["error"]
+                return reply["result"]
+
+    def _message(self) -> bytes:
+        end = time.monotonic() + self._timeout
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], max(end - time.monotonic(), 0))
+            piece = os.read(self._in, 1 << 20) if ready else b""
+            if not piece:
+                raise TimeoutError("Chromium does not answer")
+            self._buffer += piece
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return message
