@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.errors import RecipeError
 from optimizer.harness import tasks
-from optimizer.harness.errors import BuildError
-from optimizer.harness.runtimes.trt.products import PRODUCTS, refuse_options
+from optimizer.harness.runtimes.trt.products import PRODUCTS
 from optimizer.recipe.targets import (
     CompressedTensorsTarget,
     GgufTarget,
@@ -67,9 +66,7 @@ ONNXRUNTIME = Target(
 ONNXRUNTIME_WEB = Target(
     name="onnxruntime-web",
     section=OnnxRuntimeWebTarget,
-    accepts=Accepts(
-        float_products=ONNXRUNTIME.accepts.float_products,
-    ),
+    accepts=Accepts(float_products=ONNXRUNTIME.accepts.float_products),
     check="optimizer.lower.web_accepted:check",
     lower="optimizer.lower.onnxruntime_web:lower",
     build="optimizer.build.onnxruntime_web:build",
@@ -93,7 +90,7 @@ RTX = Target(
         codes_looked_up=False,
         sparse_kernels=("2:4",),
     ),
-    check="optimizer.targets:tensorrt_options",
+    check="optimizer.lower.tensorrt_accepted:check",
     lower="optimizer.lower.tensorrt:lower",
     fit="optimizer.build.tensorrt:fit",
     build="optimizer.build.tensorrt:build",
@@ -222,16 +219,6 @@ def check(recipe: Recipe) -> None:
         if target.check:
             resolve(target.check)(recipe, section, at)
         _check_calibrated_length(recipe, section, at)
-
-
-def tensorrt_options(_recipe: Recipe, section: TensorRTTarget, at: str) -> None:
-    """An option its product does not have would be dropped in silence by the builder."""
-    try:
-        refuse_options(section.runtime, section.options)
-    except BuildError as e:
-        raise RecipeError(
-            e.problem, where=f"{at}.{e.where}", accepted=e.accepted, fix=e.fix
-        ) from None
 
 
 def openvino_task(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:

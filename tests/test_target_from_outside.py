@@ -205,5 +205,5 @@ def test_its_code_is_part_of_the_key(installed: Path) -> None:
 
 
 def test_without_its_distribution_it_is_not_known(tiny_bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"arrays.*accepted: onnxruntime, tensorrt-rtx"):
+    with pytest.raises(RecipeError, match=r"arrays.*accepted: onnxruntime, onnxruntime-web"):
         recipe_file.read(recipe(tmp_path, tiny_bert, "{runtime: arrays}"))
