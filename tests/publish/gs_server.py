@@ -8,12 +8,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
-from typing import Any
+from http.server import ThreadingHTTPServer
+from threading import Lock
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+
+from tests.publish.loopback import QuietHandler, answering, url
 
 BUCKET = "releases"
 
@@ -31,12 +32,8 @@ class Server(ThreadingHTTPServer):
         self.lock = Lock()
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(QuietHandler):
     server: Server
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
 
     def do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -116,12 +113,7 @@ def described(name: str, generation: int, data: bytes) -> dict[str, str]:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    with Server() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_address[1]}")
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    server = Server()
+    with answering(server), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url(server))
+        yield server

@@ -17,9 +17,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from queue import SimpleQueue
-from threading import RLock, Thread
+from threading import RLock
 from typing import Any
 from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -29,6 +29,7 @@ from huggingface_hub import constants
 
 from optimizer.publish.folders import Folders
 from optimizer.publish.hub import Hub
+from tests.publish.loopback import QuietHandler, answering
 
 REPOSITORY = "acme/tiny"
 LARGE = (".onnx", ".json")  # what the repository's .gitattributes keep outside of git
@@ -86,13 +87,8 @@ class Server(ThreadingHTTPServer):
         return Folders(Hub(REPOSITORY, self.endpoint))
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Handler(QuietHandler):
     server: Server
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
 
     def do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -317,11 +313,6 @@ def entry(path: str, large: bool, data: bytes) -> dict[str, Any]:
 @contextmanager
 def serving() -> Iterator[Server]:
     """Without Xet, the hub's newer way of sending large files, which this does not speak."""
-    with Server() as server, mock.patch.object(constants, "HF_HUB_DISABLE_XET", True):
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    server = Server()
+    with answering(server), mock.patch.object(constants, "HF_HUB_DISABLE_XET", True):
+        yield server

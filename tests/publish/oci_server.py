@@ -14,15 +14,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from optimizer.publish.credentials import basic
 from optimizer.publish.registry import Registry
 from optimizer.publish.transport import Transport
+from tests.publish.loopback import QuietHandler, answering
 
 USER, PASSWORD, TOKEN = "user", "secret-password", "the-token"
 
@@ -57,13 +57,8 @@ class Server(ThreadingHTTPServer):
         return self.clients[-1]
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Handler(QuietHandler):
     server: Server
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
 
     def do(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -193,13 +188,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    with Server() as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = Server()
+    with answering(server):
         try:
             yield server
         finally:
             for client in server.clients:
                 client.close()
-            server.shutdown()
-            thread.join()

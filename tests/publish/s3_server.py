@@ -13,9 +13,9 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
@@ -24,6 +24,7 @@ import pytest
 
 from optimizer.publish.object_store import ObjectStore
 from optimizer.publish.s3 import S3Objects
+from tests.publish.loopback import QuietHandler, answering, url
 
 KIND = pytest.param(
     "s3",
@@ -64,13 +65,8 @@ class Server(ThreadingHTTPServer):
         return [key for method, key, _, _ in self.log if method == "PUT"]
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Handler(QuietHandler):
     server: Server
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
 
     def do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -228,13 +224,10 @@ def environment(endpoint: str) -> Iterator[None]:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    with Server() as server, environment(f"http://127.0.0.1:{server.server_address[1]}"):
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = Server()
+    with answering(server), environment(url(server)):
         try:
             yield server
         finally:
             for client in server.clients:
                 client.close()
-            server.shutdown()
-            thread.join()

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import socket
-import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +27,7 @@ from optimizer.publish.sign import sign
 from tests import killing
 from tests.publish import s3_server
 from tests.publish.keys import write_keys
+from tests.publish.loopback import free_port, program
 from tests.publish.test_environments import named, version
 from tests.publish.test_object_store import at
 from tests.publish.test_registry import contents
@@ -43,30 +41,16 @@ pytestmark = [
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ObjectStore]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     assert MOTO is not None
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [MOTO, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
-        )
     endpoint = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+    with program([MOTO, "-H", "127.0.0.1", "-p", port], port, tmp_path / "log"):
         bucket = urllib.request.Request(f"{endpoint}/{s3_server.BUCKET}", method="PUT")
         urllib.request.urlopen(bucket).close()
         with s3_server.environment(endpoint):
             place = ObjectStore(S3Objects(s3_server.BUCKET, "models/tiny", part_size=5 << 20))
             yield place
             place.close()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_published_pulled_promoted_rolled_back_and_pruned(

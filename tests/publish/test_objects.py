@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -31,6 +28,7 @@ from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.s3 import S3Objects
 from tests.publish import gs_server, s3_server
+from tests.publish.loopback import free_port, program
 from tests.publish.test_environments import version
 from tests.publish.test_registry import contents
 
@@ -45,30 +43,19 @@ PART = 1 << 18
 def azurite(folder: Path) -> Iterator[None]:
     from azure.storage.blob import BlobServiceClient
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     assert AZURITE is not None
     words = [AZURITE, "--silent", "--skipApiVersionCheck", "--location", str(folder / "azurite")]
-    process = subprocess.Popen([*words, "--blobPort", str(port)], stdout=subprocess.DEVNULL)
     connection = (
         f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
         f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
     )
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+    with program([*words, "--blobPort", port], port, folder / "azurite.log"):
         with BlobServiceClient.from_connection_string(connection) as service:
             service.create_container("releases").close()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
             yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

@@ -7,9 +7,7 @@ import hashlib
 import json
 import re
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -35,6 +33,7 @@ from tests import killing
 from tests.package import small_bundle
 from tests.publish import hub_server, oci_server, s3_server
 from tests.publish.keys import write_keys
+from tests.publish.loopback import free_port, program
 
 REGISTRY, SKOPEO = shutil.which("docker-registry"), shutil.which("skopeo")
 
@@ -79,27 +78,15 @@ def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]
 
 @contextmanager
 def docker_registry(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = folder / "registry.yml"
     settings.write_text(
         f"{{version: 0.1, storage: {{filesystem: {{rootdirectory: {folder / 'registry'}}}}}, "
         f'http: {{addr: "127.0.0.1:{port}"}}, log: {{level: error}}}}'
     )
     assert REGISTRY is not None
-    with (folder / "registry.log").open("w") as log:
-        process = subprocess.Popen([REGISTRY, "serve", settings], stdout=log, stderr=log)
-    try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+    with program([REGISTRY, "serve", settings], port, folder / "registry.log"):
         yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -430,10 +417,8 @@ def test_a_wrong_password_is_not_shown(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_a_registry_that_is_not_there_is_the_machines_fault(bundle: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{free.getsockname()[1]}"
-        result = optimize("--json", "publish", bundle, f"oci://{host}/x:1")
+    host = f"127.0.0.1:{free_port()}"
+    result = optimize("--json", "publish", bundle, f"oci://{host}/x:1")
     assert (result.exit_code, host in json.loads(result.stdout)["where"]) == (5, True)
 
 
