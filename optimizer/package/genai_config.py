@@ -16,8 +16,9 @@ from typing import Any
 from optimizer.harness.contract import Contract
 from optimizer.harness.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
+from optimizer.harness.runtimes.ort.exact_integers import EXACT
 from optimizer.harness.runtimes.ort.onnx_external import metadata
-from optimizer.harness.runtimes.ort.run import EXACT_INTEGERS
+from optimizer.lower.lookup import IDS
 from optimizer.target_record import Packed
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -27,14 +28,18 @@ NUMBER = "%d"  # of a layer, in its patterns of names
 SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
+def document(
+    contract: Contract, model: str, *, shared: bool, integer_products: bool = False
+) -> dict[str, Any]:
     """The document for a contract of text-generation.
 
     model: the ONNX file beside it. shared: whether the graph writes its cache in place, so that
-    past and present are one buffer of the whole context. Sampling is what the model's makers
-    advise and greedy where they say nothing, as in our own loop.
+    past and present are one buffer of the whole context. integer_products: whether inputs of
+    products are quantized; then they must be exact on the processors of all readers. Sampling is
+    what the model's makers advise and greedy where they say nothing, as in our own loop.
     """
     spec = contract.decoder
+    settings = (EXACT,) if integer_products else ()
     inputs = {i.name: i.name for i in contract.inputs}
     inputs |= {f"past_{part}_names": past_name(NUMBER, part) for part in PARTS}
     search: dict[str, Any] = {"do_sample": False, "max_length": spec.context, "min_length": 0}
@@ -52,7 +57,7 @@ def document(contract: Contract, model: str, *, shared: bool) -> dict[str, Any]:
                 "head_size": spec.head_dim,
                 "num_hidden_layers": spec.layers,
                 "num_key_value_heads": spec.kv_heads,
-                "session_options": {**dict([EXACT_INTEGERS]), "provider_options": []},
+                "session_options": {**dict(settings), "provider_options": []},
                 "inputs": inputs,
                 "outputs": {
                     "logits": contract.output,
@@ -72,7 +77,10 @@ def add(part: Packed) -> None:
     if not contract.task_record.generates:
         return
     shared = metadata(model).get(SHARED[0]) == SHARED[1]
-    text = json.dumps(document(contract, model.name, shared=shared), indent=1, sort_keys=True)
+    modules = json.loads((part.lowered / "lowering.json").read_text("utf-8"))["modules"]
+    integers = any(m["activation"] not in (None, IDS) for m in modules.values())
+    config = document(contract, model.name, shared=shared, integer_products=integers)
+    text = json.dumps(config, indent=1, sort_keys=True)
     (model.parent / NAME).write_text(text, encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (source / "checkpoint" / name).is_file():

@@ -38,7 +38,7 @@ def test_the_document_says_what_the_contract_says() -> None:
                 "head_size": 16,
                 "num_hidden_layers": 2,
                 "num_key_value_heads": 2,
-                "session_options": {"session.x64quantprecision": "1", "provider_options": []},
+                "session_options": {"provider_options": []},
                 "inputs": {
                     "input_ids": "input_ids",
                     "attention_mask": "attention_mask",
@@ -62,6 +62,13 @@ def test_the_document_says_what_the_contract_says() -> None:
             "past_present_share_buffer": True,
         },
     }
+
+
+def test_integer_products_are_exact_on_the_processors_of_all_readers() -> None:
+    contract = tiny_decoder.contract(320)
+    config = genai_config.document(contract, "m.onnx", shared=True, integer_products=True)
+    options = config["model"]["decoder"]["session_options"]
+    assert options == {"session.x64quantprecision": "1", "provider_options": []}
 
 
 def test_a_family_without_position_ids_is_given_none() -> None:

@@ -24,6 +24,7 @@ from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError, UnopenedError
 from ...inputs.batch import Array
+from . import exact_integers
 from .bound import BoundSession, Buffers
 from .decoder import OrtDecoder
 from .privacy import refuse_telemetry
@@ -36,12 +37,6 @@ DTYPES = {
     "tensor(float16)": np.dtype("float16"),
     "tensor(bool)": np.dtype("bool"),
 }
-EXACT_INTEGERS = ("session.x64quantprecision", "1")
-"""On x86-64 with AVX2 and without VNNI (Intel before 2019's Ice Lake, AMD before Zen 4) ONNX
-Runtime's product of uint8 and int8 adds pairs in 16 bits, which saturate: INT8 answers are wrong
-and nothing says so. With this entry it moves the weights to uint8 there, whose products are exact
-(onnxruntime_session_options_config_keys.h; the rewrite needs the extended graph optimizations).
-Processors with VNNI, and Arm, are not touched by it."""
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
 ERRORS_ONLY = 3
 
@@ -261,11 +256,10 @@ def _session(
     options.log_severity_level = ERRORS_ONLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry(*EXACT_INTEGERS)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
-    if device != "cpu":
-        options.add_session_config_entry(*RECORD_PLACEMENT)
+    for entry in exact_integers.settings(ort) if device == "cpu" else (RECORD_PLACEMENT,):
+        options.add_session_config_entry(*entry)
     providers = start(ort, device, options, graphs=graphs)
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
