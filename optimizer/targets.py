@@ -129,6 +129,7 @@ COMPRESSED_TENSORS = Target(
     accepts=Accepts(
         int4_granularities=("group", "channel"), codes_looked_up=False, zeros_alone=False
     ),
+    check="optimizer.lower.serving_engines:check",
     lower="optimizer.lower.compressed_tensors_folder:lower",
     estimate="optimizer.lower.compressed_tensors_folder:estimate",
     files=("model/config.json", "model/*"),

@@ -1,6 +1,7 @@
 """Lower to compressed-tensors: the checkpoint and the state become a folder of that format.
 
-Writes out/model (the folder to give to transformers or vLLM) and out/lowering.json (what
+Writes out/model (the folder to give to transformers, vLLM or SGLang; SERVING.md in it has the
+command of each, and what each would compute otherwise) and out/lowering.json (what
 compressed_tensors.write says). Before it is done everything is read back and compared.
 """
 
@@ -15,15 +16,20 @@ import torch
 
 from optimizer import state as compressed_state
 from optimizer.errors import LedgerError
+from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import Checkpoint, Entry, open_checkpoint, read_entry
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.lower import compressed_tensors as format_
+from optimizer.lower import compressed_tensors_config as config
+from optimizer.lower import serving_engines
 from optimizer.lower.compressed_tensors import DTYPES, FloatType
 from optimizer.qtensor import QTensor
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.state import CompressedState, input_name
 from optimizer.store import Estimate, Shapes
+
+SERVING = "SERVING.md"
 
 
 def lower(
@@ -38,6 +44,13 @@ def lower(
     (out / "model").mkdir()
     document = format_.write(checkpoint, compressed, out / "model", section.float)
     verify(out / "model", checkpoint, compressed, section.float)
+    codings = config.codings(checkpoint, compressed, format_.embedding(checkpoint))
+    rows = [(m, c.weight, c.activations) for m, c in sorted(codings.items())]
+    generates = contracts.read(source / "contract.json").task_record.generates
+    commands, warnings = serving_engines.notes(rows, generates=generates)
+    document["notes"] += warnings
+    serving = serving_engines.page(commands, warnings)
+    (out / "model" / SERVING).write_text(serving, encoding="utf-8")
     text = json.dumps(document, indent=1, sort_keys=True)
     (out / "lowering.json").write_text(text, encoding="utf-8")
 

