@@ -293,7 +293,7 @@ def weight_blocks(recipe: Recipe) -> list[tuple[str, Weights]]:
     schemes += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]
     choices = quantize.allocate.choices if quantize.allocate else ()
     schemes += [(f"quantize.allocate.choices.{i}", w) for i, w in enumerate(choices)]
-    named = (("head", quantize.head), ("embedding", quantize.embedding))
+    named = (("head", quantize.head_weights), ("embedding", quantize.embedding))
     return schemes + [(f"quantize.{n}", w) for n, w in named if not isinstance(w, str)]
 
 

@@ -134,10 +134,14 @@ def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
     """A decoder's head and embedding, where the recipe says how they are stored. Raises RecipeError
     for an embedding in codes that is tied to a float head."""
     model, head = source.model, source.family.head
-    named = {"head": head, "embedding": source.embedding}
+    named = {
+        "head": (head, quantize.head_weights),
+        "embedding": (source.embedding, quantize.embedding),
+    }
     schemes: dict[str, Scheme] = {}
-    for place, name in named.items():
-        weights = getattr(quantize, place)
+    if quantize.head == "tied":
+        _check_tied(model, head, source.embedding, quantize)
+    for place, (name, weights) in named.items():
         if weights == "float":
             continue
         module = model.get_submodule(name)
@@ -146,6 +150,20 @@ def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
             _check_untied(model, head, name, quantize)
         schemes[name] = _scheme(name, inputs, weights, f"quantize.{place}")
     return schemes
+
+
+def _check_tied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
+    """Only a head that has the embedding's values can have its integers."""
+    untying = [m.name for m in quantize.chosen if m.unties_head(quantize)]
+    tied = model.get_submodule(name).weight is model.get_submodule(head).weight
+    if tied and not untying:
+        return
+    why = f"method {untying[0]} gives it other values" if tied else "the checkpoint does not tie it"
+    raise RecipeError(
+        f"tied is not what {head} is to {name}: {why}",
+        where="quantize.head",
+        accepted="float, or weights of its own, e.g. {bits: 8, granularity: group, group_size: 32}",
+    )
 
 
 def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:

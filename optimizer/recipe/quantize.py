@@ -181,8 +181,10 @@ class Quantize(Section):
         None,
         description="text-generation: weights per module, by what their errors do to the answer",
     )
-    head: Weights | Literal["float"] = Field(
-        "float", description="text-generation: how the output head (lm_head) is stored"
+    head: Weights | Literal["float", "tied"] = Field(
+        "float",
+        description="text-generation: how the output head (lm_head) is stored. tied: as the "
+        "embedding's integers, which a GGUF file then holds once",
     )
     embedding: Weights | Literal["float"] = Field(
         "float", description="text-generation: how the token embedding is stored"
@@ -243,6 +245,11 @@ class Quantize(Section):
         return bool(self.of_kind("float"))
 
     @property
+    def head_weights(self) -> Weights | Literal["float"]:
+        """How the head is stored: as the embedding where it is tied to it."""
+        return self.embedding if self.head == "tied" else self.head
+
+    @property
     def static_activations(self) -> bool:
         """Whether activations are quantized with ranges chosen beforehand."""
         return self.activations is not None and self.activations.granularity == "tensor"
@@ -268,6 +275,8 @@ class Quantize(Section):
     def _methods_compose(self) -> Quantize:
         self._read_options_of_others()
         check(self)
+        if self.head == "tied" and self.embedding == "float":
+            raise ValueError("head: tied takes the embedding's integers; say embedding as well")
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
         return self

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from pydantic import ValidationError
 
 from optimizer.compress import stage
 from optimizer.errors import DataError, RecipeError
@@ -61,3 +64,31 @@ def test_a_rule_that_matches_nothing_is_an_error(llama: Path, tmp_path: Path) ->
     with pytest.raises(RecipeError, match="matches no module") as e:
         compress(llama, tmp_path / "out", method="rtn", layers=[rule])
     assert e.value.where == "quantize.layers.0.modules.0"
+
+
+HEAD = {"bits": 8, "granularity": "group", "group_size": 32}
+
+
+def test_a_tied_head_has_the_embeddings_integers_also_under_gptq(
+    llama: Path, tmp_path: Path
+) -> None:
+    heads: dict[str, Any] = {"tied": "tied", "own": HEAD}
+    states = {
+        name: compress(llama, tmp_path / name, methods=["gptq"], embedding=HEAD, head=head)
+        for name, head in heads.items()
+    }
+    same = {
+        name: torch.equal(
+            state.weights["lm_head.weight"].codes, state.weights["model.embed_tokens.weight"].codes
+        )
+        for name, state in states.items()
+    }
+    assert same == {"tied": True, "own": False}
+
+
+def test_a_head_that_is_not_tied_cannot_have_the_embeddings_integers(tmp_path: Path) -> None:
+    source = loaded(write_tiny_decoder(tmp_path / "m", tied=False), tmp_path / "load")
+    with pytest.raises(RecipeError, match=r"quantize\.head: tied.*does not tie it"):
+        compress(source, tmp_path / "out", method="rtn", embedding=HEAD, head="tied")
+    with pytest.raises(ValidationError, match="say embedding as well"):
+        compress(source, tmp_path / "out2", method="rtn", head="tied")

@@ -20,7 +20,7 @@ from tests.validate.runs import FOLDERS, Run, make
 
 ASYMMETRIC = {**INT4, "symmetric": False}
 KINDS: dict[str, tuple[dict[str, Any], Any]] = {
-    "llama": ({"weights": {**INT4, "full_range": True}, "head": INT8, "embedding": INT8}, "fp16"),
+    "llama": ({"weights": {**INT4, "full_range": True}, "head": "tied", "embedding": INT8}, "fp16"),
     "qwen3": ({"weights": ASYMMETRIC}, "bf16"),
     "gpt2": ({"weights": INT8, "head": INT8}, "fp32"),
 }

@@ -90,7 +90,9 @@ def compress(
 
 
 def by_moments(quantize: Quantize, selection: Selection, head: str) -> bool:
-    """Whether the head is rounded by what reaches it."""
+    """Whether the head is rounded by what reaches it: not where it has the embedding's integers."""
+    if quantize.head == "tied":
+        return False
     return head in selection.outside and quantize.rounding.second_moments
 
 
