@@ -106,8 +106,7 @@ RTX = Target(
 OPENVINO = Target(
     name="openvino",
     section=OpenVinoTarget,
-    accepts=Accepts(weight_zero_point=False, dynamic_activations=False, codes_looked_up=False),
-    check="optimizer.targets:openvino_task",
+    accepts=Accepts(weight_zero_point=False, dynamic_activations=False),
     lower="optimizer.lower.openvino:lower",
     fit="optimizer.build.openvino:fit",
     build="optimizer.build.openvino:build",
@@ -220,19 +219,6 @@ def check(recipe: Recipe) -> None:
         if target.check:
             resolve(target.check)(recipe, section, at)
         _check_calibrated_length(recipe, section, at)
-
-
-def openvino_task(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:
-    """A decoder's cache is not lowered for it yet."""
-    if not tasks.task(recipe.model.task).generates:
-        return
-    others = ", ".join(n for n in names() if n != section.runtime)
-    raise RecipeError(
-        f"{section.runtime} runs models that answer a batch at once, and {recipe.model.task} "
-        "continues texts from a cache, which is not lowered for it yet",
-        where=f"{at}.runtime",
-        accepted=others,
-    )
 
 
 def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:

@@ -15,7 +15,7 @@ ALLOWED = {
     "onnx_ir": ("export/", "lower/"),
     "onnxscript": ("export/",),
     "onnxruntime": ("harness/runtimes/ort/run.py",),
-    "openvino": ("harness/runtimes/openvino/run.py",),
+    "openvino": ("harness/runtimes/openvino/",),
     "tensorrt": ("harness/runtimes/trt/",),
     "tensorrt_rtx": ("harness/runtimes/trt/",),
     "transformers": ("load/", "reduce/", "export/", "validate/"),

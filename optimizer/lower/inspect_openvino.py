@@ -4,13 +4,14 @@ A module is found by the name of its product in the lowered graph, or of the Add
 these the layers of the kernel begin with ("<module>/MatMul/DequantizationMultiply"). It counts as
 fused when every kernel that stands for one of its products takes integers as weights, and for a
 quantized input integers there too. A product that no kernel names cannot be judged, and counts as
-run in higher precision.
+run in higher precision. An embedding multiplies nothing: it counts when rows are taken from
+integers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import onnx
 
 from optimizer.export.clean import MODULE
 from optimizer.harness.runtimes.openvino.kernels import Kernel
+from optimizer.lower.lookup import IDS
 
 PRODUCTS = ("MatMul", "Gemm")
 MULTIPLIES = frozenset({"FullyConnected", "MatMul"})
+TAKES_ROWS = frozenset({"Gather"})
+ATTENTION = "ScaledDotProductAttention"
 INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 UNTOLD = "no kernel of the runtime model names it"
 
@@ -28,20 +32,24 @@ UNTOLD = "no kernel of the runtime model names it"
 def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
     """{"eligible": modules lowered to integers, "fused": those in integer kernels wherever they are
     used, "wider": the names of the others, "why_wider": {name: why}, "operators": {kernel: how many
-    modules' products it runs}}."""
+    modules' products it runs, and of attentions how many there are}}."""
     modules = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]
-    products = _products(lowered_folder / "model.onnx", modules)
+    uses = _uses(lowered_folder / "model.onnx", modules)
     why_wider: dict[str, str] = {}
     counts: dict[str, int] = {}
     for name, entry in modules.items():
-        for layers in products.get(name) or [()]:
-            kernel = _kernel(layers, kernels)
-            reason = _in_float(kernel, entry["activation"] != "float")
+        for layers in uses.get(name) or [()]:
+            rows = entry["activation"] == IDS
+            kernel = _kernel(layers, TAKES_ROWS if rows else MULTIPLIES, kernels)
+            integers = _table(kernel) if rows else _weight(kernel)
+            reason = _in_float(kernel, integers, entry["activation"] not in ("float", IDS))
             if reason:
                 why_wider[name] = reason
             elif kernel is not None:
-                label = f"{kernel.kind} {_weight(kernel)}"
+                label = f"{kernel.kind} {integers}"
                 counts[label] = counts.get(label, 0) + 1
+    attentions = sum(kernel.kind == ATTENTION for kernel in kernels)
+    counts |= {ATTENTION: attentions} if attentions else {}
     return {
         "eligible": len(modules),
         "fused": len(modules) - len(why_wider),
@@ -51,47 +59,62 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
     }
 
 
-def _products(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
     """{module: of each operator that multiplies by its weight, its name and that of the Add of the
-    bias}."""
+    bias; of each that takes rows of its integers, its name}."""
     graph = onnx.load(model, load_external_data=False).graph
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for operand in node.input:
             users.setdefault(operand, []).append(node)
+    results = {output.name for output in graph.output}
     named: dict[str, list[tuple[str, ...]]] = {}
     for node in graph.node:
-        if node.op_type in PRODUCTS and _module(node) in modules:
+        name = _module(node)
+        if node.op_type in PRODUCTS and name in modules:
             after = users.get(node.output[0], [])
-            biased = [n.name for n in after if n.op_type == "Add" and _module(n) == _module(node)]
-            named.setdefault(_module(node), []).append((node.name, *biased))
+            biased = [n.name for n in after if n.op_type == "Add" and _module(n) == name]
+            named.setdefault(name, []).append((node.name, *biased, *_answered(node, results)))
+        elif node.op_type in TAKES_ROWS and node.input[0] == modules.get(name, {}).get("codes"):
+            named.setdefault(name, []).append((node.name,))
     return named
+
+
+def _answered(node: onnx.NodeProto, results: Collection[str]) -> list[str]:
+    """The outputs of the graph that a node makes, after which OpenVINO calls it."""
+    return [name for name in node.output if name in results]
 
 
 def _module(node: onnx.NodeProto) -> str:
     return next((str(p.value) for p in node.metadata_props if p.key == MODULE), "")
 
 
-def _kernel(layers: Sequence[str], kernels: Sequence[Kernel]) -> Kernel | None:
-    """The one that multiplies, of those that stand for operators of the file."""
-    of_product = (k for k in kernels if k.kind in MULTIPLIES)
-    return next((k for k in of_product if any(map(_stands_for(layers), k.layers))), None)
+def _kernel(
+    layers: Sequence[str], kinds: frozenset[str], kernels: Sequence[Kernel]
+) -> Kernel | None:
+    """The one of these kinds, of those that stand for operators of the file."""
+    of_kind = (k for k in kernels if k.kind in kinds)
+    return next((k for k in of_kind if any(map(_stands_for(layers), k.layers))), None)
 
 
 def _stands_for(layers: Sequence[str]) -> Callable[[str], bool]:
     return lambda name: any(name == layer or name.startswith(f"{layer}/") for layer in layers)
 
 
-def _in_float(kernel: Kernel | None, quantized_input: bool) -> str:
+def _in_float(kernel: Kernel | None, weight: str, quantized_input: bool) -> str:
     """Why the kernel is none of integers, or ""."""
     if kernel is None:
         return UNTOLD
-    if _weight(kernel) not in INTEGERS:
-        return f"its weight is {_weight(kernel)} in {kernel.kind} ({kernel.primitive})"
+    if weight not in INTEGERS:
+        return f"its weight is {weight} in {kernel.kind} ({kernel.primitive})"
     if quantized_input and kernel.inputs[0] not in INTEGERS:
         return f"its input is {kernel.inputs[0]} in {kernel.kind} ({kernel.primitive})"
     return ""
 
 
-def _weight(kernel: Kernel) -> str:
-    return kernel.inputs[1] if len(kernel.inputs) > 1 else "missing"
+def _weight(kernel: Kernel | None) -> str:
+    return kernel.inputs[1] if kernel and len(kernel.inputs) > 1 else "missing"
+
+
+def _table(kernel: Kernel | None) -> str:
+    return kernel.inputs[0] if kernel and kernel.inputs else "missing"

@@ -1,4 +1,4 @@
-"""Lower for OpenVINO: trt_qdq in float32.
+"""Lower for OpenVINO: trt_qdq in float32, with ONNX's Attention for a decoder.
 
 OpenVINO reads both dialects and keeps both in integer kernels; signed integers with the offset in
 the bias are a little faster there than unsigned ones with a zero point (docs/decisions.md).
@@ -7,9 +7,15 @@ the bias are a little faster there than unsigned ones with a zero point (docs/de
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from optimizer.lower import onnx_lowering, trt_qdq
+import onnx_ir as ir
+
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.lower import onnx_lowering, openvino_attention, trt_qdq
 from optimizer.lower.onnx_lowering import Lowered
+from optimizer.progress import say
 from optimizer.recipe.schema import OpenVinoTarget
 
 ZEROS = (
@@ -18,9 +24,20 @@ ZEROS = (
 )
 
 
-def lower(section: OpenVinoTarget, _source: Path, state: Path, graph: Path, out: Path) -> None:
+def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
     """See stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
+    attention = _decoder(model, contracts.read(source / "contract.json"))
     activations = trt_qdq.lower(model, names, compressed, section.float_type)
-    lowered = Lowered("trt_qdq", model, activations, zeros=ZEROS)
+    lowered = Lowered("trt_qdq", model, activations, attention=attention, zeros=ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)
+
+
+def _decoder(model: ir.Model, contract: Contract) -> dict[str, Any] | None:
+    """A decoder's attentions as one operator each, in place; what of it."""
+    if not contract.task_record.generates:
+        return None
+    fused = openvino_attention.fuse(model)
+    for layer, why in list(fused.left.items())[:3]:
+        say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
+    return {"fused": list(fused.modules), "left": dict(fused.left)}

@@ -1,12 +1,9 @@
 """Each attention of a decoder as one GroupQueryAttention, ONNX Runtime's own operator.
 
 The operator keeps the cache in place when past and present are given the same buffer, and rotates
-inside; the other form writes the whole cache anew for every token. A layer is recognised by the
-cache's own names, past_key_values.<i>.key and present.<i>.key:
+inside; the other form writes the whole cache anew for every token. A layer is recognised by:
 
- 1. softmax(q k' scale + mask) v, on keys and values repeated for every group of query heads
-      1.1 the repetition is absent (as many key as query heads)
-      1.2 the scale is absent, because q was scaled before; or divides instead of multiplying
+ 1. the form of attention_form.py
  2. rotary position embedding of q and k, halves rotated; cosines and sines of every position up
     to the context become two tables
       2.1 absent (learned positions): the operator does not rotate
@@ -41,7 +38,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimizer.export.clean import MODULE, module_of
 from optimizer.harness.kv_cache import PARTS, past_name, present_name
-from optimizer.lower.examine import Inputs, constant, evaluate, maker, only_user, take_over
+from optimizer.lower.attention_form import OtherForm, perm_of, recognise, user
+from optimizer.lower.examine import Inputs, constant, evaluate, maker, take_over
 
 DOMAIN = "com.microsoft"
 SHARED = ("kv_cache", "shared")  # metadata: past and present may be one buffer
@@ -57,10 +55,6 @@ class Fused:
 
     modules: tuple[str, ...]
     left: Mapping[str, str]
-
-
-class _OtherForm(Exception):
-    """The layer is not of the form above; the message says where it departs."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
             layer = _recognise(fusion, index)
             fusion.rewrite(layer)
             done.append(layer.module)
-        except _OtherForm as e:
+        except OtherForm as e:
             left[f"layer {index}"] = str(e)
         index += 1
     fusion.finish(bool(done), bool(left))
@@ -96,90 +90,23 @@ def fuse(model: ir.Model, context: int) -> Fused:
 
 
 def _recognise(fusion: _Fusion, index: int) -> _Layer:
-    """Cases 1 to 5, or _OtherForm."""
-    key, value = (fusion.outputs.get(present_name(index, n)) for n in PARTS)
-    if key is None or value is None:
-        raise _OtherForm("its cache has no present")
-    new_key, new_value = (
-        _appended(fusion, v, index, n) for v, n in ((key, "key"), (value, "value"))
-    )
-    repeats, keys = _repeated(key)
-    transpose = _user(keys, "Transpose", perm=(0, 1, 3, 2))
-    product = _user(transpose.outputs[0], "MatMul")
-    query = product.inputs[0]
-    scale, scores = _scaled(product.outputs[0])
-    masked = _user(scores, "Add")
-    mask = next(v for v in masked.inputs if v is not scores)
-    softmax = _user(masked.outputs[0], "Softmax")
-    weighted = _user(softmax.outputs[0], "MatMul")
-    again, values = _repeated(value)
-    if weighted.inputs[1] is not values or again != repeats:
-        raise _OtherForm("its weights multiply something other than the cached values")
-    merged = _user(weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
-    output = _user(merged.outputs[0], "Reshape")
+    """Cases 1 to 5, or OtherForm."""
+    attention = recognise(fusion.inputs, fusion.outputs, index)
+    merged = user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
+    output = user(merged.outputs[0], "Reshape")
     _check_merged(output)
-    assert query is not None
-    assert mask is not None
-    query, rotary = _unrotated(query)
-    new_key, also = _unrotated(new_key)
+    query, rotary = _unrotated(attention.query)
+    new_key, also = _unrotated(attention.appended[0])
     if rotary != also:
-        raise _OtherForm("queries and keys are rotated differently")
-    fusion.check_mask(mask)
+        raise OtherForm("queries and keys are rotated differently")
+    fusion.check_mask(attention.mask)
     if rotary is not None:
         fusion.check_rotary(*rotary)
-    q, k, v = (_flat(x) for x in (query, new_key, new_value))
-    return _Layer(module_of(softmax), index, q, k, v, repeats, scale, mask, rotary, output)
-
-
-def _user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
-    node = only_user(value)
-    if node is None or node.op_type != op or (perm is not None and _perm(node) != perm):
-        operator = "nothing or several" if node is None else node.op_type
-        raise _OtherForm(f"{value.name} goes to {operator}, not to one {op}")
-    return node
-
-
-def _perm(node: ir.Node) -> tuple[int, ...]:
-    attribute = node.attributes.get("perm")
-    return tuple(attribute.as_ints()) if attribute is not None else ()
-
-
-def _appended(fusion: _Fusion, present: ir.Value, index: int, name: str) -> ir.Value:
-    """What is appended to the cache: present = Concat(past, it) along the sequence."""
-    node = maker(present, "Concat")
-    past = fusion.inputs[past_name(index, name)]
-    if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
-        raise _OtherForm(f"{present.name} is not past and something appended to it")
-    if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
-        raise _OtherForm(f"{present.name} grows along another axis than the sequence")
-    return node.inputs[1]
-
-
-def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
-    """Case 1: [b, kv, t, d] -> Unsqueeze -> Expand [b, kv, n, t, d] -> Reshape [b, kv n, t, d]."""
-    node = only_user(cached)
-    if node is None or node.op_type != "Unsqueeze":
-        return 1, cached  # 1.1
-    if constant(node.inputs[1]) != [2]:
-        raise _OtherForm(f"{cached.name} is repeated along another axis than its heads")
-    expand = _user(node.outputs[0], "Expand")
-    sizes = constant(expand.inputs[1])
-    if sizes is None or len(sizes) != 5 or sizes[3:] != [1, 1] or sizes[:2] != [1, 1]:
-        raise _OtherForm(f"how often {cached.name} is repeated cannot be read")
-    return int(sizes[2]), _user(expand.outputs[0], "Reshape").outputs[0]
-
-
-def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
-    """Case 1.2: the factor of the scores, and the scores."""
-    node = only_user(product)
-    if node is not None and node.op_type in ("Mul", "Div"):
-        by = next((v for v in node.inputs if v is not product), None)
-        factors = constant(by)
-        if factors is None or len(factors) != 1:
-            raise _OtherForm(f"{product.name} is scaled by something that is no constant")
-        factor = float(factors[0])
-        return factor if node.op_type == "Mul" else 1 / factor, node.outputs[0]
-    return 1.0, product
+    q, k, v = (_flat(x) for x in (query, new_key, attention.appended[1]))
+    module = module_of(attention.softmax)
+    return _Layer(
+        module, index, q, k, v, attention.repeats, attention.scale, attention.mask, rotary, output
+    )
 
 
 def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
@@ -200,7 +127,7 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
         assert cos is not None
         assert sin is not None
         return inner, (cos, sin)
-    raise _OtherForm(f"{x.name} is rotated in another way than by halves")
+    raise OtherForm(f"{x.name} is rotated in another way than by halves")
 
 
 def _halves_of(concat: ir.Node) -> ir.Value | None:
@@ -221,8 +148,8 @@ def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
     """Case 3: [batch, sequence, heads * width] before it was made [batch, heads, sequence, width],
     and whether it still has its heads apart."""
     transpose = maker(heads, "Transpose")
-    if transpose is None or _perm(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
-        raise _OtherForm(f"{heads.name} is not heads brought before the sequence")
+    if transpose is None or perm_of(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
+        raise OtherForm(f"{heads.name} is not heads brought before the sequence")
     split = maker(transpose.inputs[0], "Reshape")
     source = split.inputs[0] if split is not None else None
     if source is not None and (maker(source, "MatMul") or maker(source, "Add")):
@@ -234,7 +161,7 @@ def _check_merged(reshape: ir.Node) -> None:
     """The heads side by side: [batch, sequence, width], or rows of all tokens, [-1, width]."""
     target = constant(reshape.inputs[1])
     if target is None or not (len(target) == 3 or (len(target) == 2 and target[0] == -1)):
-        raise _OtherForm(f"{reshape.name} lays heads out in another way than side by side")
+        raise OtherForm(f"{reshape.name} lays heads out in another way than side by side")
 
 
 @dataclass
@@ -266,7 +193,7 @@ class _Fusion:
             seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)
             right = np.where(seen, bias == 0, bias < HIDDEN) | ~real
             if not right.all():
-                raise _OtherForm("its mask is not causal with padding, up to the whole context")
+                raise OtherForm("its mask is not causal with padding, up to the whole context")
         self._checked[mask] = True
 
     def check_rotary(self, cos: ir.Value, sin: ir.Value) -> None:
@@ -274,20 +201,20 @@ class _Fusion:
         if (cos, sin) in self._checked:
             return
         if self._checked.get("rotary"):
-            raise _OtherForm("its angles are not those of the layers before")
+            raise OtherForm("its angles are not those of the layers before")
         tables = [self._table(v, np.arange(self.context)) for v in (cos, sin)]
         probe = [p for p in (0, 1, self.context // 3, self.context - 1) if p < self.context]
         for table, source in zip(tables, (cos, sin), strict=True):
             alone = np.concatenate([self._table(source, np.array([p])) for p in probe])
             if not np.allclose(alone, table[probe], atol=1e-5):
-                raise _OtherForm("an angle depends on other positions than its own")
+                raise OtherForm("an angle depends on other positions than its own")
         half = tables[0].shape[1] // 2
         rotation = tables[0][:, :half] + 1j * tables[1][:, :half]
         if any(not np.array_equal(t[:, :half], t[:, half:]) for t in tables):
-            raise _OtherForm("the halves of a head are rotated by different angles")
+            raise OtherForm("the halves of a head are rotated by different angles")
         steps = rotation[1:] * rotation[:-1].conj()
         if self.context > 1 and not np.abs(steps - steps[:1]).max() < STEP_TOLERANCE:
-            raise _OtherForm("angles do not grow by equal steps")
+            raise OtherForm("angles do not grow by equal steps")
         for name, table in zip(("cos", "sin"), tables, strict=True):
             self._constant(f"rotary_{name}", np.ascontiguousarray(table[:, :half], np.float32))
         self._checked[cos, sin] = self._checked["rotary"] = True
@@ -341,7 +268,7 @@ class _Fusion:
     def _kv_heads(self, index: int) -> int:
         shape = self.inputs[past_name(index, "key")].shape
         if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
-            raise _OtherForm("its cache has no fixed number of heads")
+            raise OtherForm("its cache has no fixed number of heads")
         return shape[1]
 
     def _laid_flat(self, before: ir.Node, name: str, value: ir.Value, apart: bool) -> ir.Value:

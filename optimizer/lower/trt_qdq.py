@@ -3,6 +3,7 @@
     weights       as qdq.py lays them out; scales in the graph's float type
     activations   x factor - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per
                   tensor; modules that read one tensor in one range share it
+    an embedding  lookup.py, where the runtime looks rows of int8 up (targets.py)
 
 A range whose zero point is not 128 is centred by its offset (state.Range), and W offset is added
 to the bias: W x + b = W (x - offset) + (W offset + b). The same codes as ort_qdq's, so both
@@ -20,6 +21,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from optimizer.export.names import Names
+from optimizer.lower import lookup
 from optimizer.lower.qdq import (
     Surgeon,
     dequantized_weight,
@@ -31,13 +33,15 @@ from optimizer.state import CompressedState, Range
 
 
 def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str) -> dict[str, str]:
-    """Lower `model` in place. Returns {module: how its input is coded: "int8" | "float"}.
+    """Lower `model` in place. Returns {module: how its input is coded: "int8" | "float",
+    of an embedding "ids"}.
 
     float_type: "fp32" | "fp16", what the graph was exported in.
     """
     surgeon = Surgeon(model, {"fp32": "float32", "fp16": "float16"}[float_type])
-    coded = {}
-    for name, module in quantized_modules(model, names, state.weights).items():
+    coded = lookup.lower(surgeon, names, state)
+    multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}
+    for name, module in quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         weight = dequantized_weight(surgeon, surgeon.products(module)[0], name, module.parameter, q)
         static = state.activations_of(name) == "tensor"

@@ -70,11 +70,12 @@ def engine(m: RunArtifacts, device: str) -> Any:
     return lowered(m, device) if not_here(m) else opened(m)
 
 
-def opened(m: RunArtifacts) -> Runner:
-    """The engine as a bundle opens it; no compiled kernel of another run is used or kept. Raises
-    harness.errors.MachineError, BundleError."""
+def opened(m: RunArtifacts, threads: int | None = None) -> Runner:
+    """The engine as a bundle opens it; no compiled kernel of another run is used or kept. threads:
+    the target's when None. Raises harness.errors.MachineError, BundleError."""
     shop = Workshop(m.engine, {"files": {}}, this_machine(), None, contract=m.contract)
-    return shop.open(_entry(m), "load", m.section.target.intra_op_threads)
+    own = m.section.target.intra_op_threads
+    return shop.open(_entry(m), "load", own if threads is None else threads)
 
 
 def kernels(m: RunArtifacts) -> pieces.Opener:
@@ -90,6 +91,14 @@ def fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
     if targets.of(m.section.target.runtime).kernels.open:
         return outputs(m, traces)
     return pieces.whole(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
+
+
+def decoder(m: RunArtifacts, *, fuse: bool) -> Any:
+    """A decoder on one thread: as a bundle's harness runs it, in ONNX Runtime where no other
+    runtime here does; without `fuse` in ONNX Runtime, operator by operator as it is written."""
+    if fuse and targets.of(m.section.target.runtime).kernels.open and not not_here(m):
+        return opened(m, threads=1)
+    return pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse)
 
 
 def served_model(m: RunArtifacts) -> Any:

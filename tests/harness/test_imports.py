@@ -14,6 +14,7 @@ ALLOWED = {"numpy", "tokenizers"} | set(sys.stdlib_module_names)
 ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/ort/run.py": "onnxruntime",
     "runtimes/openvino/run.py": "openvino",
+    "runtimes/openvino/stateful.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",
     "generate/chat.py": "jinja2",
     "signature.py": "cryptography",

@@ -18,13 +18,13 @@ run as it is written, where correct runs lie much closer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 
 import numpy as np
 
-from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.validate import decoder
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.validate import decoder, on_gpu
 from optimizer.validate.decoder import OnnxDecoder
-from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
 from optimizer.validate.ledger.entry import MEASURED, Entry
@@ -38,11 +38,12 @@ Pairs = list[tuple[Array, Array]]
 
 def cache(m: Materials) -> Entry:
     """Laws 1 to 5 on pieces of held-out text."""
-    fused = m.correct.tokens(blocks=bool(m.kernel_blocks))
+    precision = m.section.target.computes_in
+    fused = m.correct.tokens(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, fused.limits["logits"], fuse=True)
     if problems or not m.kernel_blocks:
         return _entry(fused, measured, problems)
-    written = m.correct.tokens(blocks=False)
+    written = m.correct.tokens(m.precision, blocks=False)
     return _entry(written, *_laws(m, written.limits["logits"], fuse=False))
 
 
@@ -65,7 +66,7 @@ def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
     """The furthest that a token lies from itself, and what is broken beyond `limit`. fuse: as it is
     served, not as it is written."""
     problems, each = [], []
-    with pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse) as runner:
+    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
         served = Served(m, runner)
         for law, compare in LAWS.items():
             pairs = [pair for rows in compare(served) for pair in zip(*rows, strict=True)]
@@ -80,7 +81,7 @@ def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
 class Served:
     """The lowered model as the harness serves it, and the texts it is asked."""
 
-    def __init__(self, m: Materials, runner: OrtRunner) -> None:
+    def __init__(self, m: Materials, runner: Runner) -> None:
         self.contract, self.runner = m.contract, runner
         rows = [row[keep.astype(bool)] for b in m.batches for row, keep in _rows(b)]
         rows = sorted({tuple(r.tolist()): r for r in rows}.values(), key=len)

@@ -87,9 +87,9 @@ class CorrectRuns:
         """Of outputs as fused kernels compute them, which quantize inputs by themselves."""
         return self._spread("state", self.arithmetic("fp32", blocks=True), self._m.compared)
 
-    def tokens(self, *, blocks: bool) -> Spread:
+    def tokens(self, precision: str, *, blocks: bool) -> Spread:
         """Of a decoder's logits, token by token."""
-        runs = self._token_runs(blocks)
+        runs = self._token_runs(precision, blocks)
         samples = [s for s in self._samples("state") if not s.past]
         traces = [s.trace for s in samples]
         rows, by_token = [], []
@@ -105,10 +105,10 @@ class CorrectRuns:
         looks = 8 * sum(int(b.real.sum()) for b in self._m.batches)
         return spread.spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
 
-    def gap(self, looks: int, *, blocks: bool) -> float:
+    def gap(self, looks: int, precision: str, *, blocks: bool) -> float:
         """How far below the likeliest token one may lie that a correct run prefers, in deviations
         of the logits: the most that two runs move two of the likeliest tokens apart."""
-        runs = self._token_runs(blocks)
+        runs = self._token_runs(precision, blocks)
         traces = [s.trace for s in self._samples("state") if not s.past]
         widest = []
         for i, first in enumerate(runs):
@@ -139,8 +139,8 @@ class CorrectRuns:
             spread.spread(runs, None, labelled, names, arithmetic.unit, self.examples).limits
         )
 
-    def _token_runs(self, blocks: bool) -> list[list[dict[str, Array]]]:
-        arithmetic = self.arithmetic(self._m.precision, blocks=blocks)
+    def _token_runs(self, precision: str, blocks: bool) -> list[list[dict[str, Array]]]:
+        arithmetic = self.arithmetic(precision, blocks=blocks)
         return self._runs("state", replace(arithmetic, flips="token"))
 
     def _model(self, kind: str) -> nn.Module:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
+from optimizer.validate import on_gpu
 from optimizer.validate.decoder import OnnxDecoder, inputs, logits_of
-from optimizer.validate.ledger import contract_laws, pieces
+from optimizer.validate.ledger import contract_laws
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.contract_laws import STRANGE
 from optimizer.validate.ledger.distance import Array, Distance
@@ -55,11 +58,12 @@ def harness(m: Materials) -> Entry:
     problems += _ends(served, checkpoint)
     problems += tokens(checkpoint, served, tokenizer, list(m.texts)[:8])
     problems += templates(checkpoint, served, tokenizer)
-    limit = m.correct.gap(PROMPTS * NEW, blocks=bool(m.kernel_blocks))
+    precision = m.section.target.computes_in
+    limit = m.correct.gap(PROMPTS * NEW, precision, blocks=bool(m.kernel_blocks))
     gap, odd = _greedy(m, served, tokenizer, limit, fuse=True)
     problems += odd
     if m.kernel_blocks:
-        written = m.correct.gap(PROMPTS * NEW, blocks=False)
+        written = m.correct.gap(PROMPTS * NEW, m.precision, blocks=False)
         problems += _greedy(m, served, tokenizer, written, fuse=False)[1]
     measured = Distance(gap, gap, 1.0, gap)
     why = "the loop adds nothing to the model; only a tie may be decided another way"
@@ -134,7 +138,7 @@ def _greedy(
     options = Options(max_new_tokens=NEW, do_sample=False, repetition_penalty=1.0, ignore_eos=True)
     widest, problems = 0.0, []
     by = "" if fuse else ", operator by operator"
-    with pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse) as runner:
+    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
         answers = generate(served, runner, tokenizer, prompts, options)
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
         likeliest = _likeliest(m, runner, prompts[0], len(alone))
@@ -153,7 +157,7 @@ def _greedy(
     return widest, problems
 
 
-def _likeliest(m: Materials, runner: pieces.Graph, prompt: list[int], count: int) -> list[int]:
+def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> list[int]:
     """What the loop must say to one prompt: given the same pieces, the graph gives the same bits,
     so there is no tie to allow for."""
     session = runner.decoder(m.contract, len(prompt) + count)

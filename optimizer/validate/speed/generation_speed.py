@@ -10,7 +10,9 @@ Timing goes on until each gate is decided, within latency.max_seconds: see round
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,16 @@ from optimizer.harness import bench, bench_generation
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
-from optimizer.harness.runtimes.ort.run import OrtRunner, cores
+from optimizer.harness.runtimes.ort.run import cores
 from optimizer.progress import say
-from optimizer.recipe.schema import Latency
+from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.validate import served
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import speed
+from optimizer.validate.speed.floats import plain
 from optimizer.validate.speed.rounds import Budget, Question, Rounds
-from optimizer.validate.speed.speed import BASELINE, CANDIDATE
+from optimizer.validate.speed.speed import CANDIDATE
 
 WARMUP = 1  # rounds that do not count
 MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
@@ -34,8 +38,8 @@ MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 @dataclass(frozen=True)
 class OwnCache:
-    """A runner of a model whose cache is not of the shape that the timed contract says: the
-    reference beside a smaller model."""
+    """A runner with the contract of its own model: the cache of the reference beside a smaller
+    model is not of the shape that the timed contract says."""
 
     runner: DecoderRunner
     contract: Contract
@@ -50,9 +54,13 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
     latency, target = m.section.validate_.latency, m.section.target
     threads = target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
-    device = target.runs_on
+    (baseline,) = plain(m).compared
     say(f"validate: timing {len(cells)} cells of 2 systems, {latency.iterations} rounds or more")
-    files = {BASELINE: m.reference_graph / "model.onnx", CANDIDATE: m.model / "model.onnx"}
+    forms = {
+        baseline: (plain(m).sections[baseline], m.reference_graph / "model.onnx"),
+        CANDIDATE: (target, m.model / "model.onnx"),
+    }
+    folders = {baseline: m.reference, CANDIDATE: m.source}
 
     def timed(
         systems: Mapping[str, DecoderRunner], cell: tuple[int, int], more: MoreRounds | None
@@ -68,27 +76,29 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
             latency.iterations,
             warmup=WARMUP,
             threads=threads,
+            baseline=baseline,
             more=more,
         )
 
-    with (
-        OrtRunner(files[BASELINE], device=device, threads=threads) as floating,
-        OrtRunner(files[CANDIDATE], device=device, threads=threads) as candidate,
-    ):
-        own = OwnCache(floating, contracts.read(m.reference / "contract.json"))
+    with ExitStack() as stack:
+        systems = {}
+        for name, (section, file) in forms.items():
+            contract = contracts.read(folders[name] / "contract.json")
+            runner = served.opened(section, file, contract, threads)
+            stack.callback(runner.close)
+            systems[name] = OwnCache(runner, contract)
         questions = speed.questions(latency, len(cells), m.gains)
-        section = _timed(timed, {BASELINE: own, CANDIDATE: candidate}, cells, latency, questions)
+        measured = _timed(timed, systems, cells, latency, questions)
     cell = (latency.batch[0], latency.sequence[0])
-    folders = {BASELINE: m.reference, CANDIDATE: m.source}
-    section["peak_memory"] = {
-        name: bench.peak_memory(_program(folders[name], file, cell, threads))
-        for name, file in files.items()
+    measured["peak_memory"] = {
+        name: bench.peak_memory(_program(folders[name], form, cell, threads))
+        for name, form in forms.items()
     }
-    section["size"] = {
+    measured["size"] = {
         "float_bytes": speed.size(m.reference_graph, "model.onnx"),
         "candidate_bytes": speed.size(m.model, "model.onnx"),
     }
-    return section
+    return measured
 
 
 def _timed(
@@ -124,7 +134,8 @@ def _ratios(stopping: Rounds) -> MoreRounds:
     """Of the time between tokens, summed over a round."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
-        pairs = zip(rounds[CANDIDATE], rounds[BASELINE], strict=True)
+        (baseline,) = rounds.keys() - {CANDIDATE}
+        pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
         return stopping.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
 
     return more
@@ -135,22 +146,29 @@ def _steps(stopping: Rounds) -> MoreRounds:
     return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
-def _program(folder: Path, file: Path, cell: tuple[int, int], threads: int) -> str:
+def _program(
+    folder: Path, form: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
+) -> str:
     """Python that opens the model and continues one batch of prompts by two tokens. folder: of load
-    or reduce."""
+    or reduce. form: how which file is run."""
     batch, prompt = cell
+    entry = json.dumps(served.entry(*form))
     return (
+        "import json\n"
         "from pathlib import Path\n"
         "from optimizer.harness import contract as contracts\n"
-        "from optimizer.harness.inputs import text\n"
+        "from optimizer.harness.engines import Workshop\n"
         "from optimizer.harness.generate import Options, generate\n"
-        "from optimizer.harness.runtimes.ort.run import OrtRunner\n"
-        f"folder = Path({str(folder)!r})\n"
+        "from optimizer.harness.inputs import text\n"
+        "from optimizer.harness.machine import this_machine\n"
+        f"folder, entry = Path({str(folder)!r}), json.loads({entry!r})\n"
         "contract = contracts.read(folder / 'contract.json')\n"
         "tokenizer = text.load_tokenizer(folder / 'checkpoint', contract)\n"
         f"prompts = [[contract.decoder.eos_ids[0]] * {prompt}] * {batch}\n"
-        f"with OrtRunner(Path({str(file)!r}), threads={threads}) as runner:\n"
-        "    generate(contract, runner, tokenizer, prompts, Options(2, ignore_eos=True))\n"
+        "shop = Workshop(Path('.'), {'files': {}}, this_machine(), None, contract=contract)\n"
+        f"runner = shop.open(entry, 'load', {threads})\n"
+        "generate(contract, runner, tokenizer, prompts, Options(2, ignore_eos=True))\n"
+        "runner.close()\n"
     )
 
 

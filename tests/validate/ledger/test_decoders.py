@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from optimizer.compress.methods.gptq import gptq
 from optimizer.harness.generate import loop
+from optimizer.harness.runtimes.openvino import run as openvino
 from optimizer.harness.runtimes.ort.decoder import OrtDecoder
 from optimizer.harness.tasks import text_generation
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
@@ -29,7 +31,8 @@ from tests.validate import mutations as m
 from tests.validate import subtle_faults as s
 from tests.validate.decoder_mutations import DOWN, KEY, TABLE, VALUE
 from tests.validate.decoder_runs import SCHEMES
-from tests.validate.runs import Run
+from tests.validate.runs import Run, for_openvino
+from tests.validate.runs import damaged as damage
 
 HOPS = [hop.__name__ for hop in ledger.DECODER_HOPS]
 
@@ -355,3 +358,50 @@ def test_a_fault_in_the_contract_is_caught_at_the_harness(
     m.edit_bundle("contract.json", change)(bundle)
     entry = ledger.run_hop(ledger.generation_laws.harness, run.materials(bundle))
     assert entry.ok is False
+
+
+@pytest.fixture(scope="module")
+def in_openvino(
+    decoder_runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Materials]:
+    return cache(
+        lambda scheme: for_openvino(
+            decoder_runs[scheme], tmp_path_factory.mktemp(scheme)
+        ).materials()
+    )
+
+
+@pytest.mark.parametrize("scheme", ["static", "fused"])
+def test_a_clean_decoder_holds_in_openvino(
+    scheme: str, in_openvino: Callable[[str], Materials]
+) -> None:
+    entries = [ledger.run_hop(hop, in_openvino(scheme)) for hop in ledger.DECODER_HOPS[3:]]
+    assert [(e.hop, e.problems) for e in entries if e.ok is not True] == []
+
+
+def test_openvino_keeps_every_module_in_integers_and_every_attention_in_one_kernel(
+    in_openvino: Callable[[str], Materials],
+) -> None:
+    assert in_openvino("fused").inspected["inspected"]["operators"] == {
+        "FullyConnected i4": 14,
+        "FullyConnected i8": 1,
+        "Gather i8": 1,
+        "ScaledDotProductAttention": 2,
+    }
+
+
+def test_a_cache_rounded_to_eight_bits_as_openvino_does_by_itself_is_caught(
+    in_openvino: Callable[[str], Materials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino, "CACHES", dict.fromkeys(openvino.CACHES, "u8"))
+    entry = ledger.run_hop(ledger.cache_laws.cache, in_openvino("fused"))
+    assert entry.ok is False
+
+
+def test_a_fault_in_a_decoder_is_caught_in_openvinos_kernels(
+    in_openvino: Callable[[str], Materials], tmp_path: Path
+) -> None:
+    edit = m.values("model", f"{DOWN}.weight_codes", m.first_code_moved)
+    entry = ledger.run_hop(ledger.hops.engine, damage(in_openvino("fused"), tmp_path, edit))
+    assert entry.ok is False
+    assert any(problem.startswith(DOWN) for problem in entry.problems)

@@ -8,6 +8,7 @@ the processor (measured for them: docs/decisions.md, Properties of OpenVINO):
    multiply to int8 of their own accord.
  - INFERENCE_NUM_THREADS: one per usable core, as for ONNX Runtime.
  - ENABLE_CPU_PINNING: by itself every process binds its threads to the same first cores.
+ - KV_CACHE_PRECISION, of a decoder: by itself a cache is rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ import numpy as np
 
 from ...closing import Closing
 from ...contract import Contract
-from ...errors import BundleError, InputError, MachineError
+from ...errors import BundleError, MachineError
 from ...inputs.batch import Array
-from ..decoder import Decoder
 from ..ort.run import check_array, check_names, cores
+from . import stateful
+from .decoder import OpenVinoDecoder, every, read_states, write_states
 from .kernels import Kernel, kernels
 from .privacy import unreported
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+CACHES = PRECISIONS
 CAPABILITIES = {"bf16": "BF16"}
 """What OPTIMIZATION_CAPABILITIES must list for a precision."""
 HINTS = {"latency": "LATENCY", "throughput": "THROUGHPUT"}
@@ -65,7 +68,8 @@ class Settings:
 
 
 class OpenVinoRunner(Closing):
-    """A model compiled for this CPU, for any shapes; answers from several threads at once.
+    """A model compiled for this CPU, for any shapes; answers from several threads at once. A
+    decoder's cache is kept by OpenVINO (stateful.py); `infer` gives and takes it all the same.
 
     threads: 0 means one per core this process may use. compiled: what `write_compiled` wrote of the
     same model and settings on this processor, opened instead; None: it is compiled now. axes:
@@ -90,12 +94,20 @@ class OpenVinoRunner(Closing):
         self.threads = threads or cores()
         self._compiled: Any = _open(self.model, self.settings, self.threads, compiled)
         self._idle: list[Any] = []
+        states = [s.name for s in self.request().query_state()]
+        self._cache = stateful.pairs(states)
         self._inputs: dict[str, tuple[np.dtype[Any] | None, Shape | None]] = {}
         for port in self._compiled.inputs:
+            if states and _name(port) == stateful.ROWS:
+                continue
             kind = DTYPES.get(str(port.get_element_type().get_type_name()))
             known = (axes or {}).get(_name(port))
             self._inputs[_name(port)] = (kind, tuple(known) if known else _shape(port))
         self._outputs = [_name(port) for port in self._compiled.outputs]
+        self._results = list(self._outputs)
+        for past, present in self._cache:
+            self._inputs[past] = (np.dtype("float32"), None)
+            self._outputs.append(present)
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
@@ -117,7 +129,23 @@ class OpenVinoRunner(Closing):
         try:
             request = self._idle.pop()
         except IndexError:  # all are at work in other threads
-            request = self._compiled.create_infer_request()
+            request = self.request()
+        taken = dict(arrays)
+        if self._cache:
+            pasts = {past: taken.pop(past) for past, _ in self._cache}
+            write_states(_import(), request, self._cache, pasts)
+            taken[stateful.ROWS] = every(len(next(iter(taken.values()))))
+        answers = self.run(request, taken)
+        answers |= read_states(request, self._cache)
+        self._idle.append(request)
+        return answers
+
+    def request(self) -> Any:
+        """A new infer request, its cache empty."""
+        return self._compiled.create_infer_request()
+
+    def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """One inference. Raises BundleError for arrays that the model does not take."""
         try:
             results = request.infer(dict(arrays), share_inputs=True)
         except Exception as e:  # the binding raises RuntimeError for everything
@@ -126,17 +154,12 @@ class OpenVinoRunner(Closing):
                 where=str(self.model),
                 fix="Model, contract and tokenizer do not belong together: package it again.",
             ) from e
-        answers = {name: results[i] for i, name in enumerate(self._outputs)}
-        self._idle.append(request)
-        return answers
+        return {name: results[i] for i, name in enumerate(self._results)}
 
-    def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:  # noqa: ARG002
-        """Raises InputError: the cache of a decoder is not kept for this runtime yet."""
-        raise InputError(
-            f"{contract.task} is not run by OpenVINO yet",
-            where=str(self.model),
-            fix="Use another engine of the bundle: --runtime onnxruntime.",
-        )
+    def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder:  # noqa: ARG002
+        """A new batch of sequences to continue; see decoder.DecoderRunner. OpenVINO makes room as
+        it goes, so nothing is made for `capacity`."""
+        return OpenVinoDecoder(self, contract)
 
     def kernels(self) -> list[Kernel]:
         """What each layer runs in."""
@@ -173,12 +196,18 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
         "PERFORMANCE_HINT": HINTS[settings.hint],
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings.block,
         "ENABLE_CPU_PINNING": False,
+        "KV_CACHE_PRECISION": CACHES[settings.precision],
     }
     try:
         if compiled is None:
-            return core.compile_model(str(model), "CPU", properties)
+            read = core.read_model(str(model))
+            if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
+                stateful.keep_cache(ov, read)
+            return core.compile_model(read, "CPU", properties)
         blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
         return core.import_model(blob, "CPU", properties)
+    except BundleError:
+        raise
     except Exception as e:  # the binding raises RuntimeError for everything
         raise BundleError(
             f"OpenVINO {ov.get_version()} cannot open it ({_first_line(e)})",

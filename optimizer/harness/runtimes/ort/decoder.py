@@ -26,15 +26,20 @@ LOGITS = "logits"
 SHARED = ("kv_cache", "shared")  # key and value in the model's metadata
 
 
-class Opened(Protocol):
+class Named(Protocol):
+    """A model whose inputs and outputs have names."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+    @property
+    def outputs(self) -> list[str]: ...
+
+
+class Opened(Named, Protocol):
     """What is needed of an open model: see OrtRunner."""
 
     device: str
 
-    @property
-    def inputs(self) -> dict[str, np.dtype[Any] | None]: ...
-    @property
-    def outputs(self) -> list[str]: ...
     @property
     def metadata(self) -> dict[str, str]: ...
     def binding(self) -> Any: ...
@@ -123,7 +128,7 @@ class OrtDecoder:
         return self._runner.value(array)
 
 
-def check_graph(runner: Opened, inputs: list[str], names: list[tuple[str, str]]) -> None:
+def check_graph(runner: Named, inputs: list[str], names: list[tuple[str, str]]) -> None:
     pasts, presents = {p for p, _ in names}, {p for _, p in names}
     for kind, actual, expected in (
         ("inputs", set(runner.inputs), pasts | set(inputs)),

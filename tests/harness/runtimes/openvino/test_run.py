@@ -107,9 +107,9 @@ def test_bf16_is_never_forced_where_the_processor_lacks_it() -> None:
         run._refuse_emulation(Processor("FP32", "INT8"), "bf16")
 
 
-def test_a_decoder_is_refused(runner: OpenVinoRunner) -> None:
+def test_a_model_without_a_cache_continues_no_text(runner: OpenVinoRunner) -> None:
     contract = Contract.from_json(small_model.contract("text-generation"))
-    with pytest.raises(InputError, match="text-generation is not run by OpenVINO"):
+    with pytest.raises(BundleError, match="no decoder with a cache"):
         runner.decoder(contract)
 
 

@@ -1,0 +1,79 @@
+"""A decoder whose cache OpenVINO keeps between calls.
+
+The file takes past_key_values.{i} and gives present.{i} (kv_cache.py). Here each such pair becomes
+a variable of the model: a state of every infer request, empty at first, read through `beam_idx`
+(which row of the last step each row continues). That form is what the CPU plugin joins with its
+attention, so that the cache grows in place, and what OpenVINO GenAI opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from ... import kv_cache
+from ...errors import BundleError
+
+ROWS = "beam_idx"
+EXPECTED = {"where": "OpenVINO", "accepted": "keys and values of each layer, from layer 0"}
+
+
+def is_decoder(names: Iterable[str]) -> bool:
+    """Whether a model with these inputs has a cache among them."""
+    return any(map(kv_cache.is_past, names))
+
+
+def variable(past: str, present: str) -> str:
+    """The name OpenVINO gives the state that joins the two."""
+    return past + present
+
+
+def pairs(states: Collection[str]) -> list[tuple[str, str]]:
+    """(past, present) of each state of a compiled model, in the cache's order. Raises BundleError
+    for states that are no cache."""
+    names = kv_cache.names(len(states) // len(kv_cache.PARTS))
+    if {variable(*pair) for pair in names} != set(states):
+        raise BundleError(f"its states are {', '.join(sorted(states)[:4])}", **EXPECTED)
+    return names
+
+
+def keep_cache(ov: Any, model: Any) -> None:
+    """Rewrite an ov.Model in place. ov: the package. Raises BundleError for another cache than
+    kv_cache.py's."""
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    ops = ov.opset13
+    pasts = {str(p.any_name): p for p in model.inputs if kv_cache.is_past(str(p.any_name))}
+    outputs = {name for port in model.outputs for name in port.get_names()}
+    names = dict(kv_cache.names(len(pasts) // len(kv_cache.PARTS)))
+    if set(names) != set(pasts) or not set(names.values()) <= outputs:
+        raise BundleError(f"its cache is {', '.join(sorted(pasts)[:4])}", **EXPECTED)
+    rows = ops.parameter([-1], ov.Type.i32, name=ROWS)
+    rows.output(0).set_names({ROWS})
+    model.add_parameters([rows])
+    for port in pasts.values():
+        readers = port.get_target_inputs()
+        continued = ops.gather(port.get_node(), rows, ops.constant(np.int32(0)))
+        for reader in readers:
+            reader.replace_source_output(continued.output(0))
+    model.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(model, names)
+    _start_empty(ov, model)
+    model.validate_nodes_and_infer_types()
+
+
+def _start_empty(ov: Any, model: Any) -> None:
+    """Every state is (rows of input_ids, kv_heads, 0, head_dim) before the first step."""
+    ops = ov.opset13
+    shape_of_ids = ops.shape_of(model.input("input_ids"), output_type="i64")
+    batch = ops.gather(shape_of_ids, ops.constant(np.array([0])), ops.constant(np.int64(0)))
+    for node in model.get_ops():
+        if node.get_type_name() != "ReadValue":
+            continue
+        _, heads, _, width = node.get_output_partial_shape(0)
+        sizes = [np.array([n], np.int64) for n in (heads.get_length(), 0, width.get_length())]
+        shape = ops.concat([batch, *map(ops.constant, sizes)], axis=0)
+        zero = ops.constant(0.0, dtype=node.get_output_element_type(0))
+        node.set_arguments([ops.broadcast(zero, shape)])
