@@ -7,6 +7,7 @@ received but names, and the page's policy lets it load from here alone: no text 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,6 +87,11 @@ class Server(ThreadingHTTPServer):
                 where=f"port {port}",
                 fix="Choose another: --port 0 takes a free one.",
             ) from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes elsewhere closes its connections in the middle: no fault of ours."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import chromium
 from optimizer.build import npm
 from optimizer.build.onnxruntime_web import FOLDERS
 from optimizer.errors import MachineError, OptimizeError
@@ -22,7 +23,6 @@ from optimizer.harness.bundle import Bundle
 from optimizer.harness.web import Server, pages
 from optimizer.package import web_page
 from optimizer.package.stage import requirements
-from tests import chromium
 from tests.harness import small_model
 from tests.package import small_bundle, web_bundle
 
@@ -208,11 +208,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium
 
 
 @pytest.mark.slow
-def test_chromium_answers_as_the_harness_does(made: Path, page: chromium.Chromium) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chromium_answers_as_the_harness_does(
+    made: Path, page: chromium.Chromium, threads: int
+) -> None:
     expected = predicted(made, TEXTS)
     with Server(pages(made)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page.open(server.address)
+        page.open(f"{server.address}?threads={threads}")
         page.evaluate("page.complete")
         asked = f"(async () => {{ const all = []; for (const t of {json.dumps(TEXTS)}) "
         asked += "all.push(await page.ask(t)); return all; })()"

@@ -1,5 +1,5 @@
 // The page: text in, answer out, and how long it took, the float model beside it where the bundle
-// has one. A program drives it through `globalThis.page`.
+// has one. ?threads=N instead of the bundle's. A program drives it through `globalThis.page`.
 
 import { open, overHttp } from "./model.mjs";
 import { line, numbers } from "./show.mjs";
@@ -9,11 +9,12 @@ const WARM_UP = 5;
 const at = (id) => document.getElementById(id);
 const models = {};
 
+const threads = Number(new URLSearchParams(location.search).get("threads")) || undefined;
 const read = overHttp(new URL("../", import.meta.url));
 
 /** The model that answers: what people wait for. */
 async function load() {
-  models.quantized = await open(read);
+  models.quantized = await open(read, { threads });
   const { bundle, checked } = models.quantized;
   document.title = at("name").textContent = bundle.name;
   at("state").textContent =
@@ -32,7 +33,7 @@ async function loadFloat() {
     return;
   }
   at("note").textContent = "Loading the float model too, to compare with…";
-  models.float = await open(read, { which: "float" });
+  models.float = await open(read, { which: "float", threads });
   at("note").textContent = "";
 }
 

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -52,12 +54,22 @@ class Chromium:
                 raise TimeoutError(self.evaluate("document.body.innerText"))
             time.sleep(0.05)
 
+    def leave(self) -> None:
+        """Go to an empty page, so that nothing of the one before is left."""
+        self._call("Page.navigate", {"url": "about:blank"}, page=True)
+        time.sleep(1)
+
     def evaluate(self, expression: str) -> Any:
         """The value of an expression, or of what its promise gives."""
         options = {"expression": expression, "awaitPromise": True, "returnByValue": True}
         result = self._call("Runtime.evaluate", options, page=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
+
+    def processor_seconds(self) -> float:
+        """Of the browser's processes so far, user and system."""
+        every = [own := psutil.Process(self._process.pid), *own.children(recursive=True)]
+        return sum(t.user + t.system for t in (p.cpu_times() for p in every))
 
     def close(self) -> None:
         self._process.terminate()
