@@ -33,6 +33,7 @@ from optimizer.commands.publish import publish, pull, versions
 from optimizer.commands.run import run
 from optimizer.commands.schema import schema
 from optimizer.commands.seal import seal, unseal
+from optimizer.commands.serve import serve
 from optimizer.commands.sign import sign
 from optimizer.commands.step import step
 from optimizer.commands.verify_rebuild import verify_rebuild
@@ -179,7 +180,21 @@ def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: b
 
 
 for command in (
-    *(run, plan, check, schema, init, inspect, compare, predict, bench, web, doctor, explain),
+    *(
+        run,
+        plan,
+        check,
+        schema,
+        init,
+        inspect,
+        compare,
+        predict,
+        bench,
+        serve,
+        web,
+        doctor,
+        explain,
+    ),
     *(sign, attest, publish, pull, versions, promote, rollback, prune, step),
     *(seal, unseal, lock, verify_rebuild),
 ):

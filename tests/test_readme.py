@@ -95,9 +95,9 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path: Path) -> None:
     for folder in ("recipes", "calibration"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     for line in COMMANDS:
-        if line not in README:
-            continue  # of another page
         words = shlex.split(line)[1:]
+        if line not in README or words[0] == "serve":
+            continue  # of another page, or running until it is stopped
         for bundle in (w for w in words if w == "artifacts/other/1"):
             shutil.copytree(tmp_path / "artifacts/minilm-int8/1", tmp_path / bundle)
         command = [sys.executable, "-m", "optimizer", *words]

@@ -167,8 +167,12 @@ class Bundle(Closing):
 
     def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
         """An answer or an error in its place for each input: see answering.answer."""
-        predictor = Predictor(self.contract, self.encoder, self._runner.infer)
-        return answer(predictor, queries, batch_size)
+        return answer(self.predictor, queries, batch_size)
+
+    @property
+    def predictor(self) -> Predictor:
+        """What answers a batch in one run."""
+        return Predictor(self.contract, self.encoder, self._runner.infer)
 
     def generate(
         self,

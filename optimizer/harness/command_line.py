@@ -1,4 +1,4 @@
-"""python -m harness predict|bench|check|web, in the folder of a bundle.
+"""python -m harness predict|bench|check|serve|web, in the folder of a bundle.
 
 predict   answer texts: as arguments, or one per line ("\\n" alone ends one) on standard input; one
           line per text, in order, as soon as it is there, with --json one JSON object each; a text
@@ -8,6 +8,7 @@ bench     time it end to end and by stage, over the recipe's batch sizes and seq
           others, beside the ratio to float that was measured when it was built; for a model that
           continues texts, the first token and the next ones
 check     verify every digest, and say of each engine whether it runs here and why
+serve     answer over HTTP until SIGTERM: Open Inference Protocol v2, OpenAI's embeddings, metrics
 web       serve a page on this machine alone, whose browser runs the model, until it is interrupted
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from . import bounds, signed
 from . import generation_commands as generation
 from .errors import BundleError, HarnessError, InputError, MachineError
+from .serve import options as serving
 
 if TYPE_CHECKING:
     from .answering import Answered, Query
@@ -273,6 +275,12 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     return _shown(document, "\n".join(lines), args)
 
 
+def serve(folder: Path, args: argparse.Namespace) -> int:
+    from .serve import command
+
+    return command.run(lambda: _opened(folder, args), args)
+
+
 def web(folder: Path, args: argparse.Namespace) -> int:
     from .web import Server, pages
 
@@ -305,11 +313,12 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="predict|bench|check|web")
+    commands = parser.add_subparsers(required=True, metavar="predict|bench|check|serve|web")
     for run, text in (
         (predict, "answer texts"),
         (bench, "measure time, memory and size"),
         (check, "verify digests and say which engines run here, and why"),
+        (serve, "answer over HTTP"),
         (web, "serve a page whose browser runs the model"),
     ):
         command = commands.add_parser(run.__name__, help=text, description=text)
@@ -331,6 +340,9 @@ def _parser() -> argparse.ArgumentParser:
         if run is not check:
             threads = bounds.whole(0, bounds.THREADS)
             command.add_argument("--threads", type=threads, help="default: the recipe's")
+        if run is serve:
+            serving.add_options(command)
+            command.set_defaults(genai=False)
         if run is predict:
             command.add_argument("texts", nargs="*", metavar="TEXT")
             command.add_argument("--text", action="append", default=[], help="repeatable")

@@ -8,6 +8,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      what the harness loads
     harness/  requirements.txt      the code that runs it, and what that needs, pinned
+    requirements-serve.txt          what makes `serve` faster, where it was installed here
     verify.py                       compares all of it with the manifest, before any of it runs
     web/                            of target onnxruntime-web: the page, see web_page.py
     report.html  report.json        what was measured, also of targets that on_fail dropped
@@ -59,6 +60,7 @@ HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = "verify.py"
+SERVE = ("grpcio", "httptools", "protobuf", "uvicorn", "uvloop")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """Both own one module, and the first does what the other does."""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
@@ -93,6 +95,8 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
     (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
+    if serve := serve_requirements():
+        (bundle / "requirements-serve.txt").write_text(serve)
 
     origin = _read(source / "source.json")
     document = {
@@ -140,6 +144,15 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
     packages += known.requires
     superseded = {SUPERSEDED.get(name) for name in packages}
     return "".join(f"{n}=={_version(n)}\n" for n in packages if n not in superseded)
+
+
+def serve_requirements() -> str:
+    """The lines of requirements-serve.txt, beside those of requirements.txt: the versions that are
+    installed here. "" where they are not: the harness then serves by the standard library."""
+    versions = {name: package_version(name) for name in SERVE}
+    if None in versions.values():
+        return ""
+    return "".join(f"{name}=={version}\n" for name, version in versions.items())
 
 
 def _version(distribution: str) -> str:

@@ -17,6 +17,10 @@ ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/openvino/stateful.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",
     "generate/chat.py": "jinja2",
+    "serve/uvicorn_http.py": "uvicorn",
+    "serve/command.py": "uvloop",
+    "serve/grpc_server.py": "grpc",
+    "serve/grpc_messages.py": "google",
     "signature.py": "cryptography",
     "generate/sandbox.py": "jinja2",  # chat.py imports it inside a function
 }

@@ -1,5 +1,11 @@
 """Answers over the network: what `python -m harness serve` runs.
 
 batching.py   which waiting rows run next, and which are refused; pure, without clock or thread
-costs.py      how long a batch takes, measured at warm-up
+costs.py      how long a batch takes, measured at warm-up; exactness.py: what sharing one changes
+model.py      a bundle as a server uses it; engine.py: the thread it runs in; warm_up.py
+inference.py  the Open Inference Protocol v2, with its tensors in tensors.py; openai.py
+app.py        paths to answers (ASGI); asgi.py: bodies within limits; refusals.py: errors
+plain_http.py HTTP by the standard library; uvicorn_http.py where that is installed
+grpc_server.py  the same over gRPC; its messages in grpc_messages.py
+command.py    all of it together, until SIGTERM; options.py, metrics.py
 """

@@ -42,6 +42,12 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     return [{"embedding": [float(x) for x in row]} for row in values]
 
 
+def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The embedding."""
+    (output,) = (o for o in contract.outputs if o.name == contract.output)
+    return {"embedding": ("float32", (int(output.axes[-1]),))}
+
+
 def line(answer: Mapping[str, Any]) -> str:
     """The first numbers, and how many there are."""
     numbers = answer["embedding"]
@@ -63,6 +69,7 @@ TASK = Task(
     decode=decode,
     answers=answers,
     line=line,
+    tensors=tensors,
     arrays=("token_type_ids",),
     sections=("pooling", "normalize"),
     headless=True,

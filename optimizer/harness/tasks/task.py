@@ -12,6 +12,12 @@ from ..inputs.kind import InputKind
 if TYPE_CHECKING:
     from ..contract import Contract
 
+
+def _no_tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    del contract
+    return {}
+
+
 Columns = tuple[tuple[str, ...], ...]
 """The columns that something needs, each way that will do; () for none."""
 
@@ -27,6 +33,9 @@ class Task:
     decode(contract, output, real): the array that the task is about, from the output in float32
     and the kind's mask of real positions. answers(contract, values, batch): one JSON object per
     input, from decode's array. line(answer): an answer for a person.
+
+    tensors(contract): of an answer's fields those that are one array over all inputs, as
+    (dtype, shape of one input's): what a server can give without JSON.
 
     arrays: inputs that a model may have besides its kind's; None: any. sections: of a contract,
     those that belong to this task. pairs_together: a row's second input goes into the model with
@@ -48,6 +57,7 @@ class Task:
     decode: Callable[[Contract, Array, Array], Array]
     answers: Callable[[Contract, Array, Batch], list[dict[str, Any]]]
     line: Callable[[Mapping[str, Any]], str]
+    tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _no_tensors
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
     pairs_together: bool = False

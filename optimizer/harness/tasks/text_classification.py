@@ -44,6 +44,12 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
     return rows
 
 
+def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The label and its probability, or value."""
+    number = "value" if len(contract.labels or ()) == 1 else "score"
+    return {"label": ("object", ()), number: ("float32", ())}
+
+
 def line(answer: Mapping[str, Any]) -> str:
     """The label and its probability, or the value."""
     value = answer.get("score", answer.get("value"))
@@ -64,6 +70,7 @@ TASK = Task(
     decode=decode,
     answers=answers,
     line=line,
+    tensors=tensors,
     arrays=("token_type_ids",),
     sections=("labels",),
     pairs_together=True,

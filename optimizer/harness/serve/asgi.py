@@ -1,0 +1,129 @@
+"""What a request and a response are on ASGI 3, within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .refusals import RequestError, SlowClientError, TooLargeError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = "application/json"
+ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
+
+
+@dataclass
+class Response:
+    body: bytes
+    status: int = 200
+    content_type: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def send(self, send: Send) -> None:
+        headers = {
+            "content-type": self.content_type,
+            "content-length": str(len(self.body)),
+            **self.headers,
+        }
+        encoded = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": encoded})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def document(value: Mapping[str, Any], status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(json.dumps(value, separators=(",", ":")).encode(), status)
+
+
+class Disconnected(Exception):
+    """The client has gone."""
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """By name in lower case; of a name that comes twice the last."""
+    return {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+
+
+def whole_header(headers: Mapping[str, str], name: str) -> int | None:
+    """A header that is a whole number from 0; None where it is missing. Raises RequestError."""
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 16):
+        raise RequestError(f"header {name} is not a whole number")
+    return int(value)
+
+
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, largest: int, seconds: float
+) -> bytes:
+    """The body, unpacked. largest: bytes, of what comes and of what it becomes; seconds: for all
+    of it to come. Raises RequestError, Disconnected."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity" and encoding not in ENCODINGS:
+        raise RequestError(f"unknown content-encoding; accepted: {', '.join(ENCODINGS)}")
+    if (whole_header(headers, "content-length") or 0) > largest:
+        raise TooLargeError(f"the body is larger than {largest} bytes")
+    try:
+        async with asyncio.timeout(seconds):
+            body = await _received(receive, largest)
+    except TimeoutError:
+        raise SlowClientError(f"the body did not come within {seconds:g} s") from None
+    return body if encoding == "identity" else inflated(body, encoding, largest)
+
+
+async def _received(receive: Receive, largest: int) -> bytes:
+    parts, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size > largest:
+            raise TooLargeError(f"the body is larger than {largest} bytes")
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def inflated(data: bytes, encoding: str, largest: int) -> bytes:
+    """What was packed: never more than `largest` bytes, however little it is packed into. Raises
+    RequestError."""
+    unpacker = zlib.decompressobj(ENCODINGS[encoding])
+    try:
+        whole = unpacker.decompress(data, largest + 1)
+    except zlib.error:
+        raise RequestError(f"the body is not {encoding}") from None
+    if len(whole) > largest:
+        raise TooLargeError(f"the body is larger than {largest} bytes when unpacked")
+    if not unpacker.eof or unpacker.unused_data:
+        raise RequestError(f"the body is not one whole {encoding} stream")
+    return whole
+
+
+async def while_connected(work: Awaitable[Response], receive: Receive) -> Response:
+    """The result of the work, which is cancelled when the client goes away. Raises Disconnected."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Disconnected
+    finally:
+        for pending in (task, watch):
+            pending.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

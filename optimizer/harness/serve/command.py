@@ -1,0 +1,137 @@
+"""`serve`: open a bundle, warm it up, answer until SIGTERM, then end without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, MachineError
+from . import uvicorn_http
+from .app import App, Security
+from .batching import Limits, Scheduler
+from .engine import Engine
+from .grpc_server import GrpcServer, check_installed
+from .inference import Service
+from .metrics import Metrics
+from .model import Inputs, Model
+from .plain_http import Server
+from .warm_up import warm_up
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ..bundle import Bundle
+
+BATCHES = 4  # of full batches that may wait where the queue stands
+SHORTEST_TARGET = 0.02  # seconds
+BURST = 5  # times the target may wait in a burst
+WAITING = 4096  # rows
+CONNECTIONS = 1000
+
+
+def run(opened: Callable[[], Bundle], args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. opened: opens the bundle; raises as Bundle does."""
+    security = Security(_token(args.token_file), args.max_body, args.client_seconds)
+    app = App(security, say)
+    runner = asyncio.Runner(loop_factory=_loop_factory(args))
+    with runner:
+        runner.run(_serve(opened, app, args))
+    return 0
+
+
+def say(**fields: Any) -> None:
+    """One JSON line on standard error."""
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+    print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+async def _serve(opened: Callable[[], Bundle], app: App, args: argparse.Namespace) -> None:
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
+    kind = Server if args.plain or not uvicorn_http.installed() else uvicorn_http.Server
+    server = kind(app, args.client_seconds, CONNECTIONS)
+    try:
+        await server.start(args.host, args.port)
+    except OSError as e:
+        raise MachineError(
+            f"cannot listen ({e.strerror})", where=f"{args.host}:{args.port}", fix="Try --port 0."
+        ) from None
+    grpc = await _grpc(app, args)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    say(level="info", event="listening", host=args.host, port=server.port, http=kind.__module__)
+    model = None
+    try:
+        model = await asyncio.to_thread(lambda: Model(opened(), Inputs(args.max_texts)))
+        app.service = await started(model, args, say)
+        say(level="info", event="ready", model=model.name, version=model.version)
+        await ending.wait()
+        say(level="info", event="draining", waiting=app.service.engine.waiting)
+        await app.service.engine.drained()
+    finally:
+        if grpc is not None:
+            await grpc.close(args.client_seconds)
+        await server.close()
+        if model is not None:
+            model.close()
+    say(level="info", event="ended")
+
+
+async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
+    if args.grpc_port is None:
+        return None
+    check_installed()
+    server = GrpcServer(app, args.max_body, _token(args.token_file))
+    port = await server.start(args.host, args.grpc_port)
+    say(level="info", event="listening", host=args.host, grpc_port=port)
+    return server
+
+
+async def started(model: Model, args: argparse.Namespace, say: Callable[..., None]) -> Service:
+    """The model warmed up and behind a scheduler. say: takes the fields of a log line."""
+    costs, sharing = await asyncio.to_thread(warm_up, model, args.rows, args.batching)
+    longest = model.contract.text.max_length
+    rows = 1 if model.sharing == "alone" else args.rows
+    full = costs.seconds(longest, rows)
+    target = args.max_wait or max(SHORTEST_TARGET, BATCHES * full)
+    limits = Limits(rows, args.delay_ms / 1000, target, BURST * target, WAITING)
+    say(
+        level="info",
+        event="warmed_up",
+        engine=model.target,
+        sharing=sharing.how,
+        difference=sharing.difference,
+        compared=sharing.batches,
+        full_batch_ms=round(1000 * full, 3),
+        max_wait_ms=round(1000 * target, 3),
+    )
+    metrics = Metrics({"model": model.name, "version": model.version})
+    engine = Engine(model, Scheduler(limits, costs.seconds), metrics, say)
+    return Service(engine, model.version, args.timeout)
+
+
+def _loop_factory(args: argparse.Namespace) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if args.plain or not uvicorn_http.installed():
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, ValueError) as e:
+        raise InputError(f"cannot be read ({e})", where=str(path)) from None
+    if not token:
+        raise InputError("it is empty", where=str(path), accepted="a token on one line")
+    return token

@@ -1,0 +1,121 @@
+"""The messages of the Open Inference Protocol v2 over gRPC, built when the server starts.
+
+No code is generated, so no version of protobuf is pinned. Names and numbers are the protocol's:
+https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+PACKAGE = "inference"
+SERVICE = "GRPCInferenceService"
+TYPES = {"bool": 8, "int32": 5, "int64": 3, "uint32": 13, "uint64": 4, "float": 2, "double": 1}
+TYPES |= {"string": 9, "bytes": 12}
+MESSAGE = 11  # FieldDescriptorProto.Type of a message
+OPTIONAL, REPEATED = 1, 3
+TENSOR = "name string 1, datatype string 2, shape int64* 3"
+
+# a field is "name type number"; * repeats it, % is a map from strings, / belongs to the oneof
+MESSAGES: dict[str, str] = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "live bool 1",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "ready bool 1",
+    "ModelReadyRequest": "name string 1, version string 2",
+    "ModelReadyResponse": "ready bool 1",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "name string 1, version string 2, extensions string* 3",
+    "ModelMetadataRequest": "name string 1, version string 2",
+    "ModelMetadataResponse.TensorMetadata": TENSOR,
+    "ModelMetadataResponse": "name string 1, versions string* 2, platform string 3, "
+    "inputs .ModelMetadataResponse.TensorMetadata* 4, "
+    "outputs .ModelMetadataResponse.TensorMetadata* 5",
+    "InferParameter": "bool_param bool/ 1, int64_param int64/ 2, string_param string/ 3, "
+    "double_param double/ 4, uint64_param uint64/ 5",
+    "InferTensorContents": "bool_contents bool* 1, int_contents int32* 2, int64_contents int64* 3, "
+    "uint_contents uint32* 4, uint64_contents uint64* 5, fp32_contents float* 6, "
+    "fp64_contents double* 7, bytes_contents bytes* 8",
+    "ModelInferRequest.InferInputTensor": f"{TENSOR}, parameters .InferParameter% 4, "
+    "contents .InferTensorContents 5",
+    "ModelInferRequest.InferRequestedOutputTensor": "name string 1, parameters .InferParameter% 2",
+    "ModelInferRequest": "model_name string 1, model_version string 2, id string 3, "
+    "parameters .InferParameter% 4, inputs .ModelInferRequest.InferInputTensor* 5, "
+    "outputs .ModelInferRequest.InferRequestedOutputTensor* 6, raw_input_contents bytes* 7",
+    "ModelInferResponse.InferOutputTensor": f"{TENSOR}, parameters .InferParameter% 4, "
+    "contents .InferTensorContents 5",
+    "ModelInferResponse": "model_name string 1, model_version string 2, id string 3, "
+    "parameters .InferParameter% 4, outputs .ModelInferResponse.InferOutputTensor* 5, "
+    "raw_output_contents bytes* 6",
+}
+METHODS = (
+    *("ServerLive", "ServerReady", "ModelReady"),
+    *("ServerMetadata", "ModelMetadata", "ModelInfer"),
+)
+
+
+class Method(NamedTuple):
+    """The classes of a method's request and response."""
+
+    request: Any
+    response: Any
+
+
+def methods() -> dict[str, Method]:
+    """Each method of the service with its messages, in a descriptor pool of its own."""
+    from google.protobuf import (  # type: ignore[import-untyped]
+        descriptor_pool,
+        message_factory,
+    )
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(_file())
+    find = pool.FindMessageTypeByName
+    return {
+        name: Method(
+            *(
+                message_factory.GetMessageClass(find(f"{PACKAGE}.{name}{end}"))
+                for end in ("Request", "Response")
+            )
+        )
+        for name in METHODS
+    }
+
+
+def _file() -> Any:
+    from google.protobuf import descriptor_pb2
+
+    file = descriptor_pb2.FileDescriptorProto(
+        name="open_inference.proto", package=PACKAGE, syntax="proto3"
+    )
+    messages: dict[str, Any] = {}
+    for name in sorted(MESSAGES, key=lambda n: n.count(".")):  # a message before those inside it
+        outer, _, inner = name.rpartition(".")
+        where = messages[outer].nested_type if outer else file.message_type
+        messages[name] = where.add(name=inner)
+    for name, fields in MESSAGES.items():
+        for field in filter(None, fields.split(", ")):
+            _add_field(messages[name], name, *field.split(" "))
+    return file
+
+
+def _add_field(message: Any, path: str, name: str, kind: str, number: str) -> None:
+    mark = kind[-1] if kind[-1] in "*%/" else ""
+    kind = kind.removesuffix(mark)
+    field = message.field.add(name=name, number=int(number))
+    field.label = REPEATED if mark in ("*", "%") and mark else OPTIONAL
+    if mark == "/":
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="parameter_choice")
+        field.oneof_index = 0
+    if mark == "%":
+        entry = "".join(word.capitalize() for word in name.split("_")) + "Entry"
+        nested = message.nested_type.add(name=entry)
+        nested.options.map_entry = True
+        _add_field(nested, f"{path}.{entry}", "key", "string", "1")
+        _add_field(nested, f"{path}.{entry}", "value", kind, "2")
+        kind = f".{path}.{entry}"
+    if kind in TYPES:
+        field.type = TYPES[kind]
+    else:
+        field.type, field.type_name = MESSAGE, f".{PACKAGE}{kind}"

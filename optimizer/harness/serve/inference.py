@@ -1,0 +1,165 @@
+"""The Open Inference Protocol v2 without its transport: what HTTP and gRPC both say.
+
+A bundle is two models. NAME takes texts and gives answers: input `text` (BYTES, one per row;
+`text_pair` too), outputs the fields of an answer that are tensors (Task.tensors), and `answer`
+(BYTES), the whole answer as JSON. NAME-tensors is the model itself, as the contract has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .engine import Call, Engine, Result
+from .refusals import RequestError, UnknownError
+from .tensors import Array, OutputChoice, Request, datatype
+
+SERVER = "optimize-harness"
+EXTENSIONS = ("binary_tensor_data",)
+TENSORS = "-tensors"
+TEXT, PAIR, ANSWER = "text", "text_pair", "answer"
+LONGEST_TIMEOUT = 24 * 3600.0  # seconds
+
+Named = list[tuple[str, Array]]
+
+
+class Service:
+    """One engine, by the names of the protocol. timeout: seconds for a request that says none."""
+
+    def __init__(self, engine: Engine, version: str, timeout: float) -> None:
+        self.engine, self.version, self.timeout = engine, version, timeout
+        model = engine.model
+        self.name, self.raw_name = model.name, model.name + TENSORS
+        self._tensors = dict(model.task.tensors(model.contract))
+
+    def server(self) -> dict[str, Any]:
+        return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Raises UnknownError for a model that is not here."""
+        model = self._check(name, version)
+        if name == self.raw_name:
+            inputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.inputs]
+            outputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.outputs]
+        else:
+            texts = (TEXT, PAIR) if model.task.pairs_together else (TEXT,)
+            inputs = [_described(n, "object", ("batch",)) for n in texts]
+            outputs = [_described(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
+            outputs.append(_described(ANSWER, "object", ("batch",)))
+        return {
+            "name": name,
+            "versions": [model.version],
+            "platform": f"{SERVER}_{model.target}",
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+
+    def check(self, name: str, version: str = "") -> None:
+        """Raises UnknownError for a model that is not here."""
+        self._check(name, version)
+
+    def call(self, client: str, parameters: Mapping[str, Any], seconds: float | None) -> Call:
+        """Who asks, and until when: the parameters `timeout` (microseconds) and `priority` (0, the
+        default, runs first) as Triton has them. seconds: what the transport says.
+
+        Raises RequestError for parameters that are not such numbers.
+        """
+        timeout, priority = parameters.get("timeout"), parameters.get("priority", 0)
+        if timeout is not None:
+            if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout <= 0:
+                raise RequestError("parameter timeout is not a number of microseconds from 1")
+            seconds = min(timeout / 1e6, seconds if seconds is not None else timeout / 1e6)
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 100:
+            raise RequestError("parameter priority is not a whole number from 0 to 99")
+        seconds = self.timeout if seconds is None else min(seconds, LONGEST_TIMEOUT)
+        return Call(client, self.engine.clock() + seconds, priority)
+
+    async def infer(
+        self, name: str, version: str, request: Request, call: Call
+    ) -> tuple[Named, Result]:
+        """(the requested outputs, in that order; what came about). Raises RequestError."""
+        self._check(name, version)
+        if name == self.raw_name:
+            result = await self.engine.infer(request.inputs, call)
+            outputs: dict[str, Array] = result.answers[0]
+            return _chosen(outputs, request.outputs, list(outputs)), result
+        texts, pairs = self._texts(request.inputs)
+        names = [*self._tensors, ANSWER]
+        _check_names(request.outputs, names)
+        result = await self.engine.answer(texts, pairs, call)
+        chosen = (
+            (list(self._tensors) or [ANSWER])
+            if request.outputs is None
+            else [o.name for o in request.outputs]
+        )
+        return [(n, self._column(n, result.answers)) for n in chosen], result
+
+    def _check(self, name: str, version: str) -> Any:
+        model = self.engine.model
+        if name not in (self.name, self.raw_name) or version not in ("", model.version):
+            raise UnknownError(
+                f"unknown model or version; here are {self.name} and {self.raw_name}, "
+                f"version {model.version}"
+            )
+        return model
+
+    def _texts(self, inputs: Mapping[str, Array]) -> tuple[list[str], list[str] | None]:
+        unknown = set(inputs) - {TEXT, PAIR}
+        if unknown or TEXT not in inputs:
+            raise RequestError(
+                f"{'unknown' if unknown else 'missing'} input; accepted: {TEXT} and perhaps {PAIR}"
+            )
+        columns = {name: _decoded(name, array) for name, array in inputs.items()}
+        pairs = columns.get(PAIR)
+        if pairs is not None and len(pairs) != len(columns[TEXT]):
+            raise RequestError(f"{len(pairs)} elements of {PAIR} for {len(columns[TEXT])} texts")
+        return columns[TEXT], pairs
+
+    def _column(self, name: str, answers: Sequence[Mapping[str, Any]]) -> Array:
+        """One field of all answers as an array, or all answers as JSON."""
+        if name == ANSWER:
+            return _objects([self.engine.model.json(answer) for answer in answers])
+        dtype, _ = self._tensors[name]
+        values = [answer[name] for answer in answers]
+        if dtype == "object":
+            return _objects([str(value).encode() for value in values])
+        return np.asarray(values, dtype)
+
+
+def _described(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:
+    shape = [axis if isinstance(axis, int) else -1 for axis in axes]
+    return {"name": name, "datatype": datatype(dtype), "shape": shape}
+
+
+def _decoded(name: str, array: Array) -> list[str]:
+    if array.dtype != object or array.ndim not in (1, 2) or array.shape[1:] not in ((), (1,)):
+        raise RequestError(f"input '{name}' is not BYTES of shape [texts] or [texts, 1]")
+    texts = []
+    for i, element in enumerate(array.reshape(-1)):
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError as e:
+            raise RequestError(
+                f"input '{name}', element {i}: byte {e.start + 1} is not UTF-8"
+            ) from None
+    return texts
+
+
+def _check_names(chosen: Sequence[OutputChoice] | None, names: Sequence[str]) -> None:
+    if any(o.name not in names for o in chosen or ()):
+        raise RequestError(f"unknown output; accepted: {', '.join(names)}")
+
+
+def _chosen(
+    outputs: Mapping[str, Array], chosen: Sequence[OutputChoice] | None, names: Sequence[str]
+) -> Named:
+    _check_names(chosen, names)
+    return [(n, outputs[n]) for n in (names if chosen is None else [o.name for o in chosen])]
+
+
+def _objects(elements: Sequence[bytes]) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array

@@ -1,0 +1,115 @@
+"""What is counted, in Prometheus' text format.
+
+nv_inference_* are named and meant as Triton's, request_*_seconds as KServe's. All are updated and
+read on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import TypeVar
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+Labels = Mapping[str, str]
+
+
+def _labels(labels: Labels) -> str:
+    """{name="value",...}; values come from the manifest and from this package."""
+    escaped = (
+        (k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
+        for k, v in labels.items()
+    )
+    text = ",".join(f'{k}="{v}"' for k, v in escaped)
+    return f"{{{text}}}" if text else ""
+
+
+class Counter:
+    """A number for each set of labels; kind "counter" only grows, "gauge" may fall."""
+
+    def __init__(self, name: str, text: str, kind: str = "counter") -> None:
+        self.name, self.text, self.kind = name, text, kind
+        self._values: dict[tuple[tuple[str, str], ...], float] = {}
+
+    def add(self, number: float = 1.0, **labels: str) -> None:
+        key = tuple(labels.items())
+        self._values[key] = self._values.get(key, 0.0) + number
+
+    def set(self, number: float, **labels: str) -> None:
+        self._values[tuple(labels.items())] = number
+
+    def lines(self, labels: Labels) -> list[str]:
+        return [
+            f"{self.name}{_labels({**labels, **dict(key)})} {value:.17g}"
+            for key, value in (self._values or {(): 0.0}).items()
+        ]
+
+
+class Histogram:
+    """How many observations are at most each of `bounds`, their sum and number."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.name, self.text, self.bounds = name, text, bounds
+        self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, labels: Labels) -> list[str]:
+        lines, below = [], 0
+        for bound, count in zip((*self.bounds, None), self._counts, strict=True):
+            below += count
+            edge = "+Inf" if bound is None else f"{bound:g}"
+            lines.append(f"{self.name}_bucket{_labels({**labels, 'le': edge})} {below}")
+        lines.append(f"{self.name}_sum{_labels(labels)} {self._sum:.17g}")
+        return [*lines, f"{self.name}_count{_labels(labels)} {below}"]
+
+
+Metric = TypeVar("Metric", Counter, Histogram)
+
+
+class Metrics:
+    """All that a server counts of one model. labels: on every line."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self._all: list[Counter | Histogram] = []
+        count, seconds = self._counter, self._histogram
+        self.success = count("nv_inference_request_success", "Requests that were answered")
+        self.failure = count("nv_inference_request_failure", "Requests that were not, by reason")
+        self.rows = count("nv_inference_count", "Rows that were run")
+        self.batches = count("nv_inference_exec_count", "Batches that were run")
+        self.queue_us = count("nv_inference_queue_duration_us", "Microseconds that rows waited")
+        self.model_us = count("nv_inference_compute_infer_duration_us", "Microseconds of batches")
+        self.pending = count("nv_inference_pending_request_count", "Rows that wait", "gauge")
+        self.request = seconds("request_seconds", "From the request's body to its answer")
+        self.preprocess = seconds("request_preprocess_seconds", "To read and tokenize a request")
+        self.queue = seconds("request_queue_seconds", "That a row waited for its batch")
+        self.predict = seconds("request_predict_seconds", "Of a batch in the model")
+        self.postprocess = seconds("request_postprocess_seconds", "To write an answer")
+        self.batch_rows = self._histogram("batch_rows", "Rows of a batch", ROWS)
+        self.rechecked = count("batch_rechecked_total", "Batches whose rows were run alone as well")
+        self.unequal = count("batch_unequal_total", "Of those, whose answers were not the same")
+
+    def text(self) -> str:
+        """The exposition, as /metrics gives it."""
+        lines = []
+        for metric in self._all:
+            lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+            lines += metric.lines(self._labels)
+        return "\n".join([*lines, ""])
+
+    def _counter(self, name: str, text: str, kind: str = "counter") -> Counter:
+        return self._kept(Counter(name, text, kind))
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS) -> Histogram:
+        return self._kept(Histogram(name, text, bounds))
+
+    def _kept(self, metric: Metric) -> Metric:
+        self._all.append(metric)
+        return metric

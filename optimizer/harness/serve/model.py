@@ -1,0 +1,176 @@
+"""A bundle as a server uses it: rows of text that may share a batch, and raw tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..answering import Predictor
+from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
+from ..inputs.kind import Encoded
+from ..output import json_line
+from ..tasks import answers, decode
+from .refusals import ModelError, RequestError, TooLargeError
+
+if TYPE_CHECKING:
+    from ..bundle import Bundle
+    from .tensors import Array
+
+WIDTH = 16  # lengths are rounded up to a multiple of it where rows are padded
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The largest that a request may hold. rows: texts or rows of tensors."""
+
+    rows: int
+
+
+class Model:
+    """An open bundle that answers batches.
+
+    sharing: "alone" runs every row by itself; "equal" lets rows of equal length share a batch;
+    "padded" also others, padded to a common length. An answer of the first is that of `predict`
+    for one text; exactness.py measures whether those of the others are the same in every bit.
+    """
+
+    def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
+        if bundle.task.generates:
+            raise InputError(
+                f"the model does {bundle.task.name}, which is not served yet",
+                where="serve",
+                fix="Use predict, or vLLM with a compressed-tensors bundle.",
+            )
+        if bundle.contract.tokenizer is None:
+            raise InputError(
+                f"it takes inputs of kind {bundle.contract.input_kind}, which are not served yet",
+                where="serve",
+                accepted="models that take texts",
+            )
+        self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
+        self.contract, self.task = bundle.contract, bundle.task
+        self.target = str(bundle.engine["target"])
+        self.sharing, self.limits = sharing, limits
+        self._bundle = bundle
+        self.predictor: Predictor = bundle.predictor
+
+    def encode(self, texts: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
+        """Each input ready for a batch. Raises RequestError for one that the model cannot read."""
+        if not 0 < len(texts) <= self.limits.rows:
+            raise TooLargeError(f"{len(texts)} inputs; accepted: 1 to {self.limits.rows}")
+        try:
+            rows = self.task.inputs.encode(self.contract, self.predictor.encoder, texts, pairs)
+        except InputError as e:
+            raise RequestError(f"{e.where}: {e.problem}") from None
+        for i, row in enumerate(rows):
+            if row.problem:
+                raise RequestError(f"input {i}: {row.problem}. {row.fix}")
+        return rows
+
+    def bucket(self, row: Encoded) -> tuple[Hashable, int]:
+        """What rows that may share a batch with this one have in common, and the length that the
+        batch is expected to have."""
+        if self.sharing == "padded":
+            width = -(-row.size // WIDTH) * WIDTH
+            return width, width
+        return (row.size if self.sharing == "equal" else object()), row.size
+
+    def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
+        """The answers to rows as one batch, or what stands in the place of one."""
+        batch = self.task.inputs.collate(self.contract, rows)
+        try:
+            values = decode(self.contract, self.predictor.infer(batch), batch)
+        except AnswerError as e:
+            if len(rows) == 1:
+                return [ModelError(f"{e.where}: {e.problem}")]
+            return [answer for row in rows for answer in self.run([row])]
+        return list(answers(self.contract, values, batch))
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The model's outputs for raw inputs. Raises RequestError for what it does not take."""
+        rows = len(next(iter(arrays.values())))
+        if not 0 < rows <= self.limits.rows:
+            raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
+        try:
+            return dict(self.predictor.infer(arrays))
+        except InputError as e:
+            raise RequestError(str(e)) from None
+        except (BundleError, MachineError):  # a token that the model has not, or too long a row
+            raise RequestError("the model cannot be run on these tensors") from None
+
+    def checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Raw inputs as the contract has them. Raises RequestError for another name, type or shape,
+        NaN, and rows longer than the model reads."""
+        specs = {spec.name: spec for spec in self.contract.inputs}
+        for problem, names in (
+            ("unknown", set(inputs) - set(specs)),
+            ("missing", set(specs) - set(inputs)),
+        ):
+            if names:
+                raise RequestError(f"{problem} input; accepted: {', '.join(specs)}")
+        longest = None if self.contract.tokenizer is None else self.contract.tokenizer.max_length
+        axes: dict[str, int] = {}
+        for name, spec in specs.items():
+            array = inputs[name]
+            if str(array.dtype) != spec.dtype:
+                raise RequestError(f"input '{name}' is {array.dtype}; accepted: {spec.dtype}")
+            if array.ndim != len(spec.axes) or not array.size:
+                raise RequestError(f"input '{name}' has shape {array.shape}; accepted: {spec.axes}")
+            for size, axis in zip(array.shape, spec.axes, strict=True):
+                expected = axis if isinstance(axis, int) else axes.setdefault(axis, size)
+                if size != expected or (axis == "sequence" and longest and size > longest):
+                    raise RequestError(
+                        f"input '{name}' has shape {array.shape}; accepted: {spec.axes}, "
+                        f"alike in all inputs"
+                        + (f", of at most {longest} positions" if longest else "")
+                    )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise RequestError(f"input '{name}' holds NaN or infinity")
+        return dict(inputs)
+
+    def json(self, answer: Answer) -> bytes:
+        """An answer as `predict --json` prints it, without how long its text was."""
+        from ..answering import Answered
+
+        return json_line(Answered("", answer), self.target).encode()
+
+    def close(self) -> None:
+        self._bundle.close()
+
+
+def failure(error: Exception) -> RequestError:
+    """What a client learns of an exception that a batch ended with."""
+    if isinstance(error, RequestError):
+        return error
+    kind = type(error).__name__ if isinstance(error, HarnessError) else "unexpected failure"
+    return ModelError(f"the model failed ({kind})")
+
+
+def numbers(answer: Any) -> list[Any]:
+    """Every number and string of an answer, in order."""
+    if isinstance(answer, Mapping):
+        return [n for key, value in answer.items() for n in (key, *numbers(value))]
+    if isinstance(answer, list | tuple):
+        return [n for value in answer for n in numbers(value)]
+    return [answer]
+
+
+def difference(one: Answer, other: Answer) -> float:
+    """The largest difference of two answers' numbers; infinite where anything else differs."""
+    if one == other and json.dumps(one) == json.dumps(other):  # -0.0 is 0.0 elsewhere
+        return 0.0
+    pairs = list(zip(numbers(one), numbers(other), strict=False))
+    if len(numbers(one)) != len(numbers(other)):
+        return float("inf")
+    largest = 0.0
+    for a, b in pairs:
+        if isinstance(a, float) and isinstance(b, float):
+            largest = max(largest, abs(a - b), float(np.finfo(np.float32).tiny) * (a != b))
+        elif a != b:
+            return float("inf")
+    return largest

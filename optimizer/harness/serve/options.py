@@ -1,0 +1,58 @@
+"""The options of serve, which are read before anything heavy is imported."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import bounds
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of serve."""
+    add = command.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
+    add("--port", type=bounds.whole(0, 65535), default=8000, help="0: any that is free")
+    add(
+        "--grpc-port",
+        type=bounds.whole(0, 65535),
+        help="v2 over gRPC as well, where grpcio is installed; default: not at all",
+    )
+    add("--rows", type=bounds.whole(1, bounds.BATCH), default=8, help="of a batch, at most")
+    add("--delay-ms", type=bounds.whole(0, 60_000), default=0, help="wait so long for more rows")
+    add(
+        "--batching",
+        choices=("exact", "padded", "alone"),
+        default="exact",
+        help="exact: texts share a batch where that was measured to change no answer; padded: "
+        "whatever it changes, which is measured and said; alone: never",
+    )
+    add(
+        "--timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="of a request that says none",
+    )
+    add(
+        "--max-wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help="that requests may wait where more "
+        "come than are answered; default: the time of four full batches",
+    )
+    add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
+    add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
+    add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
+    add("--token-file", type=Path, help="clients must send its content as a bearer token")
+    add("--plain", action="store_true", help="the standard library's HTTP, also where uvicorn is")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given. Accepted: seconds up to 86400")
+    return seconds

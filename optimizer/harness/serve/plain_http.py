@@ -1,0 +1,191 @@
+"""HTTP/1.1 for an ASGI application with the standard library alone, for where uvicorn is not.
+
+One connection is one task. Requests have a bound on their head and on the time for it; bodies come
+by Content-Length or in chunks, and are bounded by the application, which reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+from .asgi import Message, Receive, Scope, Send
+
+HEAD = 32 << 10  # bytes of a request line and its headers
+PART = 64 << 10  # bytes of a body that are read at once
+POLL = 0.05  # seconds between two looks at whether a client that waits is still there
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class BadRequest(Exception):
+    """What came is not HTTP/1.1, or too large."""
+
+
+class _Body:
+    """The body of one request: `receive` gives its parts, then waits until the client is gone."""
+
+    def __init__(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> None:
+        self._reader, self.left, self.done = reader, 0, False
+        lengths, coding = headers.get("content-length"), headers.get("transfer-encoding", "")
+        self._chunked = coding.lower() == "chunked"
+        if (coding and not self._chunked) or (coding and lengths is not None):
+            raise BadRequest("transfer-encoding")
+        if lengths is not None:
+            if not re.fullmatch(r"[0-9]{1,15}", lengths):
+                raise BadRequest("content-length")
+            self.left = int(lengths)
+        self.done = not self._chunked and self.left == 0
+        self._delivered = False
+
+    async def receive(self) -> Message:
+        if not self._delivered or not self.done:
+            data = b"" if self.done else await self._part()
+            self._delivered = True
+            return {"type": "http.request", "body": data, "more_body": not self.done}
+        while not self._reader.at_eof():
+            await asyncio.sleep(POLL)
+        return {"type": "http.disconnect"}
+
+    async def _part(self) -> bytes:
+        if self._chunked and self.left == 0:
+            line = (await self._reader.readuntil(b"\r\n")).partition(b";")[0].strip()
+            if not re.fullmatch(rb"[0-9a-fA-F]{1,8}", line):
+                raise BadRequest("chunk")
+            self.left = int(line, 16)
+            if self.left == 0:
+                while await self._reader.readuntil(b"\r\n") != b"\r\n":
+                    pass  # trailers
+                self.done = True
+                return b""
+        data = await self._reader.read(min(self.left, PART))
+        if not data:
+            raise ConnectionResetError
+        self.left -= len(data)
+        if self._chunked and self.left == 0:
+            await self._reader.readexactly(2)
+        self.done = not self._chunked and self.left == 0
+        return data
+
+
+class Server:
+    """Serves an application until `close`. seconds: for the head of a request to come, and between
+    two requests of a connection. most: connections at once."""
+
+    def __init__(self, app: Application, seconds: float, most: int) -> None:
+        self._app, self._seconds, self._most = app, seconds, most
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._busy: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. port 0: any free one, `port` then says which."""
+        self._server = await asyncio.start_server(self._connected, host, port, limit=HEAD)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Accept no connection more, let requests that run end, and close the rest."""
+        self._closing = True
+        self._server.close()
+        for task in self._connections - self._busy:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if len(self._connections) > self._most:
+                await _refuse(writer, HTTPStatus.SERVICE_UNAVAILABLE)
+                return
+            while await self._exchange(reader, writer, task) and not self._closing:
+                pass
+        except BadRequest:
+            await _refuse(writer, HTTPStatus.BAD_REQUEST)
+        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # the client is gone, too slow, or sends no end: it gets nothing more
+        finally:
+            self._connections.discard(task)
+            self._busy.discard(task)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _exchange(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[Any],
+    ) -> bool:
+        """One request and its response; whether another may follow."""
+        async with asyncio.timeout(self._seconds):
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.LimitOverrunError:
+                raise BadRequest("head") from None
+        self._busy.add(task)
+        scope, headers = _scope(head, writer.get_extra_info("peername"))
+        body = _Body(reader, headers)
+        if headers.get("expect", "").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        keep = headers.get("connection", "").lower() != "close"
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                lines = [_status(message["status"])]
+                lines += [k + b": " + v for k, v in message["headers"]]
+                lines += [] if keep and body.done and not self._closing else [b"connection: close"]
+                writer.write(b"\r\n".join([*lines, b"", b""]))
+            elif scope["method"] != "HEAD":
+                writer.write(message["body"])
+            await writer.drain()
+
+        await self._app(scope, body.receive, send)
+        self._busy.discard(task)
+        return keep and body.done
+
+
+def _status(code: int) -> bytes:
+    return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}".encode()
+
+
+def _scope(head: bytes, peer: Any) -> tuple[Scope, dict[str, str]]:
+    lines = head[:-4].decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or words[1][:1] != "/":
+        raise BadRequest("request line")
+    pairs = []
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not TOKEN.fullmatch(name) or "\0" in value or "\n" in value:
+            raise BadRequest("header")
+        pairs.append((name.lower(), value.strip()))
+    headers = dict(pairs)
+    names = [name for name, _ in pairs]
+    if any(names.count(n) > 1 for n in ("content-length", "transfer-encoding", "host")):
+        raise BadRequest("a header comes twice")  # two readers would take two bodies
+    path, _, query = words[1].partition("?")
+    if words[2] == "HTTP/1.0":
+        headers["connection"] = "close"
+    return {
+        "type": "http",
+        "method": words[0],
+        "path": unquote(path, errors="replace"),
+        "query_string": query.encode("latin-1"),
+        "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in pairs],
+        "client": peer,
+    }, headers
+
+
+async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus) -> None:
+    head = _status(status) + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    with suppress(OSError):
+        writer.write(head)
+        await writer.drain()

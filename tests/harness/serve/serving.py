@@ -1,0 +1,107 @@
+"""A server of the small bundle on this process's own event loop, and requests to it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from optimizer.harness.bundle import Bundle
+from optimizer.harness.serve import command, options
+from optimizer.harness.serve.app import App, Security
+from optimizer.harness.serve.model import Inputs, Model
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """Asks an ASGI application without a socket."""
+
+    def __init__(self, app: App, lines: list[dict[str, Any]]) -> None:
+        self.app, self.lines = app, lines
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Mapping[str, Any] = b"",
+        headers: Mapping[str, str] | None = None,
+        gone: asyncio.Event | None = None,
+    ) -> Reply:
+        """gone: set when the client leaves."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        parts = [{"type": "http.request", "body": data, "more_body": False}]
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if parts:
+                return parts.pop()
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        pairs = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+        scope = {"type": "http", "method": method, "path": path, "headers": pairs}
+        await self.app({**scope, "client": ("127.0.0.1", 1)}, receive, send)
+        if not sent:
+            return Reply(499, {}, b"")
+        head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
+        return Reply(sent[0]["status"], head, sent[1]["body"])
+
+    async def infer(self, texts: list[str], **parameters: Any) -> Reply:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+        outputs = [{"name": "answer"}]
+        document = {"inputs": [tensor], "outputs": outputs, "parameters": parameters}
+        return await self.ask("POST", "/v2/models/tiny/infer", document)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    options.add_options(parser)
+    return parser.parse_args(words)
+
+
+@asynccontextmanager
+async def serving(
+    bundle: Path, *words: str, security: Security | None = None
+) -> AsyncIterator[Client]:
+    """A ready server, drained at the end."""
+    lines: list[dict[str, Any]] = []
+
+    def say(**fields: Any) -> None:
+        lines.append(fields)
+
+    app = App(security or Security(), say)
+    model = Model(Bundle(bundle), Inputs(parsed(*words).max_texts))
+    app.service = await command.started(model, parsed(*words), say)
+    try:
+        yield Client(app, lines)
+    finally:
+        await app.service.engine.drained()
+        model.close()
+
+
+def on_server(
+    bundle: Path, test: Callable[[Client], Awaitable[None]], *words: str, **more: Any
+) -> None:
+    """Run a test against a server of its own."""
+
+    async def run() -> None:
+        async with serving(bundle, *words, **more) as client:
+            await test(client)
+
+    asyncio.run(run())

@@ -1,0 +1,266 @@
+"""Answers over HTTP: equal to predict's, and a clean error for whatever is not a request."""
+
+import asyncio
+import base64
+import gzip
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.harness.bundle import Bundle
+from optimizer.harness.serve.app import App, Security
+from tests.harness.serve.serving import Client, Reply, on_server
+
+TEXTS = ["good", "a good film", "bad", "film film film", "a bad film", "good good good bad"]
+SECRET = "confidential"
+INFER = "/v2/models/tiny/infer"
+
+
+@pytest.fixture(scope="module")
+def predicted(made: Path) -> dict[str, Any]:
+    """Each text's answer alone."""
+    with Bundle(made) as bundle:
+        return {text: bundle.predict([text])[0] for text in TEXTS}
+
+
+def text_input(texts: list[str]) -> dict[str, Any]:
+    return {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+
+
+def error(reply: Reply) -> str:
+    return str(reply.json["error"])
+
+
+def test_answers_are_those_of_predict_whatever_comes_at_once(
+    made: Path, predicted: dict[str, Any]
+) -> None:
+    async def test(client: Client) -> None:
+        texts = TEXTS * 20
+        replies = await asyncio.gather(*(client.infer([t]) for t in texts), client.infer(texts))
+        lists = [[t] for t in texts] + [texts]
+        for asked, reply in zip(lists, replies, strict=True):
+            answers = [json.loads(a) for a in reply.json["outputs"][0]["data"]]
+            expected = [{**predicted[t], "engine": "onnxruntime-cpu"} for t in asked]
+            assert answers == expected
+        metrics = (await client.ask("GET", "/metrics")).body.decode()
+        assert client.app.service is not None
+        batches = float(metrics.split("nv_inference_exec_count{")[1].split("} ")[1].split()[0])
+        assert batches < len(texts)  # some shared one
+
+    on_server(made, test, "--max-wait", "60")
+
+
+def test_an_embedding_is_the_same_numbers_in_json_in_bytes_and_from_openai(
+    made: Path, predicted: dict[str, Any]
+) -> None:
+    async def test(client: Client) -> None:
+        expected = np.array(predicted["good"]["embedding"], np.float32)
+        plain = await client.ask("POST", INFER, {"inputs": [text_input(["good"])]})
+        (output,) = plain.json["outputs"]
+        assert (output["name"], output["shape"]) == ("embedding", [1, 32])
+        assert np.array_equal(np.array(output["data"], np.float32), expected)
+        document = {
+            "inputs": [text_input(["good"])],
+            "outputs": [{"name": "embedding", "parameters": {"binary_data": True}}],
+        }
+        raw = await client.ask("POST", INFER, document)
+        length = int(raw.headers["inference-header-content-length"])
+        assert raw.headers["content-type"] == "application/octet-stream"
+        assert raw.body[length:] == expected.tobytes()
+        body = {"model": "tiny", "input": "good", "encoding_format": "base64"}
+        openai = (await client.ask("POST", "/v1/embeddings", body)).json
+        assert base64.b64decode(openai["data"][0]["embedding"]) == expected.tobytes()
+        assert openai["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+    on_server(made, test)
+
+
+def test_raw_tensors_go_through_the_model_as_they_are(made: Path) -> None:
+    async def test(client: Client) -> None:
+        names = ("input_ids", "attention_mask")
+        arrays = {n: np.ones((2, 3), np.int64) for n in names}
+        head = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": n,
+                        "datatype": "INT64",
+                        "shape": [2, 3],
+                        "parameters": {"binary_data_size": 48},
+                    }
+                    for n in names
+                ]
+            }
+        ).encode()
+        body = head + b"".join(a.tobytes() for a in arrays.values())
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        path = "/v2/models/tiny-tensors/infer"
+        reply = await client.ask("POST", path, body, headers)
+        (output,) = reply.json["outputs"]
+        with Bundle(made) as bundle:
+            expected = bundle.predictor.infer(arrays)["last_hidden_state"]
+        assert np.array_equal(
+            np.array(output["data"], np.float32).reshape(output["shape"]), expected
+        )
+
+    on_server(made, test)
+
+
+def test_health_is_json_and_ready_only_with_a_model(made: Path) -> None:
+    async def unready() -> None:
+        client = Client(App(Security(), lambda **_: None), [])
+        assert (await client.ask("GET", "/v2/health/live")).json == {"live": True}
+        for path in ("/v2/health/ready", "/readyz"):
+            reply = await client.ask("GET", path)
+            assert (reply.status, reply.json) == (503, {"ready": False})
+        assert (await client.infer(["good"])).status == 503
+
+    asyncio.run(unready())
+
+    async def ready(client: Client) -> None:
+        for path in ("/v2/health/ready", "/v2/models/tiny/ready", "/v2/models/tiny-tensors/ready"):
+            reply = await client.ask("GET", path)
+            assert (reply.status, reply.json["ready"]) == (200, True)
+        assert client.app.service is not None
+        client.app.service.engine.drain()
+        assert (await client.ask("GET", "/readyz")).status == 503
+        refused = await client.infer(["good"])
+        assert (refused.status, "retry-after" in refused.headers) == (503, True)
+
+    on_server(made, ready)
+
+
+def test_metadata_names_what_infer_takes_and_gives(made: Path) -> None:
+    async def test(client: Client) -> None:
+        server = (await client.ask("GET", "/v2")).json
+        assert "binary_tensor_data" in server["extensions"]
+        for name, inputs in (("tiny", {"text"}), ("tiny-tensors", {"input_ids", "attention_mask"})):
+            for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/1"):
+                document = (await client.ask("GET", path)).json
+                assert {i["name"] for i in document["inputs"]} == inputs
+                assert all(o["shape"][0] == -1 for o in document["outputs"])
+
+    on_server(made, test)
+
+
+GOOD = {"inputs": [text_input(["good"])]}
+IDS = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
+MASK = {**IDS, "name": "attention_mask", "data": [1, 1]}
+RAW = "/v2/models/tiny-tensors/infer"
+SECRET_INPUT = {**text_input([SECRET]), "name": SECRET}
+LONG_IDS = [{**t, "shape": [1, 33], "data": [1] * 33} for t in (IDS, MASK)]
+BAD: dict[str, tuple[str, str, Any, dict[str, str], int]] = {
+    "unknown path": ("GET", "/nothing", b"", {}, 404),
+    "unknown model": ("POST", "/v2/models/other/infer", GOOD, {}, 404),
+    "traversal": ("POST", "/v2/models/../../etc/passwd/infer", GOOD, {}, 404),
+    "unknown version": ("POST", "/v2/models/tiny/versions/9/infer", GOOD, {}, 404),
+    "wrong method": ("GET", INFER, b"", {}, 405),
+    "no JSON": ("POST", INFER, b"{" + SECRET.encode(), {}, 400),
+    "other input": ("POST", INFER, {"inputs": [SECRET_INPUT]}, {}, 400),
+    "other output": ("POST", INFER, {**GOOD, "outputs": [{"name": SECRET}]}, {}, 400),
+    "no text": ("POST", INFER, {"inputs": [text_input([])]}, {}, 413),
+    "many texts": ("POST", INFER, {"inputs": [text_input([SECRET] * 257)]}, {}, 413),
+    "blank text": ("POST", INFER, {"inputs": [text_input([" "])]}, {}, 400),
+    "timeout": ("POST", INFER, {**GOOD, "parameters": {"timeout": SECRET}}, {}, 400),
+    "priority": ("POST", INFER, {**GOOD, "parameters": {"priority": -1}}, {}, 400),
+    "header": ("POST", INFER, GOOD, {"X-Request-Timeout": "nan"}, 400),
+    "encoding": ("POST", INFER, GOOD, {"Content-Encoding": "br"}, 400),
+    "no gzip": ("POST", INFER, GOOD, {"Content-Encoding": "gzip"}, 400),
+    "half a gzip": ("POST", INFER, gzip.compress(b"{}")[:-4], {"Content-Encoding": "gzip"}, 400),
+    "bomb": ("POST", INFER, gzip.compress(b" " * (9 << 20)), {"Content-Encoding": "gzip"}, 413),
+    "long body": ("POST", INFER, b" " * (1 << 20) + b" ", {}, 413),
+    "announced": ("POST", INFER, b"", {"Content-Length": str(1 << 40)}, 413),
+    "missing tensor": ("POST", RAW, {"inputs": [IDS]}, {}, 400),
+    "unknown id": ("POST", RAW, {"inputs": [{**IDS, "data": [1, 1 << 40]}, MASK]}, {}, 400),
+    "wrong type": ("POST", RAW, {"inputs": [{**IDS, "datatype": "INT32"}, MASK]}, {}, 400),
+    "wrong rank": ("POST", RAW, {"inputs": [{**IDS, "shape": [2]}, MASK]}, {}, 400),
+    "uneven": ("POST", RAW, {"inputs": [{**IDS, "shape": [2, 1]}, MASK]}, {}, 400),
+    "too long": ("POST", RAW, {"inputs": LONG_IDS}, {}, 400),
+    "other model": ("POST", "/v1/embeddings", {"model": SECRET, "input": "good"}, {}, 404),
+    "ids": ("POST", "/v1/embeddings", {"model": "tiny", "input": [1, 2]}, {}, 400),
+    "field": ("POST", "/v1/embeddings", {"model": "tiny", "input": "a", SECRET: 1}, {}, 400),
+    "chat": ("POST", "/v1/chat/completions", {"model": "tiny"}, {}, 404),
+}
+
+
+def test_what_is_no_request_gets_its_own_error_without_its_text_and_the_next_is_answered(
+    made: Path,
+) -> None:
+    async def test(client: Client) -> None:
+        for name, (method, path, body, headers, status) in BAD.items():
+            reply = await client.ask(method, path, body, headers)
+            assert (name, reply.status) == (name, status), reply.body
+            assert reply.json["error"], name
+            assert SECRET not in reply.body.decode(), name
+        assert SECRET not in json.dumps(client.lines)
+        assert {line["level"] for line in client.lines} == {"info"}
+        assert (await client.infer(["good"])).status == 200
+
+    on_server(made, test, security=Security(largest=1 << 20))
+
+
+def test_invalid_utf8_and_nan_are_refused(made: Path) -> None:
+    async def test(client: Client) -> None:
+        tensor = {**text_input([]), "shape": [1], "parameters": {"binary_data_size": 6}}
+        del tensor["data"]
+        head = json.dumps({"inputs": [tensor]}).encode()
+        body = head + struct.pack("<I", 2) + b"a\xff"
+        reply = await client.ask(
+            "POST", INFER, body, {"Inference-Header-Content-Length": str(len(head))}
+        )
+        assert (reply.status, error(reply)) == (
+            400,
+            "input 'text', element 0: byte 2 is not UTF-8",
+        )
+        reply = await client.ask("POST", INFER, b'{"inputs": [NaN]}')
+        assert reply.status == 400
+
+    on_server(made, test)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_packed_body_is_read(encoding: str, made: Path) -> None:
+    async def test(client: Client) -> None:
+        data = json.dumps(GOOD).encode()
+        body = gzip.compress(data) if encoding == "gzip" else zlib.compress(data)
+        assert (await client.ask("POST", INFER, body, {"Content-Encoding": encoding})).status == 200
+
+    on_server(made, test)
+
+
+def test_with_a_token_only_its_owners_and_the_cluster_s_probes_are_answered(made: Path) -> None:
+    async def test(client: Client) -> None:
+        assert (await client.infer(["good"])).status == 401
+        for value in ("Bearer other", "Basic sesame", "Bearer"):
+            reply = await client.ask("POST", INFER, GOOD, {"Authorization": value})
+            assert reply.status == 401
+        right = {"Authorization": "Bearer sesame"}
+        assert (await client.ask("POST", INFER, GOOD, right)).status == 200
+        assert (await client.ask("GET", "/metrics")).status == 401
+        assert (await client.ask("GET", "/readyz")).status == 200
+
+    on_server(made, test, security=Security(token="sesame"))
+
+
+def test_a_text_that_was_cut_is_told(made: Path) -> None:
+    async def test(client: Client) -> None:
+        reply = await client.infer(["good " * 50, "good"])
+        assert reply.headers["x-truncated-texts"] == "1"
+        assert "x-truncated-texts" not in (await client.infer(["good"])).headers
+
+    on_server(made, test)
+
+
+def test_a_request_has_the_id_that_its_client_gave_unless_that_is_no_id(made: Path) -> None:
+    async def test(client: Client) -> None:
+        for given, same in (("abc-1", True), ("a b\n", False), ("x" * 500, False)):
+            reply = await client.ask("GET", "/healthz", headers={"X-Request-Id": given})
+            assert (reply.headers["x-request-id"] == given) == same
+            assert client.lines[-1]["request_id"] == reply.headers["x-request-id"]
+
+    on_server(made, test)

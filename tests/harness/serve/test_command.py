@@ -1,0 +1,79 @@
+"""python -m harness serve in a bundle: started, asked, ended by SIGTERM in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HTTP = [
+    "plain",
+    pytest.param(
+        "uvicorn",
+        marks=pytest.mark.skipif(
+            not (find_spec("uvicorn") and find_spec("httptools")),
+            reason="uvicorn and httptools are not installed: pip install '.[serve]'",
+        ),
+    ),
+]
+
+
+def started(bundle: Path, *arguments: str) -> tuple[subprocess.Popen[str], int, list[Any]]:
+    """The server's process once it is ready, its port, and its log lines as they come."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    command = [sys.executable, "-B", "-m", "harness", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command, cwd=bundle, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    lines: list[Any] = []
+    ready = threading.Event()
+
+    def follow() -> None:
+        for line in process.stderr or ():
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "ready":
+                ready.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    assert ready.wait(60), lines
+    (port,) = [line["port"] for line in lines if line["event"] == "listening"]
+    return process, port, lines
+
+
+def embedded(port: int, text: str) -> Any:
+    body = json.dumps({"model": "tiny", "input": text}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/embeddings", body)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)["data"][0]["embedding"]
+
+
+@pytest.mark.parametrize("http", HTTP)
+def test_a_bundle_serves_and_ends_on_sigterm_with_every_accepted_request_answered(
+    http: str, bundle: Path
+) -> None:
+    options = ["--plain"] if http == "plain" else []
+    process, port, lines = started(bundle, *options, "--delay-ms", "300", "--max-wait", "60")
+    try:
+        assert lines[0]["http"].endswith(f"{http}_http")
+        with ThreadPoolExecutor(6) as pool:
+            waiting = [pool.submit(embedded, port, "good " * n) for n in range(1, 7)]
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            embeddings = [future.result() for future in waiting]
+        assert [len(e) for e in embeddings] == [32] * 6
+        assert process.wait(20) == 0
+        assert lines[-1]["event"] == "ended"
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()

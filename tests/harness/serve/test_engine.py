@@ -1,0 +1,155 @@
+"""The model's thread: nothing is lost, or run for a client that left, or silently other."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.harness.serve import engine as engines
+from optimizer.harness.serve.engine import Call
+from optimizer.harness.serve.model import Model
+from tests.harness.serve.serving import Client, on_server
+
+FOREVER = float("inf")
+
+
+class Slow:
+    """A model that runs when it may; rows by their texts, in the order in which they ran."""
+
+    def __init__(self, model: Model) -> None:
+        self.run, self.ran, self.go = model.run, list[Any](), threading.Event()
+        self.started = threading.Event()
+
+    def __call__(self, rows: Sequence[Any]) -> list[Any]:
+        self.started.set()
+        assert self.go.wait(20)
+        self.ran += [row.input for row in rows]
+        return self.run(rows)
+
+
+def slowed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    assert client.app.service is not None
+    model = client.app.service.engine.model
+    slow = Slow(model)
+    monkeypatch.setattr(model, "run", slow)
+    return slow
+
+
+def test_a_client_that_leaves_is_not_computed_for(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        slow, gone = slowed(client, monkeypatch), asyncio.Event()
+        first = asyncio.create_task(client.infer(["good"]))
+        await asyncio.to_thread(slow.started.wait, 20)
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["bad film"]}
+        path = "/v2/models/tiny/infer"
+        left = asyncio.create_task(client.ask("POST", path, {"inputs": [tensor]}, gone=gone))
+        stays = asyncio.create_task(client.infer(["film"]))
+        await asyncio.sleep(0.05)
+        gone.set()
+        assert (await left).status == 499
+        slow.go.set()
+        assert [(await r).status for r in (first, stays)] == [200, 200]
+        assert slow.ran == ["good", "film"]
+
+    on_server(made, test)
+
+
+def test_a_drained_engine_answers_what_it_accepted(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        slow = slowed(client, monkeypatch)
+        accepted = [asyncio.create_task(client.infer([t])) for t in ("good", "bad film", "a film")]
+        await asyncio.to_thread(slow.started.wait, 20)
+        await asyncio.sleep(0.05)
+        assert client.app.service is not None
+        ending = asyncio.create_task(client.app.service.engine.drained())
+        await asyncio.sleep(0.05)
+        assert (await client.infer(["late"])).status == 503
+        slow.go.set()
+        await ending
+        assert [(await a).status for a in accepted] == [200] * 3
+
+    on_server(made, test)
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_before_it_waits(made: Path) -> None:
+    async def test(client: Client) -> None:
+        reply = await client.infer(["good"], timeout=1)  # microseconds
+        assert reply.status == 503
+        assert "within the request's time" in reply.json["error"]
+
+    on_server(made, test)
+
+
+def test_an_answer_that_comes_too_late_is_an_error(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        slow = slowed(client, monkeypatch)
+        waiting = asyncio.create_task(client.infer(["good"], timeout=200_000))
+        await asyncio.to_thread(slow.started.wait, 20)
+        await asyncio.sleep(0.25)
+        slow.go.set()
+        assert (await waiting).status == 503
+
+    on_server(made, test)
+
+
+def test_a_model_that_fails_fails_its_own_batch_and_no_other(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        assert client.app.service is not None
+        model = client.app.service.engine.model
+        run = model.run
+
+        def broken(rows: Sequence[Any]) -> list[Any]:
+            if rows[0].input == "bad":
+                raise RuntimeError("confidential")
+            return run(rows)
+
+        monkeypatch.setattr(model, "run", broken)
+        reply = await client.infer(["bad"])
+        assert (reply.status, reply.json["error"]) == (500, "the model failed (unexpected failure)")
+        assert (await client.infer(["good"])).status == 200
+
+    on_server(made, test)
+
+
+def test_a_batch_that_changes_answers_after_all_is_noticed_and_not_sent(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        assert client.app.service is not None
+        engine = client.app.service.engine
+        assert engine.model.sharing == "equal"
+        run = engine.model.run
+
+        def mixing(rows: Sequence[Any]) -> list[Any]:
+            answers = run(rows)
+            if len(rows) > 1:  # as a range over the whole batch would
+                return [{"embedding": [x + 1e-7 for x in dict(a)["embedding"]]} for a in answers]
+            return answers
+
+        monkeypatch.setattr(engine.model, "run", mixing)
+        texts = ["good", "film"]
+        results = await engine.answer(texts, None, Call("", FOREVER))
+        assert results.answers == [run([r])[0] for r in engine.model.encode(texts, None)]
+        assert engine.model.sharing == "alone"
+        await asyncio.sleep(0.01)
+        assert [x["event"] for x in client.lines if x["level"] == "error"] == [
+            "batches_change_answers"
+        ]
+
+    on_server(made, test)
+
+
+def test_the_first_shared_batches_are_compared_and_then_one_in_many() -> None:
+    compared = [n for n in range(1, 600) if not (n % engines.RECHECK and n & (n - 1))]
+    assert compared == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]

@@ -1,0 +1,170 @@
+"""The Open Inference Protocol over gRPC: messages that others' clients read, the same answers."""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.harness.bundle import Bundle
+from optimizer.harness.serve.grpc_messages import METHODS, methods
+from tests.harness.serve.serving import Client, on_server
+
+
+def test_a_request_has_the_bytes_of_the_protocol() -> None:
+    """Field by field, as the wire format has them: (number << 3 | 2), length, content."""
+    pytest.importorskip("google.protobuf")
+    request = methods()["ModelInfer"].request(model_name="m", id="7", raw_input_contents=[b"x"])
+    request.parameters["timeout"].int64_param = 5
+    request.inputs.add(name="t", datatype="BYTES", shape=[1])
+    tensor = b"\x0a\x01t" + b"\x12\x05BYTES" + b"\x1a\x01\x01"
+    parameter = b"\x0a\x07timeout" + b"\x12\x02" + b"\x10\x05"
+    assert request.SerializeToString(deterministic=True) == (
+        b"\x0a\x01m" + b"\x1a\x017" + bytes([0x22, len(parameter)]) + parameter
+        + bytes([0x2A, len(tensor)]) + tensor + b"\x3a\x01x"
+    )  # fmt: skip
+
+
+def test_every_method_has_its_messages() -> None:
+    pytest.importorskip("google.protobuf")
+    assert set(methods()) == set(METHODS)
+    names = {m.request.DESCRIPTOR.full_name for m in methods().values()}
+    assert "inference.ModelInferRequest" in names
+
+
+pytestmark_grpc = pytest.mark.skipif(
+    not find_spec("grpc"), reason="grpcio is not installed: pip install '.[serve]'"
+)
+Ask = Callable[..., Awaitable[Any]]
+
+
+def over_grpc(made: Path, test: Callable[[Client, Ask], Awaitable[None]], token: str = "") -> None:
+    """Run a test with a function that calls a method: (name, metadata, fields of the request)."""
+
+    async def run(client: Client) -> None:
+        import grpc
+
+        from optimizer.harness.serve.grpc_server import GrpcServer
+
+        server = GrpcServer(client.app, 1 << 20, token)
+        port = await server.start("127.0.0.1", 0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+            async def ask(name: str, message: Any = None, **options: Any) -> Any:
+                method = methods()[name]
+                call = channel.unary_unary(
+                    f"/inference.GRPCInferenceService/{name}",
+                    request_serializer=method.request.SerializeToString,
+                    response_deserializer=method.response.FromString,
+                )
+                return await call(message or method.request(), timeout=20, **options)
+
+            await test(client, ask)
+        await server.close(0)
+
+    on_server(made, run)
+
+
+def texts_request(texts: list[bytes], **fields: Any) -> Any:
+    request = methods()["ModelInfer"].request(model_name="tiny", **fields)
+    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
+    raw = b"".join(struct.pack("<I", len(t)) + t for t in texts)
+    request.raw_input_contents.append(raw)
+    return request
+
+
+async def refused(answer: Awaitable[Any]) -> str:
+    import grpc
+
+    with pytest.raises(grpc.RpcError) as e:
+        await answer
+    assert "confidential" not in e.value.details()
+    return str(e.value.code().name)
+
+
+@pytestmark_grpc
+def test_answers_are_those_of_predict(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        with Bundle(made) as bundle:
+            expected = np.array([bundle.predict([t])[0]["embedding"] for t in ("good", "a film")])
+        raw = await ask("ModelInfer", texts_request([b"good", b"a film"], id="7"))
+        typed = methods()["ModelInfer"].request(model_name="tiny")
+        tensor = typed.inputs.add(name="text", datatype="BYTES", shape=[2])
+        tensor.contents.bytes_contents.extend([b"good", b"a film"])
+        for response in (raw, await ask("ModelInfer", typed)):
+            (output,) = response.outputs
+            assert (output.name, output.datatype, list(output.shape)) == (
+                *("embedding", "FP32"),
+                [2, 32],
+            )
+            vectors = np.frombuffer(response.raw_output_contents[0], "<f4").reshape(2, 32)
+            assert np.array_equal(vectors, expected.astype(np.float32))
+        assert (raw.id, raw.model_version) == ("7", "1")
+
+    over_grpc(made, test)
+
+
+@pytestmark_grpc
+def test_health_and_metadata(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        request = methods()["ModelMetadata"].request(name="tiny")
+        metadata = await ask("ModelMetadata", request)
+        assert [i.name for i in metadata.inputs] == ["text"]
+        assert (await ask("ServerLive")).live
+        assert (await ask("ServerReady")).ready
+        ready = methods()["ModelReady"].request
+        assert (await ask("ModelReady", ready(name="tiny"))).ready
+        assert not (await ask("ModelReady", ready(name="other"))).ready
+        assert (await ask("ServerMetadata")).name == "optimize-harness"
+
+    over_grpc(made, test)
+
+
+@pytestmark_grpc
+def test_what_is_no_request_has_its_status_and_the_next_is_answered(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        good = [b"confidential"]
+        unknown = texts_request(good)
+        unknown.model_name = "other"
+        short = texts_request(good)
+        short.raw_input_contents[0] = b"\xff\0\0\0a"
+        late = texts_request(good)
+        late.parameters["timeout"].int64_param = 1
+        large = texts_request([b"x" * (1 << 20)])
+        mixed = texts_request(good)
+        mixed.inputs[0].contents.bytes_contents.append(b"a")
+        shaped = texts_request(good)
+        shaped.inputs[0].shape[:] = [-1]
+        for request, code in (
+            (unknown, "NOT_FOUND"),
+            (short, "INVALID_ARGUMENT"),
+            (late, "DEADLINE_EXCEEDED"),
+            (large, "RESOURCE_EXHAUSTED"),
+            (mixed, "INVALID_ARGUMENT"),
+            (shaped, "INVALID_ARGUMENT"),
+            (texts_request([b"\xff"]), "INVALID_ARGUMENT"),
+        ):
+            assert await refused(ask("ModelInfer", request)) == code
+        await ask("ModelInfer", texts_request(good))
+        assert client.app.service is not None
+        client.app.service.engine.drain()
+        assert await refused(ask("ModelInfer", texts_request(good))) == "UNAVAILABLE"
+        assert "confidential" not in str(client.lines)
+
+    over_grpc(made, test)
+
+
+@pytestmark_grpc
+def test_with_a_token_only_its_owners_are_answered(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        request = texts_request([b"good"])
+        assert await refused(ask("ModelInfer", request)) == "UNAUTHENTICATED"
+        await ask("ModelInfer", request, metadata=(("authorization", "Bearer sesame"),))
+        assert (await ask("ServerReady")).ready
+        await asyncio.sleep(0)
+
+    over_grpc(made, test, token="sesame")
