@@ -30,6 +30,13 @@ def check_processes(recipe: Recipe) -> None:
 
 def check_target(section: TargetSection, at: str) -> None:
     """Of one target; at: its path in the recipe."""
+    absent = [name for name in section.made_with if package_version(name) is None]
+    if absent:
+        raise MachineError(
+            f"{' and '.join(absent)} not installed, with which its files are made",
+            where=at,
+            fix=f"pip install {' '.join(absent)}",
+        )
     missing = not_judged(section)
     if missing and section.on_missing != "defer":
         fix = f"{_install(section)}, or on_missing: defer to go on without it."

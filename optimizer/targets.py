@@ -107,6 +107,7 @@ OPENVINO = Target(
     name="openvino",
     section=OpenVinoTarget,
     accepts=Accepts(weight_zero_point=False, dynamic_activations=False),
+    check="optimizer.targets:openvino_genai",
     lower="optimizer.lower.openvino:lower",
     fit="optimizer.build.openvino:fit",
     build="optimizer.build.openvino:build",
@@ -116,6 +117,7 @@ OPENVINO = Target(
         reciprocal=True, behind_quantizers=True, open="optimizer.validate.served:pieces"
     ),
     floats="optimizer.build.openvino:float_forms",
+    package="optimizer.package.openvino_genai:add",
     judged_by=("openvino",),
     distributions=("openvino",),
     extras={"cpu": "openvino"},
@@ -219,6 +221,16 @@ def check(recipe: Recipe) -> None:
         if target.check:
             resolve(target.check)(recipe, section, at)
         _check_calibrated_length(recipe, section, at)
+
+
+def openvino_genai(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:
+    """The folder of OpenVINO GenAI is a decoder's."""
+    if section.genai and not tasks.task(recipe.model.task).generates:
+        raise RecipeError(
+            f"true for {recipe.model.task}: OpenVINO GenAI opens models that continue texts",
+            where=f"{at}.genai",
+            accepted="false",
+        )
 
 
 def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:

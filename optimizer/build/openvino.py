@@ -14,11 +14,14 @@ from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
     Settings,
     capabilities,
+    write_stateful,
 )
 from optimizer.lower.inspect_openvino import inspect
+from optimizer.lower.lookup import IDS
 from optimizer.recipe.schema import OpenVinoTarget
 
 MINIMUM = "2026.4"
+GENAI_MODEL = "openvino_model.xml"  # of which package/openvino_genai.py makes a folder
 
 
 def fit(section: OpenVinoTarget) -> dict[str, Any]:
@@ -31,11 +34,12 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
     }
 
 
-def build(section: OpenVinoTarget, model: Path, _out: Path) -> dict[str, Any]:
-    """See stage.py. Raises harness.errors.MachineError when it cannot be opened here, or would
-    answer wrongly (fit_columns.processor)."""
+def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
+    """See stage.py; with `genai` also the decoder in OpenVINO's own two files. Raises
+    harness.errors.MachineError when it cannot be opened here, or would answer wrongly
+    (fit_columns.processor)."""
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
-    integers = any(entry["activation"] != "float" for entry in lowering["modules"].values())
+    integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
     needs = {**fit(section), "integer_products": integers}
     context = fit_columns.FitContext({"fit": needs}, this_machine(), frozenset(), None)
     if unfit := fit_columns.processor(context):
@@ -45,6 +49,8 @@ def build(section: OpenVinoTarget, model: Path, _out: Path) -> dict[str, Any]:
             fix="Build it on a processor that has it, or use on_missing: defer.",
         )
     settings = Settings.from_fit(needs)
+    if section.genai:
+        write_stateful(model / "model.onnx", settings, out / GENAI_MODEL)
     with OpenVinoRunner(model / "model.onnx", settings, threads=section.threads) as runner:
         return {"inspected": inspect(model, runner.kernels()), "fit": needs}
 

@@ -59,7 +59,7 @@ def convert(
         read_text(source / name, SETTING_BYTES)
     tokenizer_fields.check(source)
     _check_expansion(source / "tokenizer.json")
-    theirs = _transformers_tokenizer(source, trust_remote_code)
+    theirs = transformers_tokenizer(source, trust_remote_code)
     vocabulary_files.check(theirs, source)
     tokenizer_sense.check(theirs, embedding_rows, source, TEXTS)
     backend = theirs.backend_tokenizer
@@ -89,7 +89,8 @@ def _check_expansion(file: Path) -> None:
         )
 
 
-def _transformers_tokenizer(source: Path, trust_remote_code: bool) -> Any:
+def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any:
+    """The fast tokenizer of a folder. Raises CheckpointError where there is none."""
     from transformers import AutoTokenizer
 
     logger = logging.getLogger("transformers")

@@ -163,6 +163,11 @@ class TargetSection(Section):
         """Distributions that a bundle's harness imports for it, beside those of every target."""
         return ()
 
+    @property
+    def made_with(self) -> tuple[str, ...]:
+        """Distributions that only what this section asks for needs, when it is made."""
+        return ()
+
     def kernel_block(self, group_size: int) -> int:
         """Inputs per int8 block into which the kernels that judge it here, of quantized weights
         alone, round what they multiply; 0: none. group_size: of the weights, 0 where they have one
@@ -247,6 +252,10 @@ class OpenVinoTarget(TargetSection):
         "they multiply; 0: they multiply what they are given",
     )
 
+    genai: bool = Field(
+        False, description="text-generation: also the folder that OpenVINO GenAI opens"
+    )
+
     @model_validator(mode="after")
     def _judged_together(self) -> OpenVinoTarget:
         if self.dynamic_quantization and self.float != "fp32":
@@ -270,6 +279,10 @@ class OpenVinoTarget(TargetSection):
     @property
     def harness_packages(self) -> tuple[str, ...]:
         return ("openvino",)
+
+    @property
+    def made_with(self) -> tuple[str, ...]:
+        return ("openvino-tokenizers",) if self.genai else ()
 
     def kernel_block(self, _group_size: int) -> int:
         return self.dynamic_quantization

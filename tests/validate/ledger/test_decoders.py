@@ -382,7 +382,9 @@ def test_a_clean_decoder_holds_in_openvino(
 def test_openvino_keeps_every_module_in_integers_and_every_attention_in_one_kernel(
     in_openvino: Callable[[str], Materials],
 ) -> None:
-    assert in_openvino("fused").inspected["inspected"]["operators"] == {
+    document = in_openvino("fused").inspected
+    assert document["fit"]["integer_products"] is False
+    assert document["inspected"]["operators"] == {
         "FullyConnected i4": 14,
         "FullyConnected i8": 1,
         "Gather i8": 1,

@@ -13,7 +13,7 @@ the processor (measured for them: docs/decisions.md, Properties of OpenVINO):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,15 @@ class Settings:
         return cls(
             fit.get("float", "fp32"), fit.get("hint", "latency"), fit.get("dynamic_quantization", 0)
         )
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """The properties of OpenVINO's that decide what is computed."""
+        return {
+            "INFERENCE_PRECISION_HINT": PRECISIONS[self.precision],
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": self.block,
+            "KV_CACHE_PRECISION": CACHES[self.precision],
+        }
 
 
 class OpenVinoRunner(Closing):
@@ -183,6 +192,31 @@ def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> 
     out.write_bytes(compiled.export_model().getvalue())
 
 
+def write_stateful(model: Path, settings: Settings, out: Path) -> None:
+    """Write a decoder's ONNX file as OpenVINO's own two: `out`, which ends in .xml, and the weights
+    beside it, .bin. Its cache is a state; weights keep the types they have. Who opens it without
+    properties gets those of `settings`, but for the precision hint, which a file cannot carry."""
+    ov = _import()
+    read = ov.Core().read_model(str(model))
+    stateful.keep_cache(ov, read)
+    for name, value in settings.decides.items():
+        read.set_rt_info(str(value), ["runtime_options", name])
+    write_model(read, out)
+
+
+def write_model(model: Any, out: Path) -> None:
+    """Write an ov.Model, nothing rounded."""
+    _import().save_model(model, str(out), compress_to_fp16=False)
+
+
+def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
+    """What a model of texts gives, {output: array} of one text. Its operators must have been
+    registered: importing openvino_tokenizers does."""
+    compiled = _import().Core().compile_model(str(path), "CPU")
+    names = [_name(port) for port in compiled.outputs]
+    return lambda text: dict(zip(names, compiled([text]).values(), strict=True))
+
+
 def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) -> Any:
     """An ov.CompiledModel."""
     ov = _import()
@@ -191,12 +225,10 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     properties = {
-        "INFERENCE_PRECISION_HINT": PRECISIONS[settings.precision],
+        **settings.decides,
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": HINTS[settings.hint],
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": settings.block,
         "ENABLE_CPU_PINNING": False,
-        "KV_CACHE_PRECISION": CACHES[settings.precision],
     }
     try:
         if compiled is None:

@@ -1,0 +1,125 @@
+"""The folder that OpenVINO GenAI opens, beside a decoder's ONNX, where a recipe says `genai: true`.
+
+    properties = json.loads((folder / "openvino_properties.json").read_text())
+    openvino_genai.LLMPipeline(folder, "CPU", **properties)
+
+    openvino_model.xml, .bin       the ONNX file's own graph and weights, its cache a state
+    openvino_tokenizer.xml, .bin   tokenizer.json as an OpenVINO model, and openvino_detokenizer.xml
+    openvino_properties.json       what the model was proven with: by itself OpenVINO rounds a cache
+                                   to 8 bits and, where the processor has it, computes in bf16
+    config.json, ...               the checkpoint's, and the chat template
+
+Written with openvino-tokenizers 2026.4. Before it is done the model is opened again and must answer
+as the ONNX file does, bit for bit, and the tokenizer must give the ids of tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.build.openvino import GENAI_MODEL
+from optimizer.errors import LedgerError
+from optimizer.harness import contract as contracts
+from optimizer.harness import kv_cache
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.harness.runtimes.openvino.run import (
+    OpenVinoRunner,
+    Settings,
+    string_model,
+    write_model,
+)
+from optimizer.load.tokenizer import transformers_tokenizer
+from optimizer.target_record import Packed
+
+TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
+PROPERTIES = "openvino_properties.json"
+CHECKPOINT = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  Two  spaces, a\ttab,\na line; 3.14 and 1,000,000.",
+    "Zürich, naïve café, 東京, 🙂!",
+    "def f(x):\n    return x ** 2\n",
+)
+ASKED = 8  # tokens of the text that both forms of the model are given
+
+
+def add(part: Packed) -> None:
+    """Beside the model, the folder's other files; nothing where build made no model of OpenVINO's
+    own. Raises LedgerError where one of them says something else than the proven model."""
+    if not (part.built / GENAI_MODEL).is_file():
+        return
+    model, source = part.bundle / part.entry["model"], part.source
+    folder, contract = model.parent, contracts.read(source / "contract.json")
+    settings = Settings.from_fit(part.entry["fit"])
+    for name in (GENAI_MODEL, Path(GENAI_MODEL).with_suffix(".bin").name):
+        shutil.copyfile(part.built / name, folder / name)
+    _add_tokenizer(source / "checkpoint", folder, contract)
+    for name in CHECKPOINT:
+        if (source / "checkpoint" / name).is_file():
+            shutil.copyfile(source / "checkpoint" / name, folder / name)
+    if contract.decoder.chat_template is not None:
+        template = folder / "chat_template.jinja"
+        template.write_text(contract.decoder.chat_template, encoding="utf-8")
+    text = json.dumps(settings.decides, indent=1, sort_keys=True)
+    (folder / PROPERTIES).write_text(text, encoding="utf-8")
+    _check_model(model, folder / GENAI_MODEL, settings, contract)
+
+
+def _add_tokenizer(checkpoint: Path, folder: Path, contract: Contract) -> None:
+    from openvino_tokenizers import convert_tokenizer
+
+    theirs = transformers_tokenizer(checkpoint)
+    tokenizer, detokenizer = convert_tokenizer(theirs, with_detokenizer=True)
+    write_model(tokenizer, folder / TOKENIZER)
+    write_model(detokenizer, folder / DETOKENIZER)
+    ours = load_tokenizer(checkpoint, contract)
+    encode = string_model(folder / TOKENIZER)
+    for text in TEXTS:
+        ids, expected = encode(text)["input_ids"][0].tolist(), ours.encode(text).ids
+        if ids != expected:
+            raise LedgerError(
+                f"{text[:30]!r} is tokens {ids[:8]}, and {expected[:8]} by tokenizer.json",
+                where=f"package: {TOKENIZER}",
+                accepted="equality",
+                fix="openvino-tokenizers does not convert this tokenizer: use genai: false.",
+            )
+
+
+def _check_model(onnx: Path, written: Path, settings: Settings, contract: Contract) -> None:
+    """Both answer the same tokens, in one piece and one more, with the same bits."""
+    ids = np.arange(ASKED, dtype=np.int64)[None] % contract.decoder.vocabulary
+    answers = []
+    for path in (onnx, written):
+        with OpenVinoRunner(path, settings, threads=1) as runner:
+            decoder = runner.decoder(contract)
+            pieces = ((0, ASKED - 1), (ASKED - 1, ASKED))
+            answers.append([decoder.step(_columns(contract, ids, *piece)) for piece in pieces])
+    for first, second in zip(*answers, strict=True):
+        if not np.array_equal(first, second):
+            raise LedgerError(
+                f"{written.name} answers other logits than {onnx.name}",
+                where="package: OpenVINO GenAI",
+                accepted="equality",
+            )
+
+
+def _columns(contract: Contract, ids: Any, start: int, end: int) -> dict[str, Any]:
+    mask = np.ones((1, end), np.int64)
+    known = {
+        "input_ids": ids[:, start:end],
+        "attention_mask": mask,
+        "position_ids": kv_cache.position_ids(mask, end - start),
+    }
+    return {i.name: known[i.name] for i in contract.inputs}
