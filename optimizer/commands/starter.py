@@ -42,6 +42,7 @@ targets:
   # - runtime: tensorrt-rtx
   #   shapes: {batch: [1, 8, 32], sequence: [16, 128, 256]}    # [min, usual, max]
   #   float: fp16
+  # - {runtime: onnxruntime-web}         # a page whose browser runs it: docs/web.md
 """
 
 DECODER = """\
@@ -61,7 +62,7 @@ targets:
   - {runtime: onnxruntime, device: cpu}
   # - runtime: tensorrt-rtx
   #   shapes: {batch: [1, 1, 4], sequence: [1, 128, 512], past: [0, 256, 1024]}
-  # - {runtime: compressed-tensors}      # a folder for transformers and vLLM
+  # - {runtime: compressed-tensors}      # a folder for transformers, vLLM and SGLang
 """
 
 PROOF = """
