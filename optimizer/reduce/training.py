@@ -223,8 +223,8 @@ class _Run:
 
     def fit_time(self, at_least: int) -> None:
         """Fewer steps where the time does not suffice for all of them, by what the last ones took:
-        a machine may become slower, and faster again. The rate falls to nothing by the new last
-        step."""
+        a machine may become slower, and faster again, which so few steps show only so well: then
+        twice as many at most. The rate falls to nothing by the new last step."""
         limit, steps = self.options.max_seconds, self.curve.steps
         each = sum(self.lately) / max(1, len(self.lately))
         self.lately = []
@@ -233,7 +233,7 @@ class _Run:
             return
         judging = measuring * MEASURED * (1 - self.done / steps)
         possible = max(at_least, self.done + int((limit - spent - judging) / each))
-        possible = min(possible, self.options.steps)
+        possible = min(possible, 2 * steps, self.options.steps)
         if possible != steps:
             self.curve.steps = possible
             self.save()
