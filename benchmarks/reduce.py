@@ -7,7 +7,8 @@
 minilm    all-MiniLM-L6-v2 with 30 % fewer neurons in every block, chosen on the sentences of
           recipes/minilm-int8.yaml, judged on its 1,207 held-out ones: cosine to the float model's
           embeddings, and the accuracy of a probe fit on float embeddings. Differences between
-          neighbours in the table are paired, sentence by sentence.
+          neighbours in the table are paired, sentence by sentence. With --peer-python also as
+          nvidia-modelopt's hooks choose them (reduce_peer.py), each paired with second_order.
 smollm2   SmolLM2-135M-Instruct with 8 of its 30 blocks left out, chosen on 4 windows of 512 tokens,
           judged on other windows: nats per token above the float model, and KL.
 
@@ -18,12 +19,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -54,19 +58,24 @@ def main() -> None:
     p.add_argument("--part", choices=("minilm", "smollm2"), action="append", default=[])
     p.add_argument("--work", type=Path, default=ROOT / "artifacts" / "reduce")
     p.add_argument("--sequences", type=Path, help="a folder with eval.jsonl of token ids")
+    p.add_argument("--peer-python", type=Path, help="of an environment with nvidia-modelopt")
     p.add_argument("--write", action="store_true")
     asked = p.parse_args()
     torch.set_num_threads(1)
     asked.work.mkdir(parents=True, exist_ok=True)
     for part in asked.part:
-        result = minilm(asked.work) if part == "minilm" else smollm2(asked.work, asked.sequences)
+        if part == "minilm":
+            result = minilm(asked.work, asked.peer_python)
+        else:
+            result = smollm2(asked.work, asked.sequences)
         (asked.work / f"{part}.json").write_text(json.dumps(result, indent=1))
     if asked.write:
         results = ROOT / "benchmarks" / "results"
-        parts = {
-            n: json.loads((asked.work / f"{n}.json").read_text()) for n in ("minilm", "smollm2")
-        }
-        (results / "reduce.json").write_text(json.dumps(parts, indent=1) + "\n")
+        file = results / "reduce.json"
+        parts = json.loads(file.read_text())
+        for measured in asked.work.glob("*.json"):
+            parts[measured.stem] = json.loads(measured.read_text())
+        file.write_text(json.dumps(parts, indent=1) + "\n")
         (results / "reduce.md").write_text(page(parts))
 
 
@@ -94,7 +103,7 @@ def smaller(source: Path, calibrate: Calibrate, chosen: dict[str, Any], out: Pat
     return seconds
 
 
-def minilm(work: Path) -> dict[str, Any]:
+def minilm(work: Path, peer_python: Path | None = None) -> dict[str, Any]:
     recipe = read_recipe(ROOT / "recipes" / "minilm-int8.yaml")
     source = loaded(recipe.model, work / "minilm")
     assert recipe.calibrate is not None
@@ -126,6 +135,22 @@ def minilm(work: Path) -> dict[str, Any]:
     for better, worse in zip(IMPORTANCES[1:], IMPORTANCES, strict=False):
         table[better]["less away"] = with_bounds(away[worse] - away[better])
         table[better]["more right"] = with_bounds(right[better].astype(float) - right[worse])
+    peers: dict[str, Any] = {}
+    if peer_python is not None:
+        chosen_on = datasets.calibration_rows(
+            recipe.calibrate, contracts.read(source / "contract.json").task_record
+        )
+        for name, model, seconds in peer_models(peer_python, source, chosen_on, fewer.ffn, work):
+            values = embedded(model, source, rows)
+            distance, hits = 1 - (values * reference).sum(1), probe.predict(values) == labels
+            peers[name] = {
+                "away": with_bounds(distance),
+                "accuracy": float(hits.mean()),
+                "lost": with_bounds(right["float"].astype(float) - hits),
+                "less away": with_bounds(distance - away["second_order"]),
+                "more right": with_bounds(right["second_order"].astype(float) - hits),
+                "seconds": seconds,
+            }
     neurons = {"from": full.ffn, "to": fewer.ffn}
     float_accuracy = float(right["float"].mean())
     return {
@@ -134,14 +159,45 @@ def minilm(work: Path) -> dict[str, Any]:
         "neurons": neurons,
         "float": float_accuracy,
         "by": table,
+        "peers": peers,
     }
+
+
+def peer_models(
+    python: Path, source: Path, rows: Any, neurons: int, work: Path
+) -> Iterator[tuple[str, Any, float]]:
+    """Of each of nvidia-modelopt's hooks: its name, the model with the neurons in each block that
+    it scores highest, and CPU seconds. rows: what they are chosen on."""
+    contract = contracts.read(source / "contract.json")
+    tokenizer = load_tokenizer(source / "checkpoint", contract)
+    texts, scores = work / "peer-texts.json", work / "peer-scores.safetensors"
+    ids = [tasks.encode(contract, tokenizer, [row.text], None)["input_ids"][0] for row in rows]
+    texts.write_text(json.dumps([[int(i) for i in one] for one in ids]))
+    options = {"model": str(source / "checkpoint"), "texts": str(texts), "out": str(scores)}
+    worker = Path(__file__).with_name("reduce_peer.py")
+    subprocess.run([python, worker, json.dumps(options)], check=True)
+    with safe_open(scores, "pt") as f:
+        seconds = json.loads(f.metadata()["seconds"])
+        for name in seconds:
+            model: Any = torch_model(open_checkpoint(source), contract.task)
+            for i, layer in enumerate(model.encoder.layer):
+                kept = f.get_tensor(f"{name}/{i}").topk(neurons).indices.sort().values
+                up, down = layer.intermediate.dense, layer.output.dense
+                up.weight.data, up.bias.data = up.weight.data[kept], up.bias.data[kept]
+                down.weight.data = down.weight.data[:, kept]
+            yield name, model, seconds[name]
 
 
 def embeddings(folder: Path, rows: Any) -> Any:
     """(rows, width) float64, of unit length."""
     contract = contracts.read(folder / "contract.json")
+    return embedded(torch_model(open_checkpoint(folder), contract.task), folder, rows)
+
+
+def embedded(model: Any, folder: Path, rows: Any) -> Any:
+    """The same by a model that reads and pools as the one in `folder` does."""
+    contract = contracts.read(folder / "contract.json")
     tokenizer = load_tokenizer(folder / "checkpoint", contract)
-    model = torch_model(open_checkpoint(folder), contract.task)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].text))
     values = np.zeros((len(rows), contract.outputs[0].axes[-1]))
     for start in range(0, len(order), 32):
@@ -259,6 +315,7 @@ def page(parts: dict[str, Any]) -> str:
         f"Better than the row above beyond its interval: by the cosine "
         f"{', '.join(sure['less away']) or 'none'}; by the probe "
         f"{', '.join(sure['more right']) or 'none'}.",
+        *of_peers(a.get("peers", {})),
         "",
         f"## SmolLM2, {b['left_out']} of {b['blocks']} blocks left out",
         "",
@@ -276,6 +333,27 @@ def page(parts: dict[str, Any]) -> str:
         )
     lines += ["", f"Measured loses {number(b['by']['measured']['less'])} nats less.", ""]
     return "\n".join(lines)
+
+
+def of_peers(peers: dict[str, Any]) -> list[str]:
+    if not peers:
+        return []
+    lines = [
+        "",
+        "The same number of neurons, chosen on the same texts by nvidia-modelopt's hooks "
+        "(`reduce_peer.py`):",
+        "",
+        "| hook | 1 − cosine to float | second_order is nearer by | probe accuracy | points lost "
+        "| second_order has more right, points | CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in peers.items():
+        lines.append(
+            f"| {name} | {number(row['away'])} | {number(row['less away'])} "
+            f"| {row['accuracy']:.1%} | {points(row['lost'])} | {points(row['more right'])} "
+            f"| {row['seconds']:.0f} |"
+        )
+    return lines
 
 
 def number(values: list[float]) -> str:
