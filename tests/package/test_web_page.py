@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from benchmarks import chromium
 from optimizer.build import npm
@@ -196,6 +197,22 @@ def test_no_character_makes_other_tokens_unnoticed(made: Path, tmp_path: Path) -
     others = [t for t, r, e in zip(texts, results, expected, strict=True) if r not in (None, e)]
     assert others == []
     assert sum(r is not None for r in results) > len(texts) // 2
+
+
+@needs_node
+@pytest.mark.slow
+def test_a_final_sigma_is_lowercased_letter_by_letter(made: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(made, tmp_path / "bundle"))
+    path = bundle / "tokenizer" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocabulary = document["model"]["vocab"]
+    for piece in ("ο", "##δ", "##ο", "##σ", "##ς"):
+        vocabulary[piece] = len(vocabulary)
+    path.write_text(json.dumps(document))
+    (bundle / "texts.json").write_text(json.dumps(["ΟΔΟΣ"]))
+    ids = [vocabulary[p] for p in ("[CLS]", "ο", "##δ", "##ο", "##σ", "[SEP]")]
+    assert Tokenizer.from_file(str(path)).encode("ΟΔΟΣ").ids[: len(ids)] == ids
+    assert asked(bundle, [], "tokens") == [ids]
 
 
 @pytest.fixture(scope="module")
