@@ -11,15 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import CheckpointError, RecipeError
+from optimizer.harness import tasks
 from optimizer.recipe.schema import OnnxRuntimeWebTarget, Recipe
 
-TASKS = ("sentence-embedding", "text-classification", "feature-extraction")
-"""Those that package/web/tasks.mjs answers."""
-WHY = {
-    "token-classification": "its answers name places in the text, which the tokenizer for browsers "
-    "does not give",
-    "text-generation": "the page keeps no cache, without which each token costs a whole text",
-}
 PARTS = {
     "normalizer": "BertNormalizer Lowercase NFC NFD NFKC NFKD Prepend Replace Sequence "
     "Strip StripAccents",
@@ -33,14 +27,14 @@ Precompiled it has an approximation)."""
 
 
 def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
-    """Raise RecipeError for a task of the list above."""
-    task = recipe.model.task
-    if task not in TASKS:
-        why = WHY.get(task, "the page has no code that makes its answers")
+    """Raise RecipeError for a task that the page does not answer."""
+    task = tasks.task(recipe.model.task)
+    if task.not_in_browser:
+        accepted = ", ".join(n for n, t in tasks.TASKS.items() if not t.not_in_browser)
         raise RecipeError(
-            f"{task} is not answered in a browser: {why}",
+            f"{task.name} is not answered in a browser: {task.not_in_browser}",
             where=f"{at}.runtime",
-            accepted=f"with it, model.task {', '.join(TASKS)}",
+            accepted=f"with it, model.task {accepted}",
             fix="Remove the target.",
         )
 

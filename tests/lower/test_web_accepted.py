@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import optimizer
 from optimizer import targets
 from optimizer.errors import CheckpointError, RecipeError
+from optimizer.harness import tasks
 from optimizer.lower.web_accepted import check_tokenizer
 from optimizer.recipe import file as recipe_file
 from tests.conftest import write_tiny_recipe
@@ -52,3 +55,9 @@ def test_a_part_that_it_lacks_is_named(tmp_path: Path, part: str, value: dict[st
     inner = value["normalizers"][0]["type"] if "normalizers" in value else value["type"]  # type: ignore[index]
     with pytest.raises(CheckpointError, match=f"{part}: {inner} is not in the tokenizer"):
         check_tokenizer(path)
+
+
+def test_the_page_has_code_for_the_tasks_that_it_is_said_to_answer() -> None:
+    page = (Path(optimizer.__file__).parent / "package/web/tasks.mjs").read_text()
+    answered = set(re.findall(r'^  "([a-z-]+)": ', page, re.M))
+    assert answered == {n for n, task in tasks.TASKS.items() if not task.not_in_browser}

@@ -45,4 +45,5 @@ TASK = Task(
     line=line,
     arrays=("token_type_ids",),
     headless=True,
+    not_in_browser="",
 )

@@ -74,4 +74,5 @@ TASK = Task(
     sections=("pooling", "normalize"),
     headless=True,
     pipeline_tag="sentence-similarity",
+    not_in_browser="",
 )

@@ -42,7 +42,8 @@ class Task:
     the first; otherwise the model reads both by themselves, to be compared. calibration_items:
     "rows", each an input; or "windows" of one length, cut from all rows joined end to end.
     requires: packages that answering needs besides numpy, the tokenizer and a runtime.
-    pipeline_tag: what model hubs call it; "" where that is its name.
+    pipeline_tag: what model hubs call it; "" where that is its name. not_in_browser: why the page
+    of a bundle (package/web/tasks.mjs) does not answer; "" where it does.
 
     Of a checkpoint: model: the transformers class that builds it, "module:name". headless:
     its pooler is dropped, as the output is its last hidden state. heads: endings of the names of
@@ -64,6 +65,7 @@ class Task:
     calibration_items: Literal["rows", "windows"] = "rows"
     requires: tuple[str, ...] = ()
     pipeline_tag: str = ""
+    not_in_browser: str = "the page has no code that makes its answers"
     model: str = "transformers:AutoModel"
     headless: bool = False
     heads: tuple[str, ...] = ()

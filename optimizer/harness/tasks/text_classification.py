@@ -76,4 +76,5 @@ TASK = Task(
     pairs_together=True,
     model="transformers:AutoModelForSequenceClassification",
     heads=("ForSequenceClassification",),
+    not_in_browser="",
 )

@@ -142,4 +142,5 @@ TASK = Task(
     requires=("jinja2",),  # chat templates
     model="transformers:AutoModelForCausalLM",
     heads=("ForCausalLM", "LMHeadModel"),
+    not_in_browser="the page keeps no cache, without which each token costs a whole text",
 )

@@ -115,4 +115,5 @@ TASK = Task(
     sections=("labels",),
     model="transformers:AutoModelForTokenClassification",
     heads=("ForTokenClassification",),
+    not_in_browser="answers name places in the text, which the tokenizer there does not give",
 )
