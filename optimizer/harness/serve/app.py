@@ -183,6 +183,7 @@ class App:
         service, headers = self.ready_service(), exchange.headers
         service.check(name, version)
         body = await self._body(exchange)
+        service.engine.check(exchange.client)
         request = read(body, whole_header(headers, LENGTH))
         call = service.call(exchange.client, request.parameters, _timeout(exchange))
 
@@ -223,7 +224,9 @@ class App:
             raise UnknownError("no such path; here are /v1/models and /v1/embeddings")
         self._accept(exchange, "v1 embeddings", "POST")
         service = self.ready_service()
-        body = read_object(await self._body(exchange))
+        data = await self._body(exchange)
+        service.engine.check(exchange.client)
+        body = read_object(data)
 
         async def work() -> Response:
             answer, result = await openai.embeddings(

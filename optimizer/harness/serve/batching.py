@@ -134,6 +134,13 @@ class Scheduler:
             raise Refused("deadline", self._wait(now, None))
         self._plan = plan
 
+    def check(self, now: float, client: str) -> None:
+        """Refuse now what `submit` would refuse of this client however little it asks for: before
+        a request is read, which costs more than to refuse it. Raises Refused."""
+        if self.draining:
+            raise Refused("draining", self._wait(now, None))
+        self._refuse_overload(now, [Job(None, 0, client)], 0.0)
+
     def take(self, now: float) -> Turn:
         """What a free worker does now. A turn with jobs is to be followed by `finish`."""
         turn = Turn()

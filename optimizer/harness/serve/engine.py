@@ -128,6 +128,14 @@ class Engine:
         request = await self._finished({job: arrays}, call)
         return Result([request.values[job]], queued=request.queued, model=request.model)
 
+    def check(self, client: str) -> None:
+        """Raises RequestError where a request of this client would be refused whatever it holds."""
+        try:
+            with self._ready:
+                self._scheduler.check(self.clock(), client)
+        except Refused as e:
+            raise _refusal(e) from None
+
     def drain(self) -> None:
         """Accept nothing more."""
         with self._ready:

@@ -39,7 +39,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=_seconds,
         metavar="SECONDS",
         help="that requests may wait where more "
-        "come than are answered; default: the time of four full batches",
+        "come than are answered; default: the time of two full batches",
     )
     add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")

@@ -68,6 +68,7 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="critical",  # the application logs what happens, as JSON
             access_log=False,
             server_header=False,
             date_header=False,

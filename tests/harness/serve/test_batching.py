@@ -210,6 +210,22 @@ def test_under_three_times_the_load_accepted_rows_wait_no_longer_than_the_target
     assert busy > 0.99 * 60  # what is refused could not have been served
 
 
+def test_what_would_be_refused_is_refused_before_it_is_read() -> None:
+    scheduler = Scheduler(LIMITS, cost)
+    scheduler.check(0.0, "a")
+    while True:
+        try:
+            scheduler.submit(0.0, [Job(1, 30, "a")])
+        except Refused:
+            break
+        scheduler.check(0.0, "b")
+    with pytest.raises(Refused, match="overload"):
+        scheduler.check(0.0, "a")
+    scheduler.drain()
+    with pytest.raises(Refused, match="draining"):
+        scheduler.check(0.0, "b")
+
+
 def test_a_burst_is_accepted_as_a_whole() -> None:
     burst = [(0.001 * i, Job(1, 8)) for i in range(40)]
     assert simulate(burst).refused == {}
