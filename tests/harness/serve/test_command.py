@@ -45,7 +45,7 @@ def started(bundle: Path, *arguments: str) -> tuple[subprocess.Popen[str], int, 
 
     threading.Thread(target=follow, daemon=True).start()
     assert ready.wait(60), lines
-    (port,) = [line["port"] for line in lines if line["event"] == "listening"]
+    (port,) = [line["port"] for line in lines if "port" in line]
     return process, port, lines
 
 
