@@ -39,7 +39,7 @@ MOST_LAYERS = 20_000
 KINDS = (
     ("harness/", "code"),
     ("verify.py", "code"),
-    ("requirements.txt", "code"),
+    ("requirements", "code"),
     ("tokenizer/", "weight.config"),
     (MANIFEST, "weight.config"),
     ("report.", "doc"),

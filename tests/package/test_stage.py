@@ -193,6 +193,15 @@ def test_requirements_pin_the_versions_used(made: Path) -> None:
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize("missing", ["", "uvicorn"])
+def test_what_makes_serving_faster_is_pinned_where_all_of_it_is_here(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "package_version", lambda n: None if n == missing else "1.2")
+    lines = stage.serve_requirements().splitlines()
+    assert lines == ([] if missing else [f"{name}==1.2" for name in stage.SERVE])
+
+
 def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_path: Path) -> None:
     import onnxruntime
 
