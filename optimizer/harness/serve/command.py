@@ -33,8 +33,8 @@ SHORTEST_TARGET = 0.02  # seconds
 BURST = 2  # times the target may wait in a burst
 WAITING = 4096  # rows
 CONNECTIONS = 1000
-SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on; Python's 5 ms are an
-# answer's time (benchmarks/serving.py)
+SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: Python's 5 ms are as
+# long as many an answer takes
 
 
 def run(opened: Callable[[], Bundle], args: argparse.Namespace) -> int:
