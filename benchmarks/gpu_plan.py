@@ -127,8 +127,10 @@ RUNTIMES = (RTX, "tensorrt", "onnxruntime")
 BEYOND = (
     "smollm2-int4",
     "smollm2-int4-gguf",
+    "smollm2-int4-openvino",
     "smollm2-int8",
     "minilm-int8-openvino",
+    "minilm-int8-web",
     "minilm-pruned-int8",
     "minilm-qat-w4a8",
     "smollm2-sparse-int4",

@@ -23,11 +23,25 @@ def digest(root: Path, module: str) -> str:
     return done.stdout
 
 
+def copied(folder: Path) -> Path:
+    source = Path(optimizer.__file__).parent
+    shutil.copytree(source, folder / "optimizer", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    source = Path(optimizer.__file__).parent
-    shutil.copytree(source, tmp_path / "optimizer", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+    return copied(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copied(tmp_path_factory.mktemp("unchanged"))
+
+
+@pytest.fixture(scope="module")
+def digest_before(unchanged: Path) -> str:
+    return digest(unchanged, "optimizer.validate.stage")
 
 
 @pytest.mark.parametrize(
@@ -42,12 +56,11 @@ def copy(tmp_path: Path) -> Path:
     ],
 )
 def test_the_digest_of_validate_changes_with_what_it_imports_and_nothing_else(
-    copy: Path, changed: str, counts: bool
+    copy: Path, digest_before: str, changed: str, counts: bool
 ) -> None:
-    before = digest(copy, "optimizer.validate.stage")
     with (copy / "optimizer" / changed).open("a") as f:
         f.write("# changed\n")
-    assert (digest(copy, "optimizer.validate.stage") != before) == counts
+    assert (digest(copy, "optimizer.validate.stage") != digest_before) == counts
 
 
 def test_code_of_others_has_no_digest(copy: Path) -> None:
@@ -65,6 +78,17 @@ print(json.dumps({n: [stage, code(Quantize(method=n).in_use)] for n in names}))
 """
 
 
+def codes(root: Path) -> dict[str, object]:
+    run = [sys.executable, "-c", METHODS]
+    done = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def codes_before(unchanged: Path) -> dict[str, object]:
+    return codes(unchanged)
+
+
 @pytest.mark.parametrize(
     ("changed", "redone"),
     [
@@ -78,18 +102,12 @@ print(json.dumps({n: [stage, code(Quantize(method=n).in_use)] for n in names}))
     ],
 )
 def test_a_changed_method_redoes_the_runs_that_use_it_and_no_others(
-    copy: Path, changed: str, redone: set[str]
+    copy: Path, codes_before: dict[str, object], changed: str, redone: set[str]
 ) -> None:
-    def codes() -> dict[str, object]:
-        run = [sys.executable, "-c", METHODS]
-        done = subprocess.run(run, cwd=copy, capture_output=True, text=True, check=True)
-        return dict(json.loads(done.stdout))
-
-    before = codes()
     with (copy / "optimizer" / changed).open("a") as f:
         f.write("# changed\n")
-    after = codes()
-    assert {name for name in after if after[name] != before[name]} == redone
+    after = codes(copy)
+    assert {name for name in after if after[name] != codes_before[name]} == redone
 
 
 def test_a_compiled_module_counts_by_its_bytes() -> None:
