@@ -50,15 +50,14 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
 
 def shrinks(scheme: Scheme) -> tuple[float, ...]:
     """What a scale that just covers its values is multiplied by, one after another; first by 1."""
-    if scheme.bits == 8:
-        return (1.0,)
     return (*SHRINKS, *(-s for s in SHRINKS)) if scheme.full_range else SHRINKS
 
 
 def candidates(weight: Tensor, scheme: Scheme) -> Tensor:
     """(shrinks, *the scale's shape): what each scale of `rtn` is chosen from."""
     full, _ = absmax_scale(weight, scheme)
-    return torch.stack([to_signed_scale_grid(full * shrink) for shrink in shrinks(scheme)])
+    tried = (1.0,) if scheme.bits == 8 else shrinks(scheme)
+    return torch.stack([to_signed_scale_grid(full * shrink) for shrink in tried])
 
 
 def centred_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizer.compress.methods.rtn import relative_error, rtn
+from optimizer.compress.methods.rtn import relative_error, rtn, searched
 from optimizer.qtensor import Scheme, absmax_scale, quantize
 from tests.conftest import heavy_tailed
 
@@ -72,6 +72,17 @@ def test_a_weight_and_its_negative_have_the_same_codes_in_the_full_range() -> No
     q, mirrored = rtn(weight, scheme), rtn(-weight, scheme)
     assert torch.equal(q.codes, mirrored.codes)
     assert torch.equal(q.scale, -mirrored.scale)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_where_a_large_value_does_not_matter_the_searched_scale_is_smaller(bits: int) -> None:
+    """Round to nearest does not search in 8 bits; gptq and awq, which know what matters, do."""
+    weight = heavy_tailed((16, 64), seed=7)
+    weight[:, 0] = 1.5 * weight.abs().amax(1)
+    importance = torch.ones(64)
+    importance[0] = 0.0
+    full, _ = absmax_scale(weight, Scheme(bits))
+    assert bool((searched(weight, Scheme(bits), importance).scale < full).all())
 
 
 def test_an_already_quantized_weight_comes_back_exactly() -> None:
