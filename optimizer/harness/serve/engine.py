@@ -16,9 +16,7 @@ from .metrics import Metrics
 from .model import Answer, Model, difference, failure
 from .refusals import DeadlineError, DrainingError, OverloadError, RequestError
 
-RECHECK = (
-    256  # of so many batches that share, one is run alone as well; and the first ones, 1 2 4 8
-)
+RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
 LONG = 20_000  # characters of a request that are tokenized on the event loop; more: beside it
 
 
