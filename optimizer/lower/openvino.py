@@ -1,7 +1,9 @@
-"""Lower for OpenVINO: trt_qdq in float32, with ONNX's Attention for a decoder.
+"""Lower for OpenVINO, in float32, with ONNX's Attention for a decoder.
 
-OpenVINO reads both dialects and keeps both in integer kernels; signed integers with the offset in
-the bias are a little faster there than unsigned ones with a zero point (docs/decisions.md).
+OpenVINO reads both dialects and keeps both in integer kernels. Static ranges go into ort_qdq: its
+unsigned integers are what products of uint8 by int8 take, where a processor has no products of
+int8 by int8 (docs/decisions.md, Properties of OpenVINO). Weights alone go into trt_qdq, whose
+weight is one for all of its uses.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import onnx_ir as ir
 
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
-from optimizer.lower import onnx_lowering, openvino_attention, trt_qdq
+from optimizer.lower import onnx_lowering, openvino_attention, ort_qdq, trt_qdq
 from optimizer.lower.onnx_lowering import Lowered
 from optimizer.progress import say
 from optimizer.recipe.schema import OpenVinoTarget
@@ -28,8 +30,14 @@ def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: 
     """See stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     attention = _decoder(model, contracts.read(source / "contract.json"))
-    activations = trt_qdq.lower(model, names, compressed, section.float_type)
-    lowered = Lowered("trt_qdq", model, activations, attention=attention, zeros=ZEROS)
+    if compressed.activations == "tensor":
+        dialect, activations = "ort_qdq", ort_qdq.lower(model, names, compressed)
+    else:
+        dialect, activations = (
+            "trt_qdq",
+            trt_qdq.lower(model, names, compressed, section.float_type),
+        )
+    lowered = Lowered(dialect, model, activations, attention=attention, zeros=ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)
 
 

@@ -40,6 +40,15 @@ def test_every_module_runs_in_a_kernel_of_integers(
     assert inspected["operators"] == {f"FullyConnected {kept}": 12}
 
 
+def test_static_ranges_reach_the_products_as_unsigned_integers(
+    tiny: Exported, tmp_path: Path
+) -> None:
+    """Products of int8 by int8 are emulated where a processor has no AMX."""
+    folder = lowered(tiny, state_of(tiny, PER_CHANNEL, "tensor"), TARGET, tmp_path)
+    products = [k for k in kernels(folder / "model.onnx") if k.kind == "FullyConnected"]
+    assert {k.inputs[0] for k in products} == {"u8"}
+
+
 def test_the_float_graph_has_none(tiny: Exported, tmp_path: Path) -> None:
     folder = lowered(tiny, state_of(tiny, PER_CHANNEL, "tensor"), TARGET, tmp_path)
     inspected = inspect(folder, kernels(tiny.graph / "model.onnx"))

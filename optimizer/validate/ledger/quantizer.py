@@ -8,9 +8,10 @@ with ties to even. Each operation rounds once, so arithmetic of unit roundoff u 
 
 ([.]: 1 where the quantizer has one), and per token, where the step is computed too, u |t| (2 + 2
 [factor]). OpenVINO's FakeQuantize (src/plugins/intel_cpu/src/nodes/fake_quantize.cpp) computes
-x (factor / step) - (offset / step + low), both constants rounded before, so up to
+x (factor / step) - (offset / step + low - zero_point), both constants rounded before, so up to
 
-    delta = u (|x factor| (3 + [factor]) + 3 |offset| + 2 |x factor - offset|) / step + 2 u |low|
+    delta = u (|x factor| (3 + [factor]) + 3 |offset| + 2 |x factor - offset|) / step
+            + 2 u (zero_point - low)
 
 An integer must be the reference's, but where the reference's t lies within delta of a
 rounding tie: there it may be the next one (a flip). Where every operation is exact there is no
@@ -140,7 +141,7 @@ def _coded(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
     centred = scaled - q.offset
     if q.reciprocal:
         moved = np.abs(scaled) * (3 + has_factor) + 3 * abs(q.offset) + 2 * np.abs(centred)
-        return centred / step, step, moved / step + 2 * abs(q.low)
+        return centred / step, step, moved / step + 2 * (q.zero_point - q.low)
     size = np.abs(scaled) * has_factor + np.abs(centred) * (1 + has_offset)
     return centred / step, step, size / step
 

@@ -55,6 +55,7 @@ FAULTS: dict[str, tuple[str, str, m.Edit]] = {
     "one integer off by one": (
         "static", OUTPUT, m.values("model", f"{OUTPUT}.weight_codes", m.first_code_moved)),
     "an activation scale doubled": ("static", "encoder", first_input_scale(lambda s: 2 * s)),
+    "a zero point one lower": ("static", "encoder", m.coding(2, lambda z: z - 1)),
     "groups shifted": (
         "w4", OUTPUT, m.values("model", f"{OUTPUT}.weight_scale", lambda s: np.roll(s, 1, 0))),
     "a module left in float silently": ("static", QUERY, m.left_in_float(QUERY)),

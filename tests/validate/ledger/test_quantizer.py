@@ -37,10 +37,10 @@ def computed(x: Any, q: Quantizer, kind: Any = np.float32, halves: Any = np.rint
 def fake_quantized(x: Any, q: Quantizer) -> Any:
     """As OpenVINO's FakeQuantize: one multiplication and one addition of constants."""
     factor = np.float32(1) if q.factor is None else q.factor.astype(np.float32)
-    step, low = np.float32(q.step), np.float32(q.low)
+    step, low = np.float32(q.step), np.float32(q.low - q.zero_point)
     scale = factor * (np.float32(255) / (step * np.float32(255)))
     shift = -np.float32(q.offset) * (np.float32(1) / step) - low
-    return np.clip(np.rint(x.astype(np.float32) * scale + shift) + low, q.low, q.high)
+    return np.clip(np.rint(x.astype(np.float32) * scale + shift) + q.low, q.low, q.high)
 
 
 def away_from_zero(t: Any) -> Any:
@@ -69,6 +69,11 @@ def test_arithmetic_that_rounds_every_operation_is_never_refused(name: str) -> N
 BY_RECIPROCAL = [
     replace(QUANTIZERS[name], reciprocal=True, zero_point=0, low=-128, high=127)
     for name in ("offset", "factor and offset")
+] + [
+    replace(UNSIGNED, reciprocal=True),
+    replace(
+        UNSIGNED, reciprocal=True, zero_point=255, factor=QUANTIZERS["factor and offset"].factor
+    ),
 ]
 
 
