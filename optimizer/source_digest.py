@@ -46,8 +46,10 @@ def _file(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin else None
 
 
+@cache
 def _imports(module: str, file: Path, source: bytes) -> list[str]:
-    """Names that may be modules: `from a import b` gives both a and a.b."""
+    """Names that may be modules: `from a import b` gives both a and a.b. Many digests share most of
+    their modules, and reading one is the slow part."""
     names: list[str] = []
     if file.suffix != ".py":  # compiled: its bytes are in the digest
         return names

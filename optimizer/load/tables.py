@@ -81,7 +81,9 @@ def _local_files(spec: DataSpec) -> list[Path]:
             raise DataError(
                 f"no file {pattern!r} in {base}{suggestion}",
                 where=where_of(spec),
-                fix="Give names or globs relative to the spec's folder.",
+                fix=f"Get it first: {spec.obtain}"
+                if spec.obtain
+                else "Give names or globs relative to the spec's folder.",
             )
         paths += here
     once: dict[Path, Path] = {}

@@ -51,6 +51,11 @@ class DataSpec(Section):
         None, ge=1, le=MANY, description="take this many rows, drawn with `seed`"
     )
     seed: Seed = 0
+    obtain: str = Field(
+        "",
+        description="how to get files that are not kept beside this spec: the commands; the "
+        "message of a missing file ends with them",
+    )
     licence: str = ""
     attribution: str = ""
     base: str = Field("", exclude=True, description="set by the loader: the folder of this spec")

@@ -165,6 +165,8 @@ def test_a_file_that_is_no_json(spec: Spec, tmp_path: Path) -> None:
 def test_a_missing_file_names_the_closest(spec: Spec) -> None:
     spec(ROWS)
     refused(spec(ROWS, files=("row.jsonl",)), "no file 'row.jsonl'", 'did you mean "rows.jsonl"')
+    told = spec(ROWS, files=("row.jsonl",), obtain="python make_rows.py")
+    refused(told, "no file 'row.jsonl'", "Get it first: python make_rows.py")
 
 
 def test_files_that_were_forgotten(spec: Spec) -> None:
