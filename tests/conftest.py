@@ -19,6 +19,25 @@ WORDS = (  # noqa: SIM905 - a list of fifty literals reads worse
 ).split()
 
 
+FIRST = [  # few and long tests: begun at the end, they would keep one core waiting for the other
+    Path(__file__).parent / name
+    for name in (
+        "hostile/test_files.py",
+        "validate/ledger/test_shipped_recipes.py",
+        "test_killed.py",
+        "latencies/test_stage.py",
+        "compress/test_memory.py",
+        "load/providers/test_gguf.py",
+    )
+]
+assert all(file.is_file() for file in FIRST)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files of FIRST before the others; in each the tests as they stand."""
+    items.sort(key=lambda item: item.path not in FIRST)
+
+
 def heavy_tailed(shape: tuple[int, ...], seed: int, scale: float = 0.05) -> torch.Tensor:
     """Student-t (4 degrees of freedom) values: a few large ones, as real weights have."""
     g = torch.Generator().manual_seed(seed)
