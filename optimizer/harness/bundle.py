@@ -172,7 +172,7 @@ class Bundle(Closing):
     @property
     def predictor(self) -> Predictor:
         """What answers a batch in one run."""
-        return Predictor(self.contract, self.encoder, self._runner.infer)
+        return Predictor(self.contract, self.encoder, self.runner.infer)
 
     def generate(
         self,
@@ -213,10 +213,11 @@ class Bundle(Closing):
     @property
     def decoders(self) -> DecoderRunner:
         """What text is generated with."""
-        return self._genai or self._runner
+        return self._genai or self.runner
 
     @property
-    def _runner(self) -> Runner:
+    def runner(self) -> Runner:
+        """The open model. Raises InputError where onnxruntime-genai has it."""
         if self._open is None:
             raise InputError(
                 "onnxruntime-genai gives texts only", where="genai", fix="Open it without genai."
@@ -226,7 +227,7 @@ class Bundle(Closing):
     def values(self, inputs: Sequence[Any]) -> Array:
         """The array the task is about, for inputs as one batch; see tasks.decode."""
         batch = encode(self.contract, self.encoder, inputs)
-        return decode(self.contract, self._runner.infer(batch), batch)
+        return decode(self.contract, self.runner.infer(batch), batch)
 
     def system(self) -> System:
         """This bundle as bench.measure takes it."""
@@ -234,7 +235,7 @@ class Bundle(Closing):
             pre=lambda texts, length: encode(
                 self.contract, self.encoder, texts, None, min(length, self.max_length)
             ),
-            forward=self._runner.infer,
+            forward=self.runner.infer,
             post=lambda outputs, batch: decode(self.contract, outputs, batch),
         )
 

@@ -8,7 +8,7 @@ bench     time it end to end and by stage, over the recipe's batch sizes and seq
           others, beside the ratio to float that was measured when it was built; for a model that
           continues texts, the first token and the next ones
 check     verify every digest, and say of each engine whether it runs here and why
-serve     answer over HTTP until SIGTERM: Open Inference Protocol v2, OpenAI's embeddings, metrics
+serve     answer over HTTP until SIGTERM: Open Inference Protocol v2, OpenAI's paths, metrics
 web       serve a page on this machine alone, whose browser runs the model, until it is interrupted
 
 Answers go to standard output; what happened on the way (a fall-back, above all) to standard

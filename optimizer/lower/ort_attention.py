@@ -21,7 +21,10 @@ same; keys in the cache are rotated by as much as the row is padded. Hence
  6. a padded row's attention_mask may be 0 only before its first token, and columns of the cache
     may not be dropped or moved;
  7. a batch of several rows cannot be continued by more than one token at a time (the operator
-    refuses, naming batch_size): fill the cache in one piece, or row by row.
+    refuses, naming batch_size): fill the cache in one piece, or row by row;
+ 8. where a row's attention_mask ends in zeros, the row ends before them: its new token's place in
+    the cache and its angle follow from its last 1, whatever the other rows of the batch hold
+    (harness/runtimes/ort/slots.py).
 A layer that is not recognised stays as it is, and why is returned.
 """
 
@@ -286,8 +289,8 @@ class _Fusion:
         return node.outputs[0]
 
     def _of_mask(self) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """From attention_mask alone, once: columns - 1 of each row, int32 [batch]; columns, int32;
-        and what hides the padding, float [batch, 1, sequence, total]."""
+        """From attention_mask alone, once: the last column of each row that is not 0 (case 8),
+        int32 [batch]; columns, int32; what hides padding, float [batch, 1, sequence, total]."""
         if "bias" in self._shared:
             return self._shared["lengths"], self._shared["total"], self._shared["bias"]
         first = self.model.graph[0]
@@ -301,11 +304,13 @@ class _Fusion:
 
         int32 = int(ir.DataType.INT32)
         sizes = add("Shape", [mask], "sizes")
-        batch = add("Shape", [ids], "batch", start=0, end=1)
         columns = add("Gather", [sizes, number("one", 1, np.int64)], "columns")
         total = add("Cast", [columns], "total", to=int32)
-        last = add("Sub", [total, number("one_column", 1, np.int32)], "last")
-        lengths = add("Expand", [last, batch], "lengths")
+        zero, step = (number(f"{n}_column", i, np.int32) for i, n in enumerate(("zero", "one")))
+        numbers = add("Range", [zero, total, step], "numbers")
+        real = add("Mul", [add("Cast", [mask], "real", to=int32), numbers], "real_numbers")
+        axis = number("columns_axis", [1], np.int64)
+        lengths = add("ReduceMax", [real, axis], "lengths", keepdims=0)
         padded = add("Equal", [mask, number("zero", 0, np.int64)], "padded")
         lowest = number("hidden", np.finfo(np.float32).min, np.float32)
         bias = add("Where", [padded, lowest, number("seen", 0, np.float32)], "columns_bias")

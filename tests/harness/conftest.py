@@ -12,7 +12,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
-from tests.package import small_bundle
+from tests.package import generation_bundle, small_bundle
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +52,12 @@ def shared(decoder_folder: Path) -> OrtRunner:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a bundle. Read-only."""
     return small_bundle.make(tmp_path_factory.mktemp("made")) / "bundle"
+
+
+@pytest.fixture(scope="session")
+def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a bundle that continues texts, several of which may share a step. Read-only."""
+    return generation_bundle.make(tmp_path_factory.mktemp("decoders"), "shared")
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 The ONNX one is two blocks of grouped-query attention with learned positions, in the two ways a
 graph may treat its cache: "new" (Attention, each present a new array) and "shared"
-(GroupQueryAttention, written in place), with the same weights.
+(GroupQueryAttention, written in place), with the same weights; "one length" is "shared" as it was
+lowered before, with one length for all rows.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class ScriptRunner:
 
 
 def write_onnx(path: Path, vocabulary: int, cache: str = "new", layers: int = LAYERS) -> Path:
-    """model.onnx with the inputs and outputs of `contract`. cache: "new" or "shared"."""
+    """model.onnx with the inputs and outputs of `contract`. cache: see the module."""
     rope = [heavy_tailed((CONTEXT, WIDTH), 7, 0.3)]
     constants: dict[str, Any] = {
         "embedding": heavy_tailed((vocabulary, WIDTH), 1, 0.7).numpy(),
@@ -132,7 +133,7 @@ def write_onnx(path: Path, vocabulary: int, cache: str = "new", layers: int = LA
         helper.make_node("Gather", ["embedding", "input_ids"], ["tokens"]),
         helper.make_node("Gather", ["places", "position_ids"], ["placed"]),
         helper.make_node("Add", ["tokens", "placed"], ["x0"]),
-        *_mask(causal=cache == "new"),
+        *_mask(cache),
     ]
     kv = KV_HEADS * SIZE
     for i in range(layers):
@@ -158,7 +159,7 @@ def write_onnx(path: Path, vocabulary: int, cache: str = "new", layers: int = LA
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "decoder", shaped, outputs, initializers)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    if cache == "shared":
+    if cache != "new":
         helper.set_model_props(model, {"kv_cache": "shared"})
     onnx.save(model, path)
     return path
@@ -190,8 +191,8 @@ def _attention(i: int, cache: str) -> Any:
     )
 
 
-def _mask(causal: bool) -> list[Any]:
-    """bias (batch, 1, sequence, total): very low where padded and, if causal, ahead."""
+def _mask(cache: str) -> list[Any]:
+    """bias (batch, 1, sequence, total): very low where padded and, of "new", ahead; and lengths."""
     nodes = [
         helper.make_node("Shape", ["attention_mask"], ["total_axis"], start=1, end=2),
         helper.make_node("Squeeze", ["total_axis", "axis0"], ["total"]),
@@ -208,13 +209,19 @@ def _mask(causal: bool) -> list[Any]:
         helper.make_node("And", ["real4", "behind"], ["visible"]),
         helper.make_node("Where", ["visible", "seen", "hidden"], ["bias"]),
     ]
-    if causal:
+    if cache == "new":
         return nodes
-    return [
-        *nodes,
-        helper.make_node("Cast", ["total"], ["total32"], to=TensorProto.INT32),
-        helper.make_node("Cast", ["one"], ["one32"], to=TensorProto.INT32),
-        helper.make_node("Sub", ["total32", "one32"], ["last"]),
-        helper.make_node("Shape", ["input_ids"], ["rows_axis"], start=0, end=1),
-        helper.make_node("Expand", ["last", "rows_axis"], ["lengths"]),
-    ]
+    if cache == "shared":
+        last = [
+            helper.make_node("Mul", ["attention_mask", "columns"], ["numbered"]),
+            helper.make_node("ReduceMax", ["numbered", "axis1"], ["last"], keepdims=0),
+            helper.make_node("Cast", ["last"], ["lengths"], to=TensorProto.INT32),
+        ]
+    else:
+        last = [
+            helper.make_node("Sub", ["total", "one"], ["before"]),
+            helper.make_node("Cast", ["before"], ["last"], to=TensorProto.INT32),
+            helper.make_node("Shape", ["input_ids"], ["rows_axis"], start=0, end=1),
+            helper.make_node("Expand", ["last", "rows_axis"], ["lengths"]),
+        ]
+    return [*nodes, helper.make_node("Cast", ["total"], ["total32"], to=TensorProto.INT32), *last]

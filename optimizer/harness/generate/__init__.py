@@ -6,6 +6,7 @@
     options.py     what may be asked, and what is done where nothing was
     chat.py        a conversation to the text the model was trained on
     loop.py        prompts through the model, step by step
+    row.py         one of them: its next token, its text, its end
     sampling.py    logits to the next token
     text.py        tokens to whole characters, up to a stop string
 
@@ -14,7 +15,8 @@ The loop runs over any runtime that has runtimes/decoder.py's two methods.
 
 from __future__ import annotations
 
-from .loop import BATCH, Completion, Piece, generate, stream
+from .loop import BATCH, Completion, generate, stream
 from .options import Options, Sampling
+from .row import Piece
 
 __all__ = ["BATCH", "Completion", "Options", "Piece", "Sampling", "generate", "stream"]

@@ -8,35 +8,22 @@ put together are the texts of `generate`, which is built on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ..contract import Contract, Generation
+from ..contract import Contract
 from ..errors import InputError
 from ..inputs.batch import Array
 from ..runtimes.decoder import Decoder, DecoderRunner, pieces
 from ..tasks.text_generation import Prompt, arrays, next_arrays, prompt_ids
-from .options import Options, Sampling
-from .sampling import choose
-from .text import Detokenizer, StopFilter
+from .options import Options
+from .row import Piece, Row, Rules
 
 BATCH = 8  # prompts that run together
 PREFILL = 512  # tokens of one prompt per run: bounds the logits, (1, 512, vocabulary) floats
 LOGITS = 1 << 30  # bytes of logits that several prompts may take when they run at once
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One token of one prompt's answer. row: number of the prompt. text: what the token let be
-    given out, perhaps "". finish: null but for the last piece of a row, see Completion."""
-
-    row: int
-    token: int
-    text: str
-    finish: str | None = None
-    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,29 +110,6 @@ def _prompts(
     return [prompt_ids(contract, tokenizer, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
 
 
-@dataclass
-class _Row:
-    """One prompt while it is being answered."""
-
-    number: int
-    room: int  # tokens that may still follow
-    seen: set[int]
-    text: Detokenizer
-    stops: StopFilter
-    random: np.random.Generator
-    finish: str | None = None
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """What ends a row and how its tokens are chosen."""
-
-    generation: Generation
-    sampling: Sampling
-    ends: frozenset[int]
-    stop_tokens: Mapping[int, str] = field(default_factory=dict)
-
-
 def _stream(
     contract: Contract,
     runner: DecoderRunner,
@@ -155,27 +119,11 @@ def _stream(
     batch_size: int,
     numbers: Sequence[int] | None,
 ) -> Iterator[Piece]:
-    spec = contract.decoder
-    rules = _Rules(
-        spec,
-        options.sampling(spec.defaults),
-        frozenset() if options.ignore_eos else frozenset(spec.eos_ids),
-        _stop_tokens(tokenizer, options.stop),
-    )
+    rules = Rules.of(contract, tokenizer, options)
     drawn = range(len(prompts)) if numbers is None else numbers
     for group in batches(contract, [len(p) for p in prompts], options, batch_size):
-        rows = [
-            _Row(
-                i,
-                min(options.max_new_tokens, spec.context - len(prompts[i])),
-                set(prompts[i]),
-                Detokenizer(tokenizer, prompts[i]),
-                StopFilter(options.stop),
-                np.random.default_rng([options.seed, drawn[i]]),
-            )
-            for i in group
-        ]
-        yield from _batch(contract, runner, [prompts[i] for i in group], rows, rules)
+        rows = [Row.begun(rules, prompts[i], i, drawn[i]) for i in group]
+        yield from _batch(contract, runner, [prompts[i] for i in group], rows)
 
 
 def batches(
@@ -201,35 +149,11 @@ def batches(
         start = stop
 
 
-def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
-    """Stop strings that are special tokens: those print nothing, so they are known by their id.
-
-    Raises InputError for one that has such a token among others: it would never be found.
-    """
-    stops_by_token = {}
-    for stop in stops:
-        whole = tokenizer.token_to_id(stop)
-        if whole is not None and not tokenizer.decode([whole]):
-            stops_by_token[whole] = stop
-            continue
-        encoded = tokenizer.encode(stop, add_special_tokens=False)
-        pairs = zip(encoded.ids, encoded.tokens, strict=True)
-        silent = [token for i, token in pairs if not tokenizer.decode([i])]
-        if silent:
-            raise InputError(
-                f"{stop!r} has the special token {silent[0]}, which prints nothing",
-                where="stop",
-                accepted=f"text, or {silent[0]} by itself",
-            )
-    return stops_by_token
-
-
 def _batch(
     contract: Contract,
     runner: DecoderRunner,
     prompts: list[list[int]],
-    rows: list[_Row],
-    rules: _Rules,
+    rows: list[Row],
 ) -> Iterator[Piece]:
     width = max(map(len, prompts))
     decoder = runner.decoder(contract, width + max(r.room for r in rows))
@@ -241,7 +165,7 @@ def _batch(
         chosen = np.full((len(rows), 1), pad, np.int64)
         for i, row in enumerate(rows):
             if row.finish is None:
-                piece = _next(row, scores[i], rules)
+                piece = row.add(scores[i])
                 chosen[i] = piece.token
                 yield piece
         if all(row.finish is not None for row in rows):
@@ -257,26 +181,3 @@ def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -
         scores = decoder.step(piece)[:, -1]
     assert scores is not None
     return scores
-
-
-def _next(row: _Row, scores: Array, rules: _Rules) -> Piece:
-    """Choose a row's next token and say what it brings."""
-    token = choose(scores, row.seen, rules.sampling, row.random)
-    row.seen.add(token)
-    row.room -= 1
-    stop: str | None = None
-    if token in rules.ends:
-        row.finish, text = "eos", row.stops.add(row.text.rest())
-    elif token in rules.stop_tokens:
-        row.finish, stop = "stop", rules.stop_tokens[token]
-        text = row.stops.add(row.text.rest())
-    else:
-        text = row.stops.add(row.text.add(token))
-        if row.room == 0 and row.stops.matched is None:
-            row.finish = "length"
-            text += row.stops.add(row.text.rest())
-    if row.stops.matched is not None:
-        row.finish, stop = "stop", row.stops.matched
-    if row.finish is not None:
-        text += row.stops.rest()
-    return Piece(row.number, token, text, row.finish, stop)

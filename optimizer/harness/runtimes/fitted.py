@@ -18,6 +18,7 @@ from ..errors import BundleError
 from ..inputs.batch import Array
 from .decoder import Decoder
 from .runner import Runner
+from .slots import Slots
 
 Span = Sequence[int]
 
@@ -66,6 +67,9 @@ class FittedRunner(Closing):
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         return self._runner.decoder(contract, capacity)
+
+    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
+        return self._runner.slots(contract, rows, capacity)
 
     def close(self) -> None:
         self._runner.close()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..contract import Contract
 from ..inputs.batch import Array
 from .decoder import Decoder
+from .slots import Slots
 
 
 class Runner(Protocol):
@@ -26,5 +27,8 @@ class Runner(Protocol):
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         """A new batch of sequences to continue; see decoder.DecoderRunner."""
+
+    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
+        """Places for `rows` texts of up to `capacity` tokens that come and go; see slots.Slots."""
 
     def close(self) -> None: ...

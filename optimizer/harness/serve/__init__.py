@@ -1,11 +1,19 @@
 """Answers over the network: what `python -m harness serve` runs.
 
-batching.py   which waiting rows run next, and which are refused; pure, without clock or thread
-costs.py      how long a batch takes, measured at warm-up; exactness.py: what sharing one changes
-model.py      a bundle as a server uses it; engine.py: the thread it runs in; warm_up.py
 inference.py  the Open Inference Protocol v2, with its tensors in tensors.py; openai.py
 app.py        paths to answers (ASGI); asgi.py: bodies within limits; refusals.py: errors
 plain_http.py HTTP by the standard library; uvicorn_http.py where that is installed
 grpc_server.py  the same over gRPC; its messages in grpc_messages.py
-command.py    all of it together, until SIGTERM; options.py, metrics.py
+command.py    all of it together, until SIGTERM; options.py, metrics.py, memory.py
+
+Models that answer in one run:
+batching.py   which waiting rows run next, and which are refused; pure, without clock or thread
+costs.py      how long a batch takes, measured at warm-up; exactness.py: what sharing one changes
+model.py      a bundle as a server uses it; engine.py: the thread it runs in; warm_up.py
+
+Models that continue texts:
+slots.py      which text is continued next, and which are refused; pure as well
+arrivals.py   measured at the start: what texts that come and go change, how long a step takes
+text_model.py such a bundle; decoding.py: the thread it runs in; text_metrics.py
+openai_request.py, openai_answer.py, openai_texts.py   chat and completions, whole or streamed
 """

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from . import openai
+from . import openai, openai_texts
 from .asgi import (
     Disconnected,
     Receive,
     Response,
     Scope,
     Send,
+    Stream,
     document,
     headers_of,
     read_body,
@@ -71,6 +72,7 @@ class _Exchange:
     id: str
     route: str = "unknown"
     log: dict[str, Any] = field(default_factory=dict)
+    streamed: Result | None = None  # complete once the stream has ended
 
 
 class App:
@@ -104,10 +106,28 @@ class App:
         finally:
             self.active -= 1
         response.headers[ID] = exchange.id
+        if isinstance(response, Stream):
+            await self._stream(exchange, response, send, start)
+            return
         self._log(exchange, response.status, start)
         await response.send(send)
 
-    async def _answer(self, exchange: _Exchange) -> Response:
+    async def _stream(
+        self, exchange: _Exchange, response: Stream, send: Send, start: float
+    ) -> None:
+        self.active += 1
+        try:
+            await response.send(send)
+        except Disconnected:
+            self.count_failure(None)
+            response.status = 499
+        finally:
+            self.active -= 1
+            if exchange.streamed is not None:
+                exchange.log = _counts(exchange.streamed)
+            self._log(exchange, response.status, start)
+
+    async def _answer(self, exchange: _Exchange) -> Response | Stream:
         """The response, also to what is refused."""
         try:
             return await self._routed(exchange)
@@ -122,7 +142,7 @@ class App:
             self.count_failure(ModelError(""))
             return _error(exchange.route, ModelError("unexpected failure"))
 
-    async def _routed(self, exchange: _Exchange) -> Response:
+    async def _routed(self, exchange: _Exchange) -> Response | Stream:
         match exchange.parts:
             case ["healthz"] | ["v2", "health", "live"]:
                 self._accept(exchange, "live", "GET")
@@ -215,23 +235,35 @@ class App:
             response.headers["inference-header-content-length"] = str(length)
         return self._finish(exchange, response, result)
 
-    async def _openai(self, exchange: _Exchange, rest: list[str]) -> Response:
+    async def _openai(self, exchange: _Exchange, rest: list[str]) -> Response | Stream:
         if rest == ["models"]:
             self._accept(exchange, "v1 models", "GET")
             return document(openai.models(self.ready_service(), self._created))
-        if rest != ["embeddings"]:
+        if rest not in (["embeddings"], ["completions"], ["chat", "completions"]):
             exchange.route = "v1"
-            raise UnknownError("no such path; here are /v1/models and /v1/embeddings")
-        self._accept(exchange, "v1 embeddings", "POST")
+            raise UnknownError(
+                "no such path; here are /v1/models, /v1/embeddings, /v1/completions and "
+                "/v1/chat/completions"
+            )
+        self._accept(exchange, f"v1 {' '.join(rest)}", "POST")
         service = self.ready_service()
         data = await self._body(exchange)
         service.engine.check(exchange.client)
         body = read_object(data)
+        seconds = _timeout(exchange)
+        if rest != ["embeddings"]:
+            call = service.call(exchange.client, {}, seconds)
+            asking = openai_texts.Asking(call, exchange.receive, self._security.body_seconds)
+            chat = rest[0] == "chat"
+            response, result = await openai_texts.answer(service, body, asking, chat=chat)
+            if isinstance(response, Stream):
+                exchange.streamed = result
+                service.engine.metrics.success.add()
+                return response
+            return self._finish(exchange, response, result)
 
         async def work() -> Response:
-            answer, result = await openai.embeddings(
-                service, body, exchange.client, _timeout(exchange)
-            )
+            answer, result = await openai.embeddings(service, body, exchange.client, seconds)
             return self._finish(exchange, document(answer), result)
 
         return await while_connected(work(), exchange.receive)
@@ -246,12 +278,7 @@ class App:
         """Count an answer, and say of it what is no text."""
         if result.truncated:  # the model read the beginning of so many texts
             response.headers["x-truncated-texts"] = str(result.truncated)
-        exchange.log = {
-            "tokens": result.tokens,
-            "queue_ms": round(1000 * result.queued, 3),
-            "model_ms": round(1000 * result.model, 3),
-            "truncated": result.truncated,
-        }
+        exchange.log = _counts(result)
         self.ready_service().engine.metrics.success.add()
         return response
 
@@ -300,6 +327,15 @@ class App:
             ms=round(1000 * seconds, 3),
             **exchange.log,
         )
+
+
+def _counts(result: Result) -> dict[str, Any]:
+    return {
+        "tokens": result.tokens,
+        "queue_ms": round(1000 * result.queued, 3),
+        "model_ms": round(1000 * result.model, 3),
+        "truncated": result.truncated,
+    }
 
 
 def _timeout(exchange: _Exchange) -> float | None:

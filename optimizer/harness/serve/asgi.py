@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+)
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from .refusals import RequestError, SlowClientError, TooLargeError
 
@@ -16,6 +23,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+Value = TypeVar("Value")
 JSON = "application/json"
 ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
 
@@ -109,7 +117,7 @@ def inflated(data: bytes, encoding: str, largest: int) -> bytes:
     return whole
 
 
-async def while_connected(work: Awaitable[Response], receive: Receive) -> Response:
+async def while_connected(work: Awaitable[Value], receive: Receive) -> Value:
     """The result of the work, which is cancelled when the client goes away. Raises Disconnected."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_gone(receive))
@@ -127,3 +135,63 @@ async def while_connected(work: Awaitable[Response], receive: Receive) -> Respon
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@dataclass
+class Stream:
+    """A response that is sent as it is made. parts: the bytes, each sent at once. seconds: that
+    the client may take to read one. close: called at the end, however it came."""
+
+    parts: AsyncGenerator[bytes]
+    receive: Receive
+    seconds: float
+    close: Callable[[], None]
+    status: int = 200
+    content_type: str = "text/event-stream; charset=utf-8"
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def send(self, send: Send) -> None:
+        """Raises Disconnected when the client goes away, or does not read."""
+        headers = {"content-type": self.content_type, "cache-control": "no-store", **self.headers}
+        encoded = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+        watch = asyncio.ensure_future(_gone(self.receive))
+        try:
+            await self._sent(
+                send, {"type": "http.response.start", "status": self.status, "headers": encoded}
+            )
+            async for part in _until(watch, self.parts):
+                await self._sent(send, _body(part, more=True))
+            await self._sent(send, _body(b"", more=False))
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            await self.parts.aclose()
+            self.close()
+
+    async def _sent(self, send: Send, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self.seconds):
+                await send(message)
+        except (TimeoutError, OSError):
+            raise Disconnected from None
+
+
+def _body(part: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": part, "more_body": more}
+
+
+async def _until(gone: asyncio.Future[None], parts: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """The parts, until there are no more; raises Disconnected as soon as `gone` is done."""
+    while True:
+        following = asyncio.ensure_future(anext(parts, None))
+        try:
+            await asyncio.wait((following, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                raise Disconnected
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        part = following.result()
+        if part is None:
+            return
+        yield part

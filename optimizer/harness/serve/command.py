@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MachineError
-from . import uvicorn_http
+from ..generate.loop import PREFILL
+from . import arrivals, memory, slots, uvicorn_http
 from .app import App, Security
 from .batching import Limits, Scheduler
+from .decoding import Decoding
 from .engine import Engine
 from .grpc_server import GrpcServer, check_installed
 from .inference import Service
 from .metrics import Metrics
 from .model import Inputs, Model
 from .plain_http import Server
+from .text_metrics import TextMetrics
+from .text_model import Room, TextModel
 from .warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ SHORTEST_TARGET = 0.02  # seconds
 BURST = 2  # times the target may wait in a burst
 WAITING = 4096  # rows
 CONNECTIONS = 1000
+SHARE = 0.5  # of the free memory, for the cache of texts that are continued
 SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: Python's 5 ms are as
 # long as many an answer takes
 
@@ -68,11 +73,11 @@ async def _serve(opened: Callable[[], Bundle], app: App, args: argparse.Namespac
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     say(level="info", event="listening", host=args.host, port=server.port, http=kind.__module__)
-    model = None
+    loaded = None
     try:
-        model = await asyncio.to_thread(lambda: Model(opened(), Inputs(args.max_texts)))
-        app.service = await started(model, args, say)
-        say(level="info", event="ready", model=model.name, version=model.version)
+        loaded = await asyncio.to_thread(lambda: model(opened(), args))
+        app.service = await started(loaded, args, say)
+        say(level="info", event="ready", model=loaded.name, version=loaded.version)
         await ending.wait()
         say(level="info", event="draining", waiting=app.service.engine.waiting)
         await app.service.engine.drained()
@@ -80,8 +85,8 @@ async def _serve(opened: Callable[[], Bundle], app: App, args: argparse.Namespac
         if grpc is not None:
             await grpc.close(args.client_seconds)
         await server.close()
-        if model is not None:
-            model.close()
+        if loaded is not None:
+            loaded.close()
     say(level="info", event="ended")
 
 
@@ -95,8 +100,51 @@ async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
     return server
 
 
-async def started(model: Model, args: argparse.Namespace, say: Callable[..., None]) -> Service:
+def model(bundle: Bundle, args: argparse.Namespace) -> Model | TextModel:
+    """The bundle as a server uses it. Raises InputError, MachineError."""
+    if not bundle.task.generates:
+        return Model(bundle, Inputs(args.max_texts))
+    free = memory.free()
+    most = None if free is None else int(SHARE * free)
+    return TextModel(bundle, Room(args.slots, args.context, args.max_texts), most)
+
+
+async def started(
+    model: Model | TextModel, args: argparse.Namespace, say: Callable[..., None]
+) -> Service:
     """The model warmed up and behind a scheduler. say: takes the fields of a log line."""
+    if isinstance(model, TextModel):
+        engine = await _continuing(model, args, say)
+        return Service(engine, model.version, args.timeout)
+    return Service(await _answering(model, args, say), model.version, args.timeout)
+
+
+async def _continuing(
+    model: TextModel, args: argparse.Namespace, say: Callable[..., None]
+) -> Decoding:
+    measured = await asyncio.to_thread(arrivals.measured, model)
+    wait = args.max_wait or args.timeout
+    limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
+    say(
+        level="info",
+        event="warmed_up",
+        engine=model.target,
+        sharing="slots" if measured.together else "alone",
+        slots=model.room.slots,
+        context=model.context,
+        cache_mib=model.cache_bytes >> 20,
+        compared=measured.compared,
+        prompt_piece=measured.piece,
+        step_ms=round(1000 * measured.step.seconds(1), 3),
+        full_step_ms=round(1000 * measured.step.seconds(model.room.slots), 3),
+        max_wait_ms=round(1000 * wait, 3),
+    )
+    costs = slots.Costs(measured.read.seconds, measured.step.seconds)
+    metrics = TextMetrics({"model": model.name, "version": model.version})
+    return Decoding(model, slots.Scheduler(limits, costs, PREFILL), metrics, say)
+
+
+async def _answering(model: Model, args: argparse.Namespace, say: Callable[..., None]) -> Engine:
     costs, sharing = await asyncio.to_thread(warm_up, model, args.rows, args.batching)
     longest = model.contract.text.max_length
     rows = 1 if model.sharing == "alone" else args.rows
@@ -114,8 +162,7 @@ async def started(model: Model, args: argparse.Namespace, say: Callable[..., Non
         max_wait_ms=round(1000 * target, 3),
     )
     metrics = Metrics({"model": model.name, "version": model.version})
-    engine = Engine(model, Scheduler(limits, costs.seconds), metrics, say)
-    return Service(engine, model.version, args.timeout)
+    return Engine(model, Scheduler(limits, costs.seconds), metrics, say)
 
 
 def _loop_factory(args: argparse.Namespace) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -22,11 +22,13 @@ LONG = 20_000  # characters of a request that are tokenized on the event loop; m
 
 @dataclass(frozen=True)
 class Call:
-    """Who asks. deadline: on the engine's clock; priority: lower first."""
+    """Who asks. deadline: on the engine's clock; of a text that is continued, of its first token,
+    and last: of its end. priority: lower first."""
 
     client: str
     deadline: float
     priority: int = 0
+    last: float = float("inf")
 
 
 @dataclass
@@ -94,7 +96,13 @@ class Engine:
         """Rows that wait for the model."""
         return self._scheduler.rows
 
-    async def answer(self, texts: Sequence[Any], pairs: Sequence[Any] | None, call: Call) -> Result:
+    async def answer(
+        self,
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        call: Call,
+        parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - of texts that are continued
+    ) -> Result:
         """The answers to texts, in order. Raises RequestError; a request that is cancelled is
         dropped before it runs."""
         start = self.clock()
@@ -132,7 +140,7 @@ class Engine:
             with self._ready:
                 self._scheduler.check(self.clock(), client)
         except Refused as e:
-            raise _refusal(e) from None
+            raise refusal(e) from None
 
     def drain(self) -> None:
         """Accept nothing more."""
@@ -154,7 +162,7 @@ class Engine:
             try:
                 self._scheduler.submit(now, request.jobs)
             except Refused as e:
-                raise _refusal(e) from None
+                raise refusal(e) from None
             self._rows |= rows
             self._ready.notify()
         self.metrics.pending.set(self._scheduler.rows)
@@ -269,7 +277,8 @@ class Engine:
         self._loop.call_soon_threadsafe(lambda: self._say(**fields))
 
 
-def _refusal(refused: Refused) -> RequestError:
+def refusal(refused: Refused) -> RequestError:
+    """What a client learns of a request that is not accepted."""
     wait = max(refused.retry_after, 0.0)
     if refused.reason == "deadline":
         return DeadlineError("it cannot be answered within the request's time", retry_after=wait)

@@ -2,7 +2,8 @@
 
 A bundle is two models. NAME takes texts and gives answers: input `text` (BYTES, one per row;
 `text_pair` too), outputs the fields of an answer that are tensors (Task.tensors), and `answer`
-(BYTES), the whole answer as JSON. NAME-tensors is the model itself, as the contract has it.
+(BYTES), the whole answer as JSON. NAME-tensors is the model itself, as the contract has it; a
+model that continues texts has none, as its cache stays here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .decoding import Decoding
 from .engine import Call, Engine, Result
 from .refusals import RequestError, UnknownError
 from .tensors import Array, OutputChoice, Request, datatype
@@ -28,10 +30,11 @@ Named = list[tuple[str, Array]]
 class Service:
     """One engine, by the names of the protocol. timeout: seconds for a request that says none."""
 
-    def __init__(self, engine: Engine, version: str, timeout: float) -> None:
+    def __init__(self, engine: Engine | Decoding, version: str, timeout: float) -> None:
         self.engine, self.version, self.timeout = engine, version, timeout
         model = engine.model
         self.name, self.raw_name = model.name, model.name + TENSORS
+        self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
         self._tensors = dict(model.task.tensors(model.contract))
 
     def server(self) -> dict[str, Any]:
@@ -73,8 +76,11 @@ class Service:
             seconds = min(timeout / 1e6, seconds if seconds is not None else timeout / 1e6)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 100:
             raise RequestError("parameter priority is not a whole number from 0 to 99")
-        seconds = self.timeout if seconds is None else min(seconds, LONGEST_TIMEOUT)
-        return Call(client, self.engine.clock() + seconds, priority)
+        now = self.engine.clock()
+        if seconds is None:
+            return Call(client, now + self.timeout, priority)
+        last = now + min(seconds, LONGEST_TIMEOUT)
+        return Call(client, last, priority, last)
 
     async def infer(
         self, name: str, version: str, request: Request, call: Call
@@ -88,7 +94,7 @@ class Service:
         texts, pairs = self._texts(request.inputs)
         names = [*self._tensors, ANSWER]
         _check_names(request.outputs, names)
-        result = await self.engine.answer(texts, pairs, call)
+        result = await self.engine.answer(texts, pairs, call, request.parameters)
         chosen = (
             (list(self._tensors) or [ANSWER])
             if request.outputs is None
@@ -98,10 +104,10 @@ class Service:
 
     def _check(self, name: str, version: str) -> Any:
         model = self.engine.model
-        if name not in (self.name, self.raw_name) or version not in ("", model.version):
+        if name not in self.names or version not in ("", model.version):
             raise UnknownError(
-                f"unknown model or version; here are {self.name} and {self.raw_name}, "
-                f"version {model.version}"
+                f"unknown model or version; here {'is' if len(self.names) == 1 else 'are'} "
+                f"{' and '.join(self.names)}, version {model.version}"
             )
         return model
 

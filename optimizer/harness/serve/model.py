@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..answering import Predictor
+from ..answering import Answered, Predictor
 from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
 from ..inputs.kind import Encoded
 from ..output import json_line
@@ -40,12 +40,6 @@ class Model:
     """
 
     def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
-        if bundle.task.generates:
-            raise InputError(
-                f"the model does {bundle.task.name}, which is not served yet",
-                where="serve",
-                fix="Use predict, or vLLM with a compressed-tensors bundle.",
-            )
         if bundle.contract.tokenizer is None:
             raise InputError(
                 f"it takes inputs of kind {bundle.contract.input_kind}, which are not served yet",
@@ -135,12 +129,15 @@ class Model:
 
     def json(self, answer: Answer) -> bytes:
         """An answer as `predict --json` prints it, without how long its text was."""
-        from ..answering import Answered
-
-        return json_line(Answered("", answer), self.target).encode()
+        return as_json(answer, self.target)
 
     def close(self) -> None:
         self._bundle.close()
+
+
+def as_json(answer: Answer, engine: str) -> bytes:
+    """An answer as `predict --json` prints it. engine: which gave it."""
+    return json_line(Answered("", answer), engine).encode()
 
 
 def failure(error: Exception) -> RequestError:

@@ -26,6 +26,13 @@ def models(service: Service, created: int) -> dict[str, Any]:
     return {"object": "list", "data": [entry]}
 
 
+def unknown_model(service: Service) -> UnknownError:
+    """What a request for another model is answered."""
+    return UnknownError(
+        f"unknown model; here is {service.name}", param="model", code="model_not_found"
+    )
+
+
 async def embeddings(
     service: Service, document: Mapping[str, Any], client: str, seconds: float | None
 ) -> tuple[dict[str, Any], Result]:
@@ -35,7 +42,7 @@ async def embeddings(
     if FIELD not in fields:
         raise UnknownError(f"the model does {model.task.name}; ask /v2/models/{service.name}/infer")
     if document.get("model") != service.name:
-        raise UnknownError(f"unknown model; here is {service.name}")
+        raise unknown_model(service)
     unknown = sorted(set(document) - set(KNOWN))
     if unknown:
         raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(KNOWN)}")
@@ -62,8 +69,9 @@ async def embeddings(
 def error(refusal: RequestError) -> dict[str, Any]:
     """The body of an error."""
     kind = "invalid_request_error" if refusal.http < 500 else "server_error"
+    code = refusal.code or refusal.http
     return {
-        "error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.http}
+        "error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": code}
     }
 
 

@@ -19,6 +19,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="v2 over gRPC as well, where grpcio is installed; default: not at all",
     )
     add("--rows", type=bounds.whole(1, bounds.BATCH), default=8, help="of a batch, at most")
+    add("--slots", type=bounds.whole(1, 64), default=8, help="texts that are continued at once")
+    add(
+        "--context",
+        type=bounds.whole(0, bounds.SEQUENCE),
+        default=0,
+        metavar="TOKENS",
+        help="of each of them, prompt and answer; default: the model's own",
+    )
     add("--delay-ms", type=bounds.whole(0, 60_000), default=0, help="wait so long for more rows")
     add(
         "--batching",

@@ -18,7 +18,7 @@ from .asgi import Message, Receive, Scope, Send
 
 HEAD = 32 << 10  # bytes of a request line and its headers
 PART = 64 << 10  # bytes of a body that are read at once
-POLL = 0.05  # seconds between two looks at whether a client that waits is still there
+POLL = 0.01  # seconds between two looks at whether a client that waits is still there
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -71,6 +71,35 @@ class _Body:
             await self._reader.readexactly(2)
         self.done = not self._chunked and self.left == 0
         return data
+
+
+class _Response:
+    """What is sent for one request; in chunks where its length is not known before."""
+
+    def __init__(self, writer: asyncio.StreamWriter, head_only: bool) -> None:
+        self._writer, self._head_only, self._chunked = writer, head_only, False
+
+    async def send(self, message: Message, keep: bool) -> None:
+        """keep: whether the connection takes another request."""
+        if message["type"] == "http.response.start":
+            self._chunked = all(k != b"content-length" for k, _ in message["headers"])
+            lines = [_status(message["status"])]
+            lines += [k + b": " + v for k, v in message["headers"]]
+            lines += [b"transfer-encoding: chunked"] if self._chunked else []
+            lines += [] if keep else [b"connection: close"]
+            self._writer.write(b"\r\n".join([*lines, b"", b""]))
+        elif not self._head_only:
+            self._write(message["body"], message.get("more_body", False))
+        await self._writer.drain()
+
+    def _write(self, body: bytes, more: bool) -> None:
+        if not self._chunked:
+            self._writer.write(body)
+            return
+        if body:
+            self._writer.write(b"%x\r\n%b\r\n" % (len(body), body))
+        if not more:
+            self._writer.write(b"0\r\n\r\n")
 
 
 class Server:
@@ -136,16 +165,10 @@ class Server:
         if headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         keep = headers.get("connection", "").lower() != "close"
+        response = _Response(writer, scope["method"] == "HEAD")
 
         async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                lines = [_status(message["status"])]
-                lines += [k + b": " + v for k, v in message["headers"]]
-                lines += [] if keep and body.done and not self._closing else [b"connection: close"]
-                writer.write(b"\r\n".join([*lines, b"", b""]))
-            elif scope["method"] != "HEAD":
-                writer.write(message["body"])
-            await writer.drain()
+            await response.send(message, keep and body.done and not self._closing)
 
         await self._app(scope, body.receive, send)
         self._busy.discard(task)

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 class RequestError(Exception):
     """A request that is not answered. http: the status. grpc: the name of the status code.
-    retry_after: seconds, where it is worth asking again; None where it is not."""
+    retry_after: seconds, where it is worth asking again; None where it is not. param, code: which
+    field is wrong, and in which way, as OpenAI's clients read them."""
 
     http = 400
     grpc = "INVALID_ARGUMENT"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.message, self.retry_after = message, retry_after
+        self.param, self.code = param, code
 
 
 class UnknownError(RequestError):

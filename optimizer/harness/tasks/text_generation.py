@@ -122,6 +122,12 @@ def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
     return {i.name: arrays[i.name].astype(i.dtype, copy=False) for i in contract.inputs}
 
 
+def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The text that follows."""
+    del contract
+    return {"text": ("object", ())}
+
+
 def line(answer: Mapping[str, Any]) -> str:
     """The text, as it is."""
     return str(answer["text"])
@@ -136,6 +142,7 @@ TASK = Task(
     decode=decode,
     answers=answers,
     line=line,
+    tensors=tensors,
     arrays=("position_ids",),
     sections=("generation",),
     calibration_items="windows",

@@ -7,6 +7,7 @@ On the lowered model, through the harness's own decoder (buffers shared or not, 
  3. batch     rows of one length together = each alone, at once and continued token by token
  4. apart     two texts continued in turns give the bits that each gives by itself
  5. kept      a step leaves the cache it was given as it was, and gives the same bits again
+ 6. arrivals  texts that begin and end at any time, as a server has them = each alone
 
 The operators are the same in all; only how many rows and tokens a product has differs, and with
 that the order of its sums, and where inputs are quantized (by the graph, or by the runtime's own
@@ -33,11 +34,12 @@ from optimizer.validate.materials import Materials
 
 PIECE = 5  # tokens at a time, where a text is given in pieces
 TAIL = 6  # tokens given one by one after a batch
+PLACES = 3  # texts at once that come and go
 Pairs = list[tuple[Array, Array]]
 
 
 def cache(m: Materials) -> Entry:
-    """Laws 1 to 5 on pieces of held-out text."""
+    """Laws 1 to 6 on pieces of held-out text."""
     precision = m.section.target.computes_in
     fused = m.correct.tokens(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, fused.limits["logits"], fuse=True)
@@ -146,6 +148,33 @@ def _tail(rows: Sequence[Array]) -> int:
     return min(TAIL, min(map(len, rows)) - 1)
 
 
+def _arriving(served: Served) -> Pairs:
+    """Law 6: a text joins every second step, its prompt in pieces, and leaves after its tail."""
+    rows = [*served.begun, served.mixed[1], *served.begun]
+    tail = _tail(rows)
+    slots = served.runner.slots(served.contract, min(PLACES, len(rows)), max(map(len, rows)))
+    waiting, pairs = list(enumerate(rows)), Pairs()
+    going: dict[int, int] = {}  # text -> tokens of it that are in the cache
+    while waiting or going:
+        if waiting and len(going) < PLACES:
+            text, row = waiting.pop(0)
+            slots.open(text)
+            begun = len(row) - tail
+            for start in range(0, begun, PIECE):
+                scores = slots.read(text, row[start : min(start + PIECE, begun)])
+            going[text] = begun
+            pairs.append((scores[None], served.alone(row)[begun - 1 : begun]))
+        for _ in range(2):
+            tokens = {text: int(rows[text][at]) for text, at in going.items()}
+            for text, scores in slots.step(tokens).items() if tokens else ():
+                pairs.append((scores[None], served.alone(rows[text])[going[text]][None]))
+                going[text] += 1
+            for text in [t for t, at in going.items() if at == len(rows[t])]:
+                slots.close(text)
+                del going[text]
+    return pairs
+
+
 LAWS: dict[str, Callable[[Served], Pairs]] = {
     f"a text {PIECE} tokens at a time and in one piece": lambda s: _in_pieces(s, PIECE),
     "a text token by token and in one piece": lambda s: _in_pieces(s, 1),
@@ -153,6 +182,7 @@ LAWS: dict[str, Callable[[Served], Pairs]] = {
     "padded rows continued and alone": lambda s: s.batch(s.begun, _tail(s.begun)),
     "rows together and alone": lambda s: s.batch(s.even, 0),
     "rows continued together and alone": lambda s: s.batch(s.even, _tail(s.even)),
+    "texts that come and go, and alone": _arriving,
 }
 
 

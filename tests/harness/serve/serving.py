@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.serve import command, options
 from optimizer.harness.serve.app import App, Security
-from optimizer.harness.serve.model import Inputs, Model
 
 
 class Reply(NamedTuple):
@@ -24,6 +23,14 @@ class Reply(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """Of a stream: its events, the last a text that is no JSON where it is complete."""
+        parts = self.body.decode().split("\n\n")
+        assert parts.pop() == ""
+        lines = [part.removeprefix("data: ") for part in parts]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 class Client:
@@ -60,7 +67,16 @@ class Client:
         if not sent:
             return Reply(499, {}, b"")
         head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
-        return Reply(sent[0]["status"], head, sent[1]["body"])
+        return Reply(sent[0]["status"], head, b"".join(m["body"] for m in sent[1:]))
+
+    async def chat(self, content: str, **options: Any) -> Reply:
+        messages = [{"role": "user", "content": content}]
+        body = {"model": "tiny-decoder", "messages": messages, **options}
+        return await self.ask("POST", "/v1/chat/completions", body)
+
+    async def complete(self, prompt: Any, **options: Any) -> Reply:
+        body = {"model": "tiny-decoder", "prompt": prompt, **options}
+        return await self.ask("POST", "/v1/completions", body)
 
     async def infer(self, texts: list[str], **parameters: Any) -> Reply:
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
@@ -86,7 +102,7 @@ async def serving(
         lines.append(fields)
 
     app = App(security or Security(), say)
-    model = Model(Bundle(bundle), Inputs(parsed(*words).max_texts))
+    model = command.model(Bundle(bundle), parsed(*words))
     app.service = await command.started(model, parsed(*words), say)
     try:
         yield Client(app, lines)

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from optimizer.compress.methods.gptq import gptq
-from optimizer.harness.generate import loop
+from optimizer.harness.generate import loop, row
 from optimizer.harness.runtimes.openvino import run as openvino
 from optimizer.harness.runtimes.ort.decoder import OrtDecoder
+from optimizer.harness.runtimes.ort.slots import OrtSlots
 from optimizer.harness.tasks import text_generation
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.state import CompressedState
@@ -309,7 +310,22 @@ def test_a_cache_shared_by_two_texts_is_caught(
 
     monkeypatch.setattr(OrtDecoder, "step", shared)
     entry = ledger.run_hop(ledger.cache_laws.cache, clean["rtn"])
-    assert entry.problems == ("two texts continued in turns do not give what each gives by itself",)
+    turns = "two texts continued in turns do not give what each gives by itself"
+    assert entry.problems[-1] == turns
+    assert all(p.startswith("texts that come and go") for p in entry.problems[:-1])
+
+
+def test_texts_that_take_the_length_of_the_longest_are_caught(
+    clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = OrtSlots._run
+
+    def alike(self: OrtSlots, row: int, ids: Any, mask: Any, positions: Any) -> Any:
+        return run(self, row, ids, np.ones_like(mask), positions)
+
+    monkeypatch.setattr(OrtSlots, "_run", alike)
+    (problem,) = ledger.run_hop(ledger.cache_laws.cache, clean["fused"]).problems
+    assert problem.startswith("texts that come and go, and alone: a token is")
 
 
 def test_a_position_off_by_one_in_the_loop_is_caught_at_the_harness(
@@ -332,7 +348,7 @@ def second_best(scores: Any, *_: Any) -> int:
 def test_a_loop_that_draws_another_token_is_caught_at_the_harness(
     clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "choose", second_best)
+    monkeypatch.setattr(row, "choose", second_best)
     caught(copy.copy(clean["rtn"]), "harness")
 
 

@@ -25,6 +25,7 @@ from ...contract import Contract
 from ...errors import BundleError, MachineError
 from ...inputs.batch import Array
 from ..ort.run import check_array, check_names, cores
+from ..slots import SeparateDecoders, Slots
 from . import stateful
 from .decoder import OpenVinoDecoder, every, read_states, write_states
 from .kernels import Kernel, kernels
@@ -169,6 +170,10 @@ class OpenVinoRunner(Closing):
         """A new batch of sequences to continue; see decoder.DecoderRunner. OpenVINO makes room as
         it goes, so nothing is made for `capacity`."""
         return OpenVinoDecoder(self, contract)
+
+    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG002
+        """Places for texts that come and go; see slots.Slots."""
+        return SeparateDecoders(self, contract, capacity)
 
     def kernels(self) -> list[Kernel]:
         """What each layer runs in."""

@@ -24,11 +24,13 @@ from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError, UnopenedError
 from ...inputs.batch import Array
+from ..slots import SeparateDecoders, Slots
 from . import exact_integers
 from .bound import BoundSession, Buffers
 from .decoder import OrtDecoder
 from .privacy import refuse_telemetry
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start
+from .slots import OrtSlots, possible
 
 DTYPES = {
     "tensor(int64)": np.dtype("int64"),
@@ -114,6 +116,12 @@ class OrtRunner(Closing):
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
         """A new batch of sequences to continue; see decoder.DecoderRunner."""
         return OrtDecoder(self, contract, capacity)
+
+    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
+        """Places for texts that come and go; see slots.Slots."""
+        if possible(self):
+            return OrtSlots(self, contract, rows, capacity)
+        return SeparateDecoders(self, contract, capacity)
 
     def binding(self) -> Any:
         """A new IOBinding of the session."""

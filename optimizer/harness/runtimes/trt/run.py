@@ -17,6 +17,7 @@ from ...contract import Contract
 from ...errors import InputError, MachineError
 from ...inputs.batch import Array
 from ..ort.run import check_names
+from ..slots import SeparateDecoders, Slots
 from .cuda import open_cuda, refuse_another
 from .decoder import TrtDecoder
 from .graphs import Graphs
@@ -206,6 +207,10 @@ class TrtRunner(Closing):
     def decoder(self, contract: Contract, capacity: int = 0) -> TrtDecoder:
         """A new batch of sequences to continue; see decoder.DecoderRunner."""
         return TrtDecoder(self.session, contract, capacity)
+
+    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG002
+        """Places for texts that come and go; see slots.Slots."""
+        return SeparateDecoders(self, contract, capacity)
 
     def layer_information(self) -> str:
         """The engine's layers as the inspector writes them (JSON)."""

@@ -1,0 +1,125 @@
+"""Several texts in one cache of ONNX Runtime, each of its own length, begun and ended at any time.
+
+A text has a row of the shared buffers (decoder.py) from its first token to its last. Prompts are
+read row by row, in pieces; a step continues any of the rows by one token each, in one run. A row's
+attention_mask is 1 up to its own new token and 0 after it: the graph takes a row's length from its
+last 1 (lower/ort_attention.py, case 8).
+
+Law (tested, and measured before it is relied on: serve/arrivals.py): a row's logits are in every
+bit those it has alone, whatever the other rows hold and whenever they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import kv_cache
+from ...contract import Contract
+from ...inputs.batch import Array
+from .decoder import LOGITS, SHARED, Opened, check_graph
+
+
+def possible(runner: Opened) -> bool:
+    """Whether the model keeps past and present in one buffer, in memory that numpy reaches."""
+    return runner.device == "cpu" and runner.metadata.get(SHARED[0]) == SHARED[1]
+
+
+class OrtSlots:
+    """See the module, and slots.Slots. rows: texts at once. capacity: tokens of each, prompt and
+    answer; their memory is taken as it is used.
+
+    Rows that are continued together lie beside each other from the first on: where texts have
+    ended between them, others are moved.
+    """
+
+    together = True
+
+    def __init__(self, runner: Opened, contract: Contract, rows: int, capacity: int) -> None:
+        self._runner, self._spec = runner, contract.decoder
+        self._dtypes = {i.name: i.dtype for i in contract.inputs}
+        self._names = kv_cache.names(self._spec.layers)
+        check_graph(runner, list(self._dtypes), self._names)
+        shape = (rows, self._spec.kv_heads, capacity, self._spec.head_dim)
+        self._cache = {past: np.zeros(shape, runner.inputs[past]) for past, _ in self._names}
+        self._texts: list[int | None] = [None] * rows  # by row
+        self._lengths: dict[int, int] = {}  # by text
+        self._bindings: dict[tuple[int, int], Any] = {}  # by first and last row
+
+    def open(self, text: int) -> None:
+        """A row for a text, which is known by this number until it is closed."""
+        self._texts[self._texts.index(None)] = text
+        self._lengths[text] = 0
+
+    def close(self, text: int) -> None:
+        """Its row may be another's."""
+        self._texts[self._texts.index(text)] = None
+        del self._lengths[text]
+
+    def read(self, text: int, ids: Sequence[int]) -> Array:
+        """Scores (vocabulary,) of what follows the text with these tokens of its prompt."""
+        row, length = self._texts.index(text), self._lengths[text]
+        mask = np.ones((1, length + len(ids)), np.int64)
+        positions = np.arange(length, length + len(ids))[None]
+        logits = self._run(row, np.array([ids], np.int64), mask, positions)
+        self._lengths[text] += len(ids)
+        return np.asarray(logits[0, -1])
+
+    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """Continue texts by one token each. Scores (vocabulary,) of what follows, by text."""
+        if len(tokens) == 1:
+            ((text, token),) = tokens.items()
+            return {text: self.read(text, [token])}
+        self._gather(tokens)
+        texts = [text for text in self._texts[: len(tokens)] if text is not None]
+        lengths = np.array([self._lengths[text] for text in texts])
+        ids = np.array([[tokens[text]] for text in texts], np.int64)
+        mask = (np.arange(lengths.max() + 1)[None] <= lengths[:, None]).astype(np.int64)
+        logits = self._run(0, ids, mask, lengths[:, None])
+        for text in texts:
+            self._lengths[text] += 1
+        return {text: logits[i, -1] for i, text in enumerate(texts)}
+
+    def undo(self, text: int) -> None:
+        """Forget its newest token: the next one takes that one's place."""
+        self._lengths[text] -= 1
+
+    def _gather(self, tokens: Mapping[int, int]) -> None:
+        """Bring the texts into the first rows; what lies there goes where they came from."""
+        count = len(tokens)
+        outside = [i for i, t in enumerate(self._texts) if i >= count and t in tokens]
+        inside = [i for i, t in enumerate(self._texts[:count]) if t not in tokens]
+        for source, target in zip(outside, inside, strict=True):
+            moved, other = self._texts[source], self._texts[target]
+            used = max(self._lengths.get(t, 0) for t in (moved, other) if t is not None)
+            for buffer in self._cache.values():
+                kept = buffer[target, :, :used].copy() if other is not None else None
+                buffer[target, :, :used] = buffer[source, :, :used]
+                if kept is not None:
+                    buffer[source, :, :used] = kept
+            self._texts[target], self._texts[source] = moved, other
+
+    def _run(self, row: int, ids: Array, mask: Array, positions: Array) -> Array:
+        rows, sequence = ids.shape
+        binding = self._binding(row, row + rows)
+        arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        kept = {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}
+        for name, array in kept.items():
+            binding.bind_cpu_input(name, array)
+        logits = np.empty((rows, sequence, self._spec.vocabulary), np.float32)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._runner.run_bound(binding)
+        return logits
+
+    def _binding(self, first: int, last: int) -> Any:
+        """The rows first..last of the cache as past and present; they share its memory."""
+        if (first, last) not in self._bindings:
+            binding = self._runner.binding()
+            for past, present in self._names:
+                value = self._runner.value(self._cache[past][first:last])
+                binding.bind_ortvalue_input(past, value)
+                binding.bind_ortvalue_output(present, value)
+            self._bindings[first, last] = binding
+        return self._bindings[first, last]

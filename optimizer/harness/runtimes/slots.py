@@ -1,0 +1,73 @@
+"""Several texts that are continued at once, each begun and ended at any time.
+
+    slots = runner.slots(contract, rows=8, capacity=1024)
+    slots.open(7)                          a place for a text, which is number 7 from now on
+    scores = slots.read(7, ids)            its prompt, whole or in pieces
+    scores = slots.step({7: a, 9: b})      one token more of each of these, in any order
+    slots.close(7)                         its place may be another's
+
+Law (serve/arrivals.py measures it where it matters): a text's scores do not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .. import kv_cache
+from ..contract import Contract
+from ..inputs.batch import Array
+from .decoder import Decoder, DecoderRunner
+
+
+class Slots(Protocol):
+    """See the module. Scores are (vocabulary,) float32, of the token after the newest."""
+
+    @property
+    def together(self) -> bool:
+        """Whether a step of several texts is one run of the model."""
+
+    def open(self, text: int) -> None: ...
+    def read(self, text: int, ids: Sequence[int]) -> Array: ...
+    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]: ...
+    def undo(self, text: int) -> None:
+        """Forget the newest token of a text: the next one takes its place. Where `together`."""
+
+    def close(self, text: int) -> None: ...
+
+
+class SeparateDecoders:
+    """A decoder for each text, one run after the other: for any runtime."""
+
+    together = False
+
+    def __init__(self, runner: DecoderRunner, contract: Contract, capacity: int) -> None:
+        self._runner, self._contract, self._capacity = runner, contract, capacity
+        self._decoders: dict[int, Decoder] = {}
+
+    def open(self, text: int) -> None:
+        """See Slots."""
+        self._decoders[text] = self._runner.decoder(self._contract, self._capacity)
+
+    def read(self, text: int, ids: Sequence[int]) -> Array:
+        """See Slots."""
+        decoder = self._decoders[text]
+        mask = np.ones((1, decoder.past + len(ids)), np.int64)
+        arrays = {"input_ids": np.array([ids], np.int64), "attention_mask": mask}
+        arrays["position_ids"] = kv_cache.position_ids(mask, len(ids))
+        expected = {i.name: arrays[i.name].astype(i.dtype) for i in self._contract.inputs}
+        return np.asarray(decoder.step(expected)[0, -1])
+
+    def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """See Slots."""
+        return {text: self.read(text, [token]) for text, token in tokens.items()}
+
+    def undo(self, text: int) -> None:
+        """Not of these."""
+        raise NotImplementedError
+
+    def close(self, text: int) -> None:
+        """See Slots."""
+        del self._decoders[text]

@@ -1,0 +1,361 @@
+"""The thread in which texts are continued, and the requests that wait on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ..errors import AnswerError
+from ..generate import Completion, Options, Piece
+from ..generate.logprobs import Logprobs, logprobs
+from ..generate.row import Row, Rules
+from ..inputs.batch import Array
+from .batching import Refused
+from .engine import RECHECK, Call, Result, refusal
+from .model import failure
+from .refusals import DeadlineError, ModelError, RequestError, UnknownError
+from .slots import Job, Scheduler, Turn
+from .text_metrics import TextMetrics
+from .text_model import TextModel
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a request is to continue. rows: token ids of each; texts are numbered over rows, `n` of
+    each. logprobs: of so many of the likeliest tokens, too, or None for none at all."""
+
+    rows: Sequence[Sequence[int]]
+    rules: Rules
+    n: int = 1
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One token of one text of a request; piece.row says which."""
+
+    piece: Piece
+    logprobs: Logprobs | None = None
+
+
+@dataclass(eq=False)
+class _Text:
+    """A text while it waits or runs. number: in the slots. last: its newest token."""
+
+    job: Job
+    ids: Sequence[int]
+    row: Row
+    answers: Answers
+    number: int
+    submitted: float
+    logprobs: int | None
+    opened: bool = False
+    begun: float = 0.0  # when it had its slot
+    last: int = 0
+    newest: float = 0.0  # when that was sampled
+
+
+class Answers:
+    """The tokens of a request as they are made: `async for event in answers`. Raises RequestError.
+    To be closed, which gives up what is left."""
+
+    def __init__(self, engine: Decoding, texts: int) -> None:
+        self._engine, self._left = engine, texts
+        self._events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
+        self.jobs: list[Job] = []
+        self.queued = 0.0  # seconds until the last of the texts that have begun had a slot
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._left:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if isinstance(event, RequestError):
+            raise event
+        self._left -= event.piece.finish is not None
+        return event
+
+    def put(self, event: Event | RequestError) -> None:
+        """On the event loop."""
+        self._events.put_nowait(event)
+
+    def close(self) -> None:
+        """Give up what is not complete."""
+        self._engine.cancel(self.jobs)
+
+
+class Decoding:
+    """Continues texts with one model, in a thread of its own. Made on the event loop.
+
+    say: receives what happened, as fields of a log line.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        scheduler: Scheduler,
+        metrics: TextMetrics,
+        say: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.metrics, self.clock = model, metrics, clock
+        self._scheduler, self._say = scheduler, say
+        self._loop = asyncio.get_running_loop()
+        self._texts: dict[Job, _Text] = {}
+        self._ready = threading.Condition()
+        self._numbers = count()
+        self._shared = 0  # steps of several texts
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def draining(self) -> bool:
+        return self._scheduler.draining
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait or run."""
+        return len(self._scheduler)
+
+    def check(self, client: str) -> None:
+        """Raises RequestError where a request of this client would be refused whatever it holds."""
+        try:
+            with self._ready:
+                self._scheduler.check(self.clock(), client)
+        except Refused as e:
+            raise refusal(e) from None
+
+    def begin(self, prompts: Prompts, call: Call) -> Answers:
+        """The answers to a request, to be closed. Raises RequestError where it is refused."""
+        answers = Answers(self, len(prompts.rows) * prompts.n)
+        now, texts = self.clock(), list[_Text]()
+        for i, ids in enumerate(prompts.rows):
+            for j in range(prompts.n):
+                row = Row.begun(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
+                job = Job(len(ids), row.room, call.client, call.priority, call.deadline, call.last)
+                answers.jobs.append(job)
+                text = _Text(job, ids, row, answers, next(self._numbers), now, prompts.logprobs)
+                texts.append(text)
+        with self._ready:
+            try:
+                self._scheduler.submit(now, answers.jobs)
+            except Refused as e:
+                raise refusal(e) from None
+            self._texts |= {text.job: text for text in texts}
+            self._ready.notify()
+        self._gauges()
+        self.metrics.prompt_tokens.add(sum(len(text.ids) for text in texts))
+        return answers
+
+    async def complete(self, prompts: Prompts, call: Call) -> tuple[list[Completion], Answers]:
+        """The whole texts of a request, in order. Raises RequestError."""
+        answers = self.begin(prompts, call)
+        number = len(prompts.rows) * prompts.n
+        pieces: list[list[Piece]] = [[] for _ in range(number)]
+        try:
+            async for event in answers:
+                pieces[event.piece.row].append(event.piece)
+        finally:
+            answers.close()
+        lengths = [len(ids) for ids in prompts.rows for _ in range(prompts.n)]
+        return [completion(p, n) for p, n in zip(pieces, lengths, strict=True)], answers
+
+    async def answer(
+        self,
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        call: Call,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """What `predict` gives for each text, in order. parameters: of the request; those that are
+        options of a generation count. Raises RequestError."""
+        if pairs is not None:
+            raise RequestError("a text to continue has no second")
+        known = {f.name for f in fields(Options)}
+        options = {n: v for n, v in (parameters or {}).items() if n in known}
+        rows, rules = self.model.prompts(texts), self.model.rules(options)
+        self.model.check_room(rows, rules.options.max_new_tokens)
+        prompts = Prompts(rows, rules)
+        completions, answers = await self.complete(prompts, call)
+        tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
+        return Result([c.to_json() for c in completions], 0, tokens, answers.queued)
+
+    async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
+        """Not of a model whose cache stays here. Raises UnknownError."""
+        raise UnknownError("a model that continues texts takes no tensors")
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Give up the texts of these jobs that are not complete."""
+        with self._ready:
+            for job in jobs:
+                if self._scheduler.cancel(job):
+                    self._texts.pop(job, None)
+            self._ready.notify()
+        self._gauges()
+
+    def drain(self) -> None:
+        """Accept nothing more."""
+        with self._ready:
+            self._scheduler.drain()
+            self._ready.notify()
+
+    async def drained(self) -> None:
+        """Wait until everything accepted is answered, and end the thread."""
+        self.drain()
+        await asyncio.to_thread(self._thread.join)
+
+    def _gauges(self) -> None:
+        self.metrics.pending.set(self._scheduler.waiting)
+        self.metrics.waiting.set(self._scheduler.waiting)
+        self.metrics.running.set(self._scheduler.active)
+
+    def _work(self) -> None:
+        """The model's thread: take, run, deliver, until drained."""
+        while True:
+            with self._ready:
+                turn = self._scheduler.take(self.clock())
+                while not (turn.read or turn.step or turn.expired or turn.left):
+                    if self._scheduler.draining and not len(self._scheduler):
+                        return
+                    self._ready.wait()
+                    turn = self._scheduler.take(self.clock())
+                named = [
+                    *turn.step,
+                    *turn.expired,
+                    *turn.left,
+                    *([turn.read[0]] if turn.read else []),
+                ]
+                texts = {job: self._texts[job] for job in named}
+            start = self.clock()
+            late = DeadlineError("it was not answered within the request's time", retry_after=1.0)
+            self._end([texts[job] for job in (*turn.expired, *turn.left)])
+            outcomes: list[tuple[_Text, Event | RequestError]] = [
+                (texts[job], late) for job in turn.expired
+            ]
+            outcomes += self._run(turn, texts)
+            ended = [text for text, event in outcomes if _is_last(event)]
+            finished = [text.job for text in ended if text.job not in turn.expired]
+            self._end([text for text in ended if text.opened])
+            with self._ready:
+                self._scheduler.finish(finished)
+                for text in (*ended, *(texts[job] for job in turn.left)):
+                    self._texts.pop(text.job, None)
+            span = (start, self.clock())
+            self._loop.call_soon_threadsafe(self._deliver, outcomes, len(turn.step), span)
+
+    def _end(self, texts: Sequence[_Text]) -> None:
+        for text in texts:
+            if text.opened:
+                self.model.slots.close(text.number)
+                text.opened = False
+
+    def _run(
+        self, turn: Turn, texts: Mapping[Job, _Text]
+    ) -> list[tuple[_Text, Event | RequestError]]:
+        """The events of one piece of a prompt, or of one step."""
+        involved = [texts[job] for job in turn.run]
+        if not involved:
+            return []
+        try:
+            if turn.read:
+                scores = self._read(involved[0], *turn.read[1:])
+            else:
+                scores = self._step({text.number: text.last for text in involved})
+        except Exception as e:  # whatever a runtime raises ends these texts and no other
+            self._tell(level="error", event="model_failed", error=type(e).__name__)
+            return [(text, failure(e)) for text in involved]
+        sampled = [text for text in involved if text.number in scores]
+        return [(text, self._sampled(text, scores[text.number])) for text in sampled]
+
+    def _read(self, text: _Text, start: int, stop: int) -> dict[int, Array]:
+        """Scores after the prompt, once all of it is read."""
+        if not text.opened:
+            self.model.slots.open(text.number)
+            text.opened, text.begun = True, self.clock()
+        scores = self.model.slots.read(text.number, text.ids[start:stop])
+        return {text.number: scores} if stop == len(text.ids) else {}
+
+    def _sampled(self, text: _Text, scores: Array) -> Event | RequestError:
+        try:
+            piece = text.row.add(scores)
+        except AnswerError as e:
+            return ModelError(f"{e.where}: {e.problem}")
+        text.last = piece.token
+        if text.logprobs is None:
+            return Event(piece)
+        return Event(piece, logprobs(scores, piece.token, text.logprobs))
+
+    def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """One token of each text. Now and then each is run alone as well: where texts together were
+        found to change nothing at the start and do, those alone count, and from then on each text
+        is run by itself."""
+        slots = self.model.slots
+        if not self.model.together:
+            return {n: slots.step({n: token})[n] for n, token in tokens.items()}
+        scores = slots.step(tokens)
+        if len(tokens) == 1:
+            return scores
+        self._shared += 1
+        if self._shared % RECHECK and self._shared & (self._shared - 1):
+            return scores
+        alone = dict[int, Array]()
+        for number, token in tokens.items():
+            slots.undo(number)
+            alone |= slots.step({number: token})
+        self._loop.call_soon_threadsafe(self.metrics.rechecked.add)
+        if any(not np.array_equal(scores[n], alone[n], equal_nan=True) for n in tokens):
+            self.model.together = False
+            self._loop.call_soon_threadsafe(self.metrics.unequal.add)
+            self._tell(level="error", event="batches_change_answers", rows=len(tokens))
+        return alone
+
+    def _deliver(
+        self,
+        outcomes: Sequence[tuple[_Text, Event | RequestError]],
+        rows: int,
+        span: tuple[float, float],
+    ) -> None:
+        """On the event loop: hand the tokens out, and count."""
+        start, end = span
+        for text, event in outcomes:
+            text.answers.put(event)
+            if isinstance(event, Event):
+                if text.newest:
+                    self.metrics.next_token.observe(end - text.newest)
+                else:
+                    self.metrics.first_token.observe(end - text.submitted)
+                    queued = text.begun - text.submitted
+                    self.metrics.queue.observe(queued)
+                    self.metrics.queue_us.add(1e6 * queued)
+                    text.answers.queued = max(text.answers.queued, queued)
+                text.newest = end
+                self.metrics.tokens.add()
+        if rows:
+            self.metrics.batches.add()
+            self.metrics.rows.add(rows)
+            self.metrics.batch_rows.observe(rows)
+        self.metrics.model_us.add(1e6 * (end - start))
+        self.metrics.predict.observe(end - start)
+        self._gauges()
+
+    def _tell(self, **fields: Any) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._say(**fields))
+
+
+def _is_last(event: Event | RequestError) -> bool:
+    return isinstance(event, RequestError) or event.piece.finish is not None
+
+
+def completion(pieces: Sequence[Piece], prompt: int) -> Completion:
+    """A text from its pieces. prompt: tokens of what it follows."""
+    text, tokens = "".join(p.text for p in pieces), tuple(p.token for p in pieces)
+    return Completion(text, tokens, str(pieces[-1].finish), prompt, pieces[-1].stop)

@@ -1,0 +1,31 @@
+"""How much memory a process may still take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+GROUP = Path("/sys/fs/cgroup")  # a container's own, version 2
+
+
+def free(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
+    """Bytes, by the machine and by the container's limit; None where neither is known."""
+    known = [value for value in (_of_machine(meminfo), _of_group(group)) if value is not None]
+    return min(known, default=None)
+
+
+def _of_machine(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    values = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(values[0][1]) << 10 if values else None
+
+
+def _of_group(folder: Path) -> int | None:
+    try:
+        limit, used = ((folder / f"memory.{n}").read_text().strip() for n in ("max", "current"))
+    except OSError:
+        return None
+    return max(int(limit) - int(used), 0) if limit.isdigit() else None

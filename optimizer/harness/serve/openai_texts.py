@@ -1,0 +1,85 @@
+"""The part of OpenAI's HTTP interface that a model has which continues texts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import openai
+from .asgi import Receive, Response, Stream, document, while_connected
+from .decoding import Answers, Decoding, Event
+from .engine import Call, Result
+from .inference import Service
+from .openai_answer import Writer, event_line
+from .openai_request import TextRequest, read
+from .refusals import RequestError, UnknownError
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Who asks, and how the answer reaches the client. seconds: that it may take to read a part."""
+
+    call: Call
+    receive: Receive
+    seconds: float
+
+
+async def answer(
+    service: Service, body: Mapping[str, Any], asking: Asking, *, chat: bool
+) -> tuple[Response | Stream, Result]:
+    """POST /v1/chat/completions or /v1/completions. The result's tokens are complete when the
+    response is sent. Raises RequestError, Disconnected."""
+    engine = service.engine
+    if not isinstance(engine, Decoding):
+        task = engine.model.task.name
+        raise UnknownError(f"the model does {task}; ask /v2/models/{service.name}/infer")
+    if body.get("model") != service.name:
+        raise openai.unknown_model(service)
+    request = read(body, engine.model, chat=chat)
+    writer = Writer(request, engine.model.name, engine.model.encoder)
+    result = Result([])
+    answers = engine.begin(request.prompts, asking.call)
+    try:
+        # a refusal of the first token still has a status of its own
+        first = await while_connected(anext(answers), asking.receive)
+    except BaseException:
+        answers.close()
+        raise
+    if request.stream:
+        parts = _parts(answers, first, writer, result)
+        return Stream(parts, asking.receive, asking.seconds, answers.close), result
+    events = await while_connected(_all(answers, first), asking.receive)
+    response = document(writer.document(events))
+    _count(result, answers, request, len(events))
+    return response, result
+
+
+async def _all(answers: Answers, first: Event) -> list[Event]:
+    try:
+        return [first, *[event async for event in answers]]
+    finally:
+        answers.close()
+
+
+async def _parts(
+    answers: Answers, first: Event, writer: Writer, result: Result
+) -> AsyncGenerator[bytes]:
+    """A stream's bytes. An error after its first token ends it without [DONE]."""
+    try:
+        if part := writer.chunks(first):
+            yield part
+        async for event in answers:
+            if part := writer.chunks(event):
+                yield part
+        yield writer.end()
+    except RequestError as e:
+        yield event_line(openai.error(e))
+    finally:
+        answers.close()
+        _count(result, answers, writer.request, writer.tokens)
+
+
+def _count(result: Result, answers: Answers, request: TextRequest, tokens: int) -> None:
+    result.tokens = sum(map(len, request.prompts.rows)) + tokens
+    result.queued = answers.queued

@@ -1,0 +1,21 @@
+"""What is counted of texts that are continued, under vLLM's names, beside what metrics.py has."""
+
+from __future__ import annotations
+
+from .metrics import Labels, Metrics
+
+
+class TextMetrics(Metrics):
+    """Adds tokens, the time to the first one and between two, and how many texts run and wait."""
+
+    def __init__(self, labels: Labels) -> None:
+        super().__init__(labels)
+        count, seconds = self._counter, self._histogram
+        self.running = count("vllm:num_requests_running", "Texts that have a slot", "gauge")
+        self.waiting = count("vllm:num_requests_waiting", "Texts that wait for one", "gauge")
+        self.prompt_tokens = count("vllm:prompt_tokens_total", "Tokens of prompts accepted")
+        self.tokens = count("vllm:generation_tokens_total", "Tokens that were sampled")
+        self.first_token = seconds(
+            "vllm:time_to_first_token_seconds", "From a request's acceptance to its first token"
+        )
+        self.next_token = seconds("vllm:inter_token_latency_seconds", "Between two tokens")

@@ -1,0 +1,117 @@
+"""A bundle that continues texts, as a server uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError, MachineError
+from ..generate import Options
+from ..generate.row import Rules
+from ..runtimes.runner import Runner
+from ..runtimes.slots import Slots
+from ..tasks.text_generation import Prompt, prompt_ids
+from .model import Answer, as_json
+from .refusals import RequestError, TooLargeError
+
+if TYPE_CHECKING:
+    from ..bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a server holds. slots: texts at once. context: tokens of each, prompt and answer; 0:
+    what the model has. texts: that a request may ask for."""
+
+    slots: int
+    context: int
+    texts: int
+
+
+class TextModel:
+    """An open bundle that continues texts in slots.
+
+    together: whether texts share a step, which arrivals.py decides; else each is run by itself.
+    Raises MachineError for slots whose cache is larger than `memory` bytes; None: for none.
+    """
+
+    def __init__(self, bundle: Bundle, room: Room, memory: int | None = None) -> None:
+        self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
+        self.contract, self.task = bundle.contract, bundle.task
+        self.target = str(bundle.engine["target"])
+        self.encoder, self.runner = bundle.encoder, bundle.runner
+        self.room, self._bundle = room, bundle
+        longest = self.contract.decoder.context
+        self.context = min(room.context or longest, longest)
+        per_token = room.slots * bytes_per_token(self.runner, self.contract)
+        self.cache_bytes = per_token * self.context
+        if memory is not None and self.cache_bytes > memory:
+            raise MachineError(
+                f"{room.slots} slots of {self.context:,} tokens take {self.cache_bytes >> 20:,} "
+                f"MiB of cache, and {memory >> 20:,} MiB of memory may be taken",
+                where="serve",
+                fix=f"Give fewer --slots, or --context {memory // per_token} at most.",
+            )
+        self.slots: Slots = self.runner.slots(self.contract, room.slots, self.context)
+        self.together = False
+
+    def rules(self, options: Mapping[str, Any]) -> Rules:
+        """How a request's tokens are chosen. Raises RequestError for an option out of range."""
+        try:
+            return Rules.of(self.contract, self.encoder, Options.from_json(options))
+        except InputError as e:
+            raise asked_wrongly(e) from None
+
+    def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each. Raises RequestError for one that leaves no room for a token."""
+        if not 0 < len(prompts) <= self.room.texts:
+            raise TooLargeError(f"{len(prompts)} texts; accepted: 1 to {self.room.texts}")
+        try:
+            rows = [
+                prompt_ids(self.contract, self.encoder, prompt, f"prompt {i}")
+                for i, prompt in enumerate(prompts)
+            ]
+        except InputError as e:
+            raise asked_wrongly(e) from None
+        longest = max(map(len, rows))
+        if longest >= self.context:
+            raise RequestError(
+                f"a prompt has {longest} tokens; accepted: up to {self.context - 1}",
+                code="context_length_exceeded",
+            )
+        return rows
+
+    def check_room(self, rows: Sequence[Sequence[int]], answer: int) -> None:
+        """Raises RequestError where answers of so many tokens do not fit behind these prompts, and
+        the model's own context, which ends a text by itself, is not what they do not fit into."""
+        longest = max(map(len, rows))
+        if self.context < self.contract.decoder.context and longest + answer > self.context:
+            raise RequestError(
+                f"a prompt of {longest} tokens and {answer} more do not fit into the "
+                f"{self.context} that a slot has here",
+                param="max_new_tokens",
+                code="context_length_exceeded",
+            )
+
+    def json(self, answer: Answer) -> bytes:
+        """An answer as `predict --json` prints it."""
+        return as_json(answer, self.target)
+
+    def close(self) -> None:
+        self._bundle.close()
+
+
+def bytes_per_token(runner: Runner, contract: Any) -> int:
+    """Of the cache of one text."""
+    spec = contract.decoder
+    sizes = [np.dtype(kind).itemsize for n, kind in runner.inputs.items() if n.startswith("past")]
+    return int(sum(sizes or [4] * 2 * spec.layers) * spec.kv_heads * spec.head_dim)
+
+
+def asked_wrongly(error: InputError) -> RequestError:
+    """A client's error without what it sent: names and ranges are ours, values are not."""
+    accepted = f"; accepted: {error.accepted}" if error.accepted else ""
+    return RequestError(f"{error.where} is not accepted{accepted}", param=error.where)
