@@ -30,11 +30,13 @@ from numpy.typing import NDArray
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
-from optimizer.lower import norm_epsilons
+from optimizer.lower import norm_epsilons, ort_product
 from optimizer.lower.opened import Opened, Source, model_of, place_of
 from optimizer.lower.qdq import codes_name, read_back, scale_name
 
-PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+OF_INTEGERS = ("MatMulInteger", ort_product.OPERATOR)
+PRODUCTS = ("MatMul", "Gemm", *OF_INTEGERS)
+BIASES = {"Gemm": 2, ort_product.OPERATOR: ort_product.BIAS}  # which operand
 LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in another shape
 
 
@@ -171,7 +173,7 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int]:
     """(integers, step, integers_rank) of an Edge: the integers that are multiplied or dequantized,
     so that what is done to them after QuantizeLinear belongs to the quantizer."""
     value = product.inputs[0]
-    integers = value if product.op_type == "MatMulInteger" else None
+    integers = value if product.op_type in OF_INTEGERS else None
     while value is not None and value is not entering:
         node = value.producer()
         if node is None or not node.inputs:
@@ -336,7 +338,8 @@ def biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] |
         if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
             continue
         module, value = module_of(node), node.outputs[0]
-        added.setdefault(module, _operand(node, 2) if node.op_type == "Gemm" else None)
+        place = BIASES.get(node.op_type)
+        added.setdefault(module, None if place is None else _operand(node, place))
         while True:
             users = [n for n, _ in value.uses()]
             if len(users) != 1 or module_of(users[0]) != module:

@@ -1,4 +1,5 @@
-"""Lower to the dialect of ONNX Runtime: ort_qdq, with its own operators for a decoder."""
+"""Lower to the dialect of ONNX Runtime: ort_qdq, with its own operators for a product and its
+bias and for a decoder."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from optimizer.lower import (
     ort_norm,
     ort_pack,
     ort_past_length,
+    ort_product,
     ort_qdq,
 )
 from optimizer.lower.onnx_lowering import Lowered
@@ -32,6 +34,8 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
     model, names, compressed = onnx_lowering.read(graph, state)
     attention = _decoder(model, section, contracts.read(source / "contract.json"))
     activations = ort_qdq.lower(model, names, compressed)
+    if section.device == "cpu":
+        ort_product.fuse(model)
     packed = ort_pack.pack(model) if attention else {}
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)

@@ -17,6 +17,8 @@ from optimizer.state import CompressedState
 from tests.export.folders import Exported, stated
 
 ORT = OnnxRuntimeTarget(runtime="onnxruntime")
+PLAIN = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda", allow_precision_fallback=True)
+"""Its dialect without operators that only the CPU has."""
 TRT = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
 TRT16 = TensorRTTarget(runtime="tensorrt-rtx", float="fp16")
 Arrays = dict[str, np.ndarray]

@@ -55,7 +55,7 @@ def test_factors_do_not_keep_modules_from_integer_kernels(tiny: Exported, tmp_pa
 
 
 def test_without_fusion_every_module_is_named_as_wider(tiny: Exported, tmp_path: Path) -> None:
-    folder = lowered(tiny, state_of(tiny, PER_CHANNEL, "tensor"), ORT, tmp_path)
+    folder = lowered(tiny, state_of(tiny, PER_CHANNEL), ORT, tmp_path)
     found = inspect(folder, folder / "model.onnx")
     assert found["fused"] == 0
     assert found["wider"] == sorted(tiny.names.modules)

@@ -15,6 +15,8 @@ from onnx import helper, numpy_helper
 
 from optimizer import state as compressed_state
 from optimizer.compress.apply import bias_correction
+from optimizer.lower.cut import PRODUCTS
+from optimizer.lower.ort_product import OPERATOR
 from optimizer.qtensor import QTensor, quantize
 from optimizer.state import CompressedState, Range
 from tests.validate.runs import Run
@@ -200,11 +202,7 @@ def approximate_gelu(graph: onnx.GraphProto) -> None:
 
 def product(graph: onnx.GraphProto, module: str) -> onnx.NodeProto:
     """The operator that multiplies by the module's weight."""
-    return next(
-        n
-        for n in graph.node
-        if n.op_type in ("MatMul", "Gemm", "MatMulInteger") and n.name.startswith(f"{module}/")
-    )
+    return next(n for n in graph.node if n.op_type in PRODUCTS and n.name.startswith(f"{module}/"))
 
 
 def producer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
@@ -241,10 +239,32 @@ def left_in_float(module: str) -> Edit:
         model, source = onnx.load(path), onnx.load(run.folder("graph") / "model.onnx")
         found = tensor(source.graph, f"{module}.weight")
         model.graph.initializer.append(found)
-        product(model.graph, module).input[1] = found.name
+        multiplies = product(model.graph, module)
+        if multiplies.op_type == OPERATOR:
+            multiplies = in_plain_operators(model.graph, multiplies)
+        multiplies.input[1] = found.name
         onnx.save(model, path)
 
     return edit
+
+
+def in_plain_operators(graph: onnx.GraphProto, fused: onnx.NodeProto) -> onnx.NodeProto:
+    """A product of integers with its bias as DequantizeLinear, MatMul and Add, of which it
+    gives back the MatMul."""
+    x, codes, scale, column_scale, zero, _, bias = fused.input
+    name, (result,), place = fused.name, fused.output, list(graph.node).index(fused)
+    made = [
+        helper.make_node("DequantizeLinear", [x, scale, zero], [f"{name}/x"], f"{name}/x"),
+        helper.make_node("DequantizeLinear", [codes, column_scale], [f"{name}/w"], axis=1),
+        helper.make_node("MatMul", [f"{name}/x", f"{name}/w"], [f"{name}/y"], name),
+        helper.make_node("Add", [f"{name}/y", bias], [result], f"{name}/Add"),
+    ]
+    for node in made:
+        node.metadata_props.extend(fused.metadata_props)
+    graph.node.remove(fused)
+    for node in reversed(made):
+        graph.node.insert(place, node)
+    return product(graph, name.rpartition("/")[0])
 
 
 def edit_json(folder: str, name: str, change: Callable[[dict[str, Any]], None]) -> Edit:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from optimizer.lower.ort_product import BIAS, OPERATOR
 from tests.validate.decoder_mutations import Change, inserted, made_by
 from tests.validate.mutations import product, tensor
 
@@ -73,13 +74,24 @@ def quantizer_of(graph: onnx.GraphProto, module: str) -> onnx.NodeProto:
     return node
 
 
+def read_back(graph: onnx.GraphProto, module: str) -> tuple[onnx.NodeProto, int, int]:
+    """What makes numbers of the integers of the module's input again, and which of its operands are
+    their scale and zero point."""
+    integers = quantizer_of(graph, module).output[0]
+    node = next(n for n in graph.node if integers in n.input)
+    return (node, 2, 4) if node.op_type == OPERATOR else (node, 1, 2)
+
+
 def reader(graph: onnx.GraphProto, value: str, op: str) -> onnx.NodeProto:
     return next(n for n in graph.node if n.op_type == op and value in n.input)
 
 
 def bias_of(graph: onnx.GraphProto, module: str) -> str:
     """What the module adds to its product: its name differs with the dialect."""
-    added = reader(graph, product(graph, module).output[0], "Add")
+    node = product(graph, module)
+    if node.op_type == OPERATOR:
+        return str(node.input[BIAS])
+    added = reader(graph, node.output[0], "Add")
     held = {i.name for i in graph.initializer}
     return next(name for name in added.input if name in held)
 
@@ -121,7 +133,8 @@ def activation_scale(module: str) -> Change:
 
     def change(graph: onnx.GraphProto) -> None:
         node = quantizer_of(graph, module)
-        names = {node.input[1], reader(graph, node.output[0], "DequantizeLinear").input[1]}
+        back, scale, _ = read_back(graph, module)
+        names = {node.input[1], back.input[scale]}
         for name in names:
             changed(graph, name, lambda s: s * 1.005)
 
@@ -130,16 +143,16 @@ def activation_scale(module: str) -> Change:
 
 def scale_of_the_integers_read_back(module: str) -> Change:
     def change(graph: onnx.GraphProto) -> None:
-        node = reader(graph, quantizer_of(graph, module).output[0], "DequantizeLinear")
-        own(graph, node, 1, lambda s: s * 1.005)
+        node, scale, _ = read_back(graph, module)
+        own(graph, node, scale, lambda s: s * 1.005)
 
     return change
 
 
 def zero_point_of_the_integers_read_back(module: str) -> Change:
     def change(graph: onnx.GraphProto) -> None:
-        node = reader(graph, quantizer_of(graph, module).output[0], "DequantizeLinear")
-        own(graph, node, 2, lambda z: z + 1)
+        node, _, zero = read_back(graph, module)
+        own(graph, node, zero, lambda z: z + 1)
 
     return change
 
@@ -282,9 +295,11 @@ def two_heads_swapped(value: str) -> Change:
 
 def residual_of_the_quantized(graph: onnx.GraphProto) -> None:
     """What is added after the attention is the dequantized input of its query."""
-    integers = quantizer_of(graph, QUERY).output[0]
-    found = named(graph, "Add", f"{BLOCK}.attention.output/")
-    found.input[1] = reader(graph, integers, "DequantizeLinear").output[0]
+    made = quantizer_of(graph, QUERY)
+    found, name = named(graph, "Add", f"{BLOCK}.attention.output/"), f"{BLOCK}/read_back"
+    back = helper.make_node("DequantizeLinear", [made.output[0], *made.input[1:]], [name], name)
+    graph.node.insert(list(graph.node).index(made) + 1, back)
+    found.input[1] = name
 
 
 def one_padded_column_seen(left: bool) -> Change:

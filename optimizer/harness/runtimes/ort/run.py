@@ -257,7 +257,6 @@ def _session(
     ort = _import()
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else levels.ORT_DISABLE_ALL
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads = threads or cores()
     options.inter_op_num_threads = 1
@@ -266,8 +265,13 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
-    for entry in exact_integers.settings(ort) if device == "cpu" else (RECORD_PLACEMENT,):
+    entries = exact_integers.settings(ort) if device == "cpu" else (RECORD_PLACEMENT,)
+    for entry in entries:
         options.add_session_config_entry(*entry)
+    as_written = (
+        levels.ORT_ENABLE_EXTENDED if exact_integers.EXACT in entries else levels.ORT_DISABLE_ALL
+    )
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else as_written
     providers = start(ort, device, options, graphs=graphs)
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
