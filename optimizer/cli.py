@@ -25,6 +25,7 @@ from optimizer.commands.doctor import doctor
 from optimizer.commands.explain import explain
 from optimizer.commands.init import init
 from optimizer.commands.inspect import inspect
+from optimizer.commands.load import load
 from optimizer.commands.lock import lock
 from optimizer.commands.plan import plan
 from optimizer.commands.predict import predict
@@ -191,6 +192,7 @@ for command in (
         predict,
         bench,
         serve,
+        load,
         web,
         doctor,
         explain,

@@ -1,0 +1,81 @@
+"""Instants of requests, in seconds from the start, all decided before the first is sent.
+
+    poisson   independent: gaps of an exponential distribution
+    bursts    so many at the same instant, and the bursts independent of each other
+    recorded  the gaps of a recording, over and over, stretched to the rate
+
+Each is a law of the rate: over a long time there are rate * seconds of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from optimizer.errors import DataError
+
+MOST = 1_000_000  # requests of one run
+
+
+def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+    """Requests a second on average: rate."""
+    return list(_until(seconds, _gaps(rate, random.Random(seed))))
+
+
+def bursts(rate: float, seconds: float, seed: int, size: int) -> list[float]:
+    """The same rate, `size` requests at a time."""
+    starts = _until(seconds, _gaps(rate / size, random.Random(seed)))
+    return [start for start in starts for _ in range(size)]
+
+
+def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[float]:
+    """The gaps between `instants`, stretched so that their mean is 1 / rate."""
+    whole = instants[-1] - instants[0]
+    stretch = (len(instants) - 1) / (rate * whole)
+    gaps = [(b - a) * stretch for a, b in itertools.pairwise(instants)]
+    return list(_until(seconds, (gap for _ in iter(int, 1) for gap in gaps)))
+
+
+def read(file: Path) -> list[float]:
+    """The instants of a file with one number of seconds a line, in any order.
+
+    Raises DataError for a file that cannot be read, other lines, and fewer than two instants.
+    """
+    try:
+        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot be read ({e})", where=str(file)) from None
+    instants = []
+    for number, line in enumerate(lines, 1):
+        try:
+            instants.append(float(line))
+        except ValueError:
+            instants.append(float("nan"))
+        if not abs(instants[-1]) < float("inf"):
+            raise DataError(
+                f"{line.strip()[:40]!r}", where=f"{file}:{number}", accepted="a number of seconds"
+            )
+    instants.sort()
+    if len(instants) < 2 or instants[0] == instants[-1]:
+        raise DataError(
+            "there is no gap between its instants",
+            where=str(file),
+            accepted="two instants or more that differ, in seconds, one a line",
+        )
+    return instants
+
+
+def _gaps(rate: float, random_: random.Random) -> Iterator[float]:
+    while True:
+        yield random_.expovariate(rate)
+
+
+def _until(seconds: float, gaps: Iterator[float]) -> Iterator[float]:
+    now = 0.0
+    for _, gap in zip(range(MOST), gaps, strict=False):
+        now += gap
+        if now >= seconds:
+            return
+        yield now

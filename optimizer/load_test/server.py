@@ -1,0 +1,53 @@
+"""A bundle's own server on a free port of this machine, for the time of a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from optimizer.errors import InputError, MachineError
+
+END = 60.0  # seconds to answer what was accepted
+
+
+@contextmanager
+def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[str]:
+    """Its URL. options: of `optimize serve`. Where it does not get ready, raises InputError if the
+    bundle is wrong, else MachineError, with what it said last."""
+    command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    log = threading.Thread(target=lambda: None)
+    try:
+        port, event, line = 0, "", ""
+        while event != "ready":
+            before, line = line, server.stderr.readline()
+            if not line:
+                code = server.wait(END)
+                kind = InputError if code == InputError.exit_code else MachineError
+                message = f"the server ended with {code}: {before.strip()[:400]}"
+                raise kind(message, where=f"optimize serve {bundle}")
+            try:
+                document = json.loads(line)
+                event, port = document["event"], document.get("port", port)
+            except (ValueError, LookupError, TypeError):
+                continue
+        errors = server.stderr
+        log = threading.Thread(target=lambda: [None for _ in errors])  # a full pipe would stop it
+        log.start()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(END)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        if log.is_alive():
+            log.join()
+        server.stderr.close()
