@@ -22,7 +22,7 @@ demo-llm: $(STAMP)  ## the real SmolLM2, from GGUF checkpoint to proven INT4 bun
 	$(BIN)/optimize recipes/smollm2-int4.yaml
 
 test: $(STAMP)  ## everything this machine can run
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not network"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """What a request is and what of an answer is compared, by the paths that a server has.
 
     embeddings    /v1/embeddings              the vector, as its bytes
-    infer         /v2/models/NAME/infer       the outputs
     completions   /v1/completions, streamed   the text; each piece is noted as it comes
+    infer         /v2/models/NAME/infer       the outputs
 
 The same text is asked many times, and asked alone first: an answer under load must be that answer.
 """
@@ -38,14 +38,6 @@ KINDS = {
             lambda document: str(document["data"][0]["embedding"]),
         ),
         Kind(
-            "infer",
-            lambda model: f"/v2/models/{model}/infer",
-            lambda _, text, __: {
-                "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}]
-            },
-            lambda document: json.dumps(document["outputs"], sort_keys=True),
-        ),
-        Kind(
             "completions",
             lambda _: "/v1/completions",
             lambda model, text, tokens: {
@@ -57,6 +49,14 @@ KINDS = {
             },
             lambda document: str(document["choices"][0]["text"]) if document["choices"] else "",
             streamed=True,
+        ),
+        Kind(
+            "infer",
+            lambda model: f"/v2/models/{model}/infer",
+            lambda _, text, __: {
+                "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}]
+            },
+            lambda document: json.dumps(document["outputs"], sort_keys=True),
         ),
     )
 }

@@ -128,9 +128,7 @@ def test_a_server_of_something_else_is_refused() -> None:
         async with server(path, embedding) as url, client(url) as c:
             await c.kind(await c.model(), "a")
 
-    with pytest.raises(
-        InputError, match=r"/v1/embeddings: 404; .*/infer: 404; /v1/completions: 404"
-    ):
+    with pytest.raises(InputError, match=r"embeddings: 404; .*completions: 404; .*infer: 404"):
         asyncio.run(scenario("/other"))
 
 
