@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
-from optimizer.lower import onnx_lowering, openvino_attention, ort_qdq, trt_qdq
+from optimizer.lower import onnx_lowering, openvino_attention, openvino_transpose, ort_qdq, trt_qdq
 from optimizer.lower.onnx_lowering import Lowered
 from optimizer.progress import say
 from optimizer.recipe.schema import OpenVinoTarget
@@ -30,6 +30,7 @@ def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: 
     """See stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
     attention = _decoder(model, contracts.read(source / "contract.json"))
+    openvino_transpose.split(model)
     if compressed.activations == "tensor":
         dialect, activations = "ort_qdq", ort_qdq.lower(model, names, compressed)
     else:
