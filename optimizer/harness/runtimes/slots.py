@@ -29,6 +29,9 @@ class Slots(Protocol):
     def together(self) -> bool:
         """Whether a step of several texts is one run of the model."""
 
+    multiple: int
+    """Rows of a step are a multiple of it; of those that are not `together`, 1."""
+
     def open(self, text: int) -> None: ...
     def read(self, text: int, ids: Sequence[int]) -> Array: ...
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]: ...
@@ -42,6 +45,7 @@ class SeparateDecoders:
     """A decoder for each text, one run after the other: for any runtime."""
 
     together = False
+    multiple = 1
 
     def __init__(self, runner: DecoderRunner, contract: Contract, capacity: int) -> None:
         self._runner, self._contract, self._capacity = runner, contract, capacity

@@ -5,6 +5,10 @@ What a text has alone is what `predict` gives it: its prompt in pieces of the ge
 one token at a time. Sharing a step, or smaller pieces, may take other kernels whose sums round in
 another order; an older bundle's graph has one length for all rows. Nothing is assumed: one bit
 that differs, and each text is run by itself, in the pieces that `predict` takes.
+
+Where the server's owner accepts a difference, it is measured, and steps may still be steady:
+kernels that take two or four rows at once round a row alike wherever it lies, so that steps of a
+multiple of so many rows, some empty, give a text one answer whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from ..generate.loop import PREFILL, prefill
 from ..inputs.batch import Array
 from ..tasks.text_generation import arrays, next_arrays
 from .costs import Line, fitted
+from .exactness import ALONE, EQUAL, PADDED
 from .slots import pieces
 from .text_model import TextModel
 from .warm_up import SENTENCES
@@ -33,19 +38,25 @@ SHORTEST, LONGER = 5, 7  # tokens of the first prompt, and by how many the next 
 
 @dataclass(frozen=True)
 class Measured:
-    """together: whether texts share steps. piece: tokens of a prompt that are read at once. read,
-    step: seconds by tokens, and by texts. compared: scores that were compared."""
+    """sharing: as TextModel has it. difference: the largest of a score from that of its text alone.
+    steady: whether a text's scores do not depend on the others. piece: tokens of a prompt that are
+    read at once. read, step: seconds by tokens, and by texts. compared: scores."""
 
-    together: bool
+    sharing: str
+    difference: float
+    steady: bool
     piece: int
     read: Line
     step: Line
     compared: int
 
 
-def measured(model: TextModel, clock: Callable[[], float] = time.perf_counter) -> Measured:
-    """See the module; also sets model.together. Raises BundleError for a model whose scores are no
-    numbers, or not the same twice."""
+def measured(
+    model: TextModel, batching: str, clock: Callable[[], float] = time.perf_counter
+) -> Measured:
+    """See the module; also sets model.sharing. batching: "exact", together only where that changes
+    nothing; "padded", whatever it changes; "alone". Raises BundleError for a model whose scores are
+    no numbers, or not the same twice."""
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
     expected = [alone(model, text, steps) for text in texts]
@@ -57,12 +68,47 @@ def measured(model: TextModel, clock: Callable[[], float] = time.perf_counter) -
             where=model.name,
             fix="Take another engine (--runtime), whose kernels are deterministic.",
         )
-    shared = model.slots.together and len(texts) > 1
-    model.together = shared and _same(together(model, texts, expected), expected)
+    shared = model.slots.together and len(texts) > 1 and batching != ALONE
+    difference, steady = _share(model, texts, expected, batching) if shared else (0.0, True)
     read, step = _costs(model, texts, clock)
     piece = _piece(model, read, step)
     compared = sum(map(len, expected)) if shared else 0
-    return Measured(model.together, piece, read, step, compared)
+    return Measured(model.sharing, difference, steady, piece, read, step, compared)
+
+
+def _share(
+    model: TextModel,
+    texts: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[Array]],
+    batching: str,
+) -> tuple[float, bool]:
+    """Decide model.sharing; the difference, and whether scores do not depend on other texts."""
+    scores = together(model, texts, expected)
+    if _same(scores, expected):
+        model.sharing = EQUAL
+        return 0.0, True
+    if batching != PADDED:
+        return 0.0, True  # each by itself
+    model.sharing = PADDED
+    while model.slots.multiple <= len(texts):
+        apart = [
+            together(model, [text], [row])[0] for text, row in zip(texts, expected, strict=True)
+        ]
+        if _same(scores, apart):
+            return _difference(scores, expected), True
+        model.slots.multiple *= 2
+        scores = together(model, texts, expected)
+    model.slots.multiple = 1
+    return _difference(scores, expected), False
+
+
+def _difference(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return max(
+        float(np.abs(a - b).max())
+        for some, other in pairs
+        for a, b in zip(some, other, strict=True)
+    )
 
 
 def prompts(model: TextModel) -> list[list[int]]:
@@ -133,7 +179,7 @@ def _costs(
             times.append(clock() - start)
             slots.close(0)
         reads.append((length, median(times)))
-    counts = sorted({1, len(texts)}) if model.together else [1]
+    counts = [1] if model.sharing == ALONE else sorted({1, len(texts)})
     steps = []
     for i in range(max(counts)):
         slots.open(i)

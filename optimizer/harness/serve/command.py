@@ -122,14 +122,16 @@ async def started(
 async def _continuing(
     model: TextModel, args: argparse.Namespace, say: Callable[..., None]
 ) -> Decoding:
-    measured = await asyncio.to_thread(arrivals.measured, model)
+    measured = await asyncio.to_thread(arrivals.measured, model, args.batching)
     wait = args.max_wait or args.timeout
     limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
     say(
         level="info",
         event="warmed_up",
         engine=model.target,
-        sharing="slots" if measured.together else "alone",
+        sharing=measured.sharing,
+        difference=measured.difference,
+        steady=measured.steady,
         slots=model.room.slots,
         context=model.context,
         cache_mib=model.cache_bytes >> 20,

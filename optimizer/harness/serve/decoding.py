@@ -19,6 +19,7 @@ from ..generate.row import Row, Rules
 from ..inputs.batch import Array
 from .batching import Refused
 from .engine import RECHECK, Call, Result, refusal
+from .exactness import ALONE, EQUAL
 from .model import failure
 from .refusals import DeadlineError, ModelError, RequestError, UnknownError
 from .slots import Job, Scheduler, Turn
@@ -299,10 +300,10 @@ class Decoding:
         found to change nothing at the start and do, those alone count, and from then on each text
         is run by itself."""
         slots = self.model.slots
-        if not self.model.together:
+        if self.model.sharing == ALONE:
             return {n: slots.step({n: token})[n] for n, token in tokens.items()}
         scores = slots.step(tokens)
-        if len(tokens) == 1:
+        if len(tokens) == 1 or self.model.sharing != EQUAL:
             return scores
         self._shared += 1
         if self._shared % RECHECK and self._shared & (self._shared - 1):
@@ -313,7 +314,7 @@ class Decoding:
             alone |= slots.step({number: token})
         self._loop.call_soon_threadsafe(self.metrics.rechecked.add)
         if any(not np.array_equal(scores[n], alone[n], equal_nan=True) for n in tokens):
-            self.model.together = False
+            self.model.sharing = ALONE
             self._loop.call_soon_threadsafe(self.metrics.unequal.add)
             self._tell(level="error", event="batches_change_answers", rows=len(tokens))
         return alone

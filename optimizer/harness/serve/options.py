@@ -32,8 +32,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--batching",
         choices=("exact", "padded", "alone"),
         default="exact",
-        help="exact: texts share a batch where that was measured to change no answer; padded: "
-        "whatever it changes, which is measured and said; alone: never",
+        help="exact: texts share a batch, or a step, where that was measured to change no answer; "
+        "padded: whatever it changes, which is measured and said; alone: never",
     )
     add(
         "--timeout",

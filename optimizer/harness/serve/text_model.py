@@ -14,6 +14,7 @@ from ..generate.row import Rules
 from ..runtimes.runner import Runner
 from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
+from .exactness import ALONE
 from .model import Answer, as_json
 from .refusals import RequestError, TooLargeError
 
@@ -34,7 +35,8 @@ class Room:
 class TextModel:
     """An open bundle that continues texts in slots.
 
-    together: whether texts share a step, which arrivals.py decides; else each is run by itself.
+    sharing: "alone" runs each text by itself; "equal" lets texts share a step, which was measured
+    to change no bit of their scores; "padded" whatever it changes. arrivals.py decides.
     Raises MachineError for slots whose cache is larger than `memory` bytes; None: for none.
     """
 
@@ -56,7 +58,7 @@ class TextModel:
                 fix=f"Give fewer --slots, or --context {memory // per_token} at most.",
             )
         self.slots: Slots = self.runner.slots(self.contract, room.slots, self.context)
-        self.together = False
+        self.sharing = ALONE
 
     def rules(self, options: Mapping[str, Any]) -> Rules:
         """How a request's tokens are chosen. Raises RequestError for an option out of range."""

@@ -63,7 +63,7 @@ def test_texts_that_come_while_others_run_are_those_of_predict(
     decoder_bundle: Path, options: dict[str, Any], slots: str
 ) -> None:
     async def test(client: Client) -> None:
-        assert engine_of(client).model.together
+        assert engine_of(client).model.sharing == "equal"
         tasks = []
         for i, prompt in enumerate(PROMPTS * 2):
             tasks.append(asyncio.create_task(client.complete(prompt, max_tokens=12, **options)))
@@ -205,7 +205,7 @@ def test_steps_that_change_scores_after_all_are_noticed_and_not_used(
             decoder_bundle, PROMPTS[:3], max_new_tokens=10, temperature=0, ignore_eos=True
         )
         assert [text_of(reply) for reply in replies] == wanted
-        assert not engine.model.together
+        assert engine.model.sharing == "alone"
         await asyncio.sleep(0.01)
         errors = [line["event"] for line in client.lines if line["level"] == "error"]
         assert errors == ["batches_change_answers"]

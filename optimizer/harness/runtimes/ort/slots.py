@@ -36,6 +36,7 @@ class OrtSlots:
     """
 
     together = True
+    multiple = 1  # a step runs a multiple of so many rows, some of them for nothing
 
     def __init__(self, runner: Opened, contract: Contract, rows: int, capacity: int) -> None:
         self._runner, self._spec = runner, contract.decoder
@@ -69,13 +70,16 @@ class OrtSlots:
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Continue texts by one token each. Scores (vocabulary,) of what follows, by text."""
-        if len(tokens) == 1:
+        if len(tokens) == 1 and self.multiple == 1:
             ((text, token),) = tokens.items()
             return {text: self.read(text, [token])}
         self._gather(tokens)
-        texts = [text for text in self._texts[: len(tokens)] if text is not None]
-        lengths = np.array([self._lengths[text] for text in texts])
-        ids = np.array([[tokens[text]] for text in texts], np.int64)
+        count = min(-(-len(tokens) // self.multiple) * self.multiple, len(self._texts))
+        rows = self._texts[:count]  # a row that is not continued writes where its next token will
+        texts = [text for text in rows[: len(tokens)] if text is not None]
+        lengths = np.array([0 if text is None else self._lengths[text] for text in rows])
+        ids = np.zeros((count, 1), np.int64)
+        ids[: len(texts), 0] = [tokens[text] for text in texts]
         mask = (np.arange(lengths.max() + 1)[None] <= lengths[:, None]).astype(np.int64)
         logits = self._run(0, ids, mask, lengths[:, None])
         for text in texts:
