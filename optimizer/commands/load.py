@@ -97,11 +97,11 @@ def _arrivals(options: Mapping[str, Any]) -> Arrivals:
 
 def _texts(options: Mapping[str, Any]) -> list[str]:
     """Each once. Raises DataError for a file without any."""
-    from optimizer.harness.command_line import TEXTS
+    from optimizer.harness.inputs.text import NEUTRAL
     from optimizer.harness.lines import texts_of
 
     file = options["texts_file"]
-    texts = [*TEXTS] if file is None else [t for t in texts_of(file) if t.strip()]
+    texts = [*NEUTRAL] if file is None else [t for t in texts_of(file) if t.strip()]
     if not texts:
         raise DataError("it holds no text", where=str(file), fix="Give one text per line.")
     return list(dict.fromkeys(texts))

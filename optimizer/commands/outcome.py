@@ -54,12 +54,19 @@ class Result:
         }
 
     @property
+    def _example(self) -> str:
+        """An input of the model's kind, as one writes it on a command line."""
+        from optimizer.harness import tasks
+
+        return tasks.task(self.document["manifest"]["contract"]["task"]).inputs.example
+
+    @property
     def text(self) -> str:
         lines = [self.summary] if self.summary else []
         lines += [p.text for p in self.published]
         if self.bundle:
             runs = [
-                f'  optimize predict {self.bundle} "what a lovely film"',
+                f"  optimize predict {self.bundle} {self._example}",
                 f"  optimize bench {self.bundle}",
             ]
             looks = [f"  optimize inspect {self.bundle}", f"  open {self.bundle / 'report.html'}"]

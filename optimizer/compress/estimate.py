@@ -20,6 +20,7 @@ from math import prod
 
 from optimizer.compress.apply.rounding import HELD
 from optimizer.harness import tasks
+from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Compression
 from optimizer.store import Estimate, Shapes
 
@@ -46,8 +47,11 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
             hidden, widest = max(hidden, min(shape)), max(widest, *shape)
     quantize, calibrate = section.quantize, section.calibrate
     generates = tasks.task(section.task).generates
-    tokens = calibrate.samples * calibrate.sequence_length if calibrate else 0
-    batch = calibrate.batch_size * calibrate.sequence_length if calibrate else 0
+    length = calibrate.sequence_length if calibrate else 0
+    if calibrate and "image" in calibrate.data.columns:
+        length = positions(shapes)
+    tokens = calibrate.samples * length if calibrate else 0
+    batch = calibrate.batch_size * length if calibrate else 0
     streams = 2 if section.float_reference else 1
     stream = 4 * tokens * hidden * streams
     budget = int(section.compress.memory_gb * 1e9)

@@ -39,14 +39,19 @@ LONGEST = 64
 
 
 def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
-    """How many values each drawn input may take."""
+    """How many values each drawn input may take; an image's are normal numbers."""
     sizes = {
-        "input_ids": int(config["vocab_size"]),
+        "input_ids": int(config.get("vocab_size", 0)),
         "token_type_ids": int(config.get("type_vocab_size", 1) or 1),
         "attention_mask": 2,
     }
     names = [i["name"] for i in contract["inputs"]]
-    return {n: sizes[n] for n in names if n != "position_ids"}
+    return {n: sizes[n] for n in names if n in sizes}
+
+
+def longest_of(contract: Mapping[str, Any]) -> int:
+    """The largest size of an input that the model takes; of images 1."""
+    return Contract.from_json(contract).longest
 
 
 def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -58,18 +63,27 @@ def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
     if cache is not None:
         longest = min(int(cache["context"]), LONGEST)
         return [(1, longest), (3, min(17, longest - 1))]
-    longest = int(contract["tokenizer"]["max_length"])
+    longest = longest_of(contract)
+    if longest == 1:
+        return [(1, 1), (3, 1)]
     return [(1, min(5, longest)), (2, longest), (3, min(17, longest - 1))]
 
 
 def random_inputs(
     contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
 ) -> Arrays:
-    """Tokens drawn with a fixed seed; each row but the first has ever more padding.
+    """Tokens drawn with a fixed seed; each row but the first has ever more padding. Images are
+    drawn from the normal distribution, as normalized ones are.
 
     A decoder's rows are padded at the start, and its positions count real tokens.
     """
     rng = np.random.default_rng(batch * 1000 + sequence)
+    fixed = [i for i in contract["inputs"] if i["dtype"] == "float32"]
+    if fixed:
+        return {
+            i["name"]: rng.standard_normal((batch, *i["axes"][1:])).astype(np.float32)
+            for i in fixed
+        }
     lengths = [max(1, sequence - row * sequence // (batch + 1)) for row in range(batch)]
     real = np.arange(sequence)[None] < np.array(lengths)[:, None]
     if contract.get("generation") is not None:

@@ -40,8 +40,15 @@ class Wrapper(nn.Module):
         self.inputs = tuple(p.name for p in ports.inputs[:split])
         self.outputs = tuple(p.name for p in ports.outputs[: len(ports.outputs) - 2 * ports.layers])
 
+    def _typed(self, tensor: Tensor) -> Tensor:
+        """Numbers in the model's own type: those of an image are float32 outside."""
+        own = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return tensor.to(own) if tensor.is_floating_point() else tensor
+
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        arguments: dict[str, Any] = dict(zip(self.inputs, tensors, strict=False))
+        arguments: dict[str, Any] = {
+            n: self._typed(t) for n, t in zip(self.inputs, tensors, strict=False)
+        }
         flat = tensors[len(self.inputs) :]
         if not flat:
             result = self.model(**arguments, return_dict=True)
@@ -60,14 +67,15 @@ def export(model: nn.Module, ports: Interface, longest: int, opset: int) -> ir.M
     ports: its axis names become the graph's dynamic dimensions. longest: the most tokens the
     model takes. Inputs and outputs get the names and axes of `ports`.
     """
-    dims = {
-        "batch": torch.export.Dim("batch"),
-        "sequence": torch.export.Dim("sequence", max=longest),
-        # a dimension of its own: torch.export refuses past + sequence; the minimum is what it
-        # derives from the traced sizes, and the graph itself has no such limit
-        "total": torch.export.Dim("total", min=4),
-        "past": torch.export.Dim("past", max=longest),
-    }
+    dims = {"batch": torch.export.Dim("batch")}
+    if any("sequence" in p.axes for p in ports.inputs):
+        dims |= {
+            "sequence": torch.export.Dim("sequence", max=longest),
+            # a dimension of its own: torch.export refuses past + sequence; the minimum is what it
+            # derives from the traced sizes, and the graph itself has no such limit
+            "total": torch.export.Dim("total", min=4),
+            "past": torch.export.Dim("past", max=longest),
+        }
     shapes = tuple({i: dims[a] for i, a in enumerate(p.axes) if a in dims} for p in ports.inputs)
     with quiet(), torch.no_grad():
         program = torch.onnx.export(

@@ -26,7 +26,8 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     values: float32. Raises KeyError naming a parameter that it does not hold.
     """
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    looks_up = any(isinstance(m, nn.Embedding) for m in model.modules())
+    embedding = getattr(model, "get_input_embeddings", lambda: None)() if looks_up else None
     lent: dict[nn.Module, dict[str, str]] = {}
     for first, (_, places) in owners(model).items():
         borrowing = [isinstance(o, nn.Linear) or o is embedding for o, _ in places]

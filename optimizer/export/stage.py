@@ -21,7 +21,7 @@ from torch import nn
 
 from optimizer import state as compressed_state
 from optimizer.export import names, onnx_file
-from optimizer.export.check import FLOAT_TYPES, LARGE, check, vocabulary
+from optimizer.export.check import FLOAT_TYPES, LARGE, check, longest_of, vocabulary
 from optimizer.export.clean import clean
 from optimizer.export.interface import Interface, interface
 from optimizer.export.onnx_from_torch import export
@@ -97,9 +97,9 @@ def float_graph(
 
 
 def longest(contract: Mapping[str, Any]) -> int:
-    """The most tokens the model takes."""
+    """The most tokens the model takes; of images 1."""
     cache = contract.get("generation")
-    return int(cache["context"] if cache is not None else contract["tokenizer"]["max_length"])
+    return int(cache["context"]) if cache is not None else longest_of(contract)
 
 
 def linear_modules(model: nn.Module) -> list[str]:

@@ -19,7 +19,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import numpy as np
 
 from .child import run_python
 from .errors import HarnessError, InputError
+from .inputs.text import lengthened
 from .machine import this_machine
 
 CONFIDENCE = 0.95
@@ -37,18 +38,19 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class System:
-    """pre(texts, length) -> arrays of exactly `length` tokens; forward(arrays) -> outputs;
-    post(outputs, arrays) -> answers."""
+    """pre(inputs, size) -> arrays, of texts of exactly `size` tokens; forward(arrays) -> outputs;
+    post(outputs, arrays) -> answers. lengthened: as of the inputs' kind."""
 
-    pre: Callable[[Sequence[str], int], Any]
+    pre: Callable[[Sequence[Any], int], Any]
     forward: Callable[[Any], Any]
     post: Callable[[Any, Any], Any]
+    lengthened: Callable[[Iterable[Any], int], Any] = lengthened
 
 
 def measure(
     systems: Mapping[str, System],
     cells: Sequence[tuple[int, int]],
-    texts: Sequence[str],
+    texts: Sequence[Any],
     *,
     iterations: int = 40,
     warmup: int = 5,
@@ -60,20 +62,20 @@ def measure(
 ) -> dict[str, Any]:
     """The `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
 
-    cells: (batch, sequence) pairs. texts: real ones; they are joined until each row has at least
-    `sequence` words, so no row is mostly padding. iterations: rounds that count. more: given each
-    system's times end to end in a cell so far, how many rounds follow there, until 0. beside: names
-    of systems that are only shown: they sit out the rounds in which they have had as much time as
-    all others together, once their medians are bounded. ratio
+    cells: (batch, sequence) pairs. texts: real ones, or other inputs; texts are joined until each
+    row has at least `sequence` words, so no row is mostly padding. iterations: rounds that count.
+    more: given each system's times end to end in a cell so far, how many rounds follow there,
+    until 0. beside: names of systems that are only shown: they sit out the rounds in which they
+    have had as much time as all others together, once their medians are bounded. ratio
     (candidate over baseline, below 1 is faster) is there when both systems are.
     Raises InputError without texts, systems or cells.
     """
     for name, value in (("systems", systems), ("cells", cells), ("texts", texts)):
         if not value:
             raise InputError("none were given", where=name)
-    measured = []
+    measured, longer = [], next(iter(systems.values())).lengthened
     for batch, sequence in cells:
-        rounds = _rounds(texts, batch, sequence)
+        rounds = _rounds(texts, batch, sequence, longer)
         counted = Counted(iterations, warmup, more, beside)
         times = _interleaved(systems, rounds, sequence, counted)
         cell: dict[str, Any] = {
@@ -148,20 +150,18 @@ def peak_memory(code: str) -> int:
     return int(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _rounds(texts: Sequence[str], batch: int, sequence: int) -> list[list[str]]:
-    """Batches of rows of at least `sequence` words; each starts at another text."""
-    rounds = []
-    for start in range(0, max(len(texts), 1), batch):
-        rows = []
-        for row in range(batch):
-            words: list[str] = []
-            for text in itertools.islice(itertools.cycle(texts), start + row, None):
-                words += text.split() or ["."]
-                if len(words) >= sequence:
-                    break
-            rows.append(" ".join(words))
-        rounds.append(rows)
-    return rounds
+def _rounds(
+    inputs: Sequence[Any],
+    batch: int,
+    size: int,
+    longer: Callable[[Iterable[Any], int], Any],
+) -> list[list[Any]]:
+    """Batches of rows, each of which starts at another input."""
+
+    def row(at: int) -> Any:
+        return longer(itertools.islice(itertools.cycle(inputs), at, None), size)
+
+    return [[row(at) for at in range(i, i + batch)] for i in range(0, len(inputs), batch)]
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Counted:
 
 
 def _interleaved(
-    systems: Mapping[str, System], rounds: list[list[str]], sequence: int, counted: Counted
+    systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: Counted
 ) -> dict[str, dict[str, list[float]]]:
     """Milliseconds {system: {stage: one per counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
@@ -210,7 +210,7 @@ def _interleaved(
     return times
 
 
-def _timed(system: System, texts: list[str], sequence: int) -> tuple[float, float, float]:
+def _timed(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
     """Seconds of each of STAGES."""
     clock = time.perf_counter
     t0 = clock()

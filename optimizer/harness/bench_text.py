@@ -13,6 +13,7 @@ WIDTH = 23
 def bench_text(document: dict[str, Any]) -> str:
     """A block per cell of the grid, at most 110 columns wide, then memory and size."""
     threads = document["threads"] or document["machine"]["cores"]
+    inputs = document["inputs"]
     lines = [
         f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
         "times in ms, with 95 % intervals; ? = too few rounds to bound it",
@@ -21,8 +22,8 @@ def bench_text(document: dict[str, Any]) -> str:
         system = cell["systems"]["candidate"]
         lines += [
             "",
-            f"batch {cell['batch']} x {cell['sequence']} tokens, {cell['runs']} rounds, "
-            f"{system['throughput']:.1f} texts/s",
+            f"batch {cell['batch']}{_size(cell, inputs)}, {cell['runs']} rounds, "
+            f"{system['throughput']:.1f} {inputs['noun']}s/s",
             f"  {'':<12}" + "".join(f" {f'p{p}':>{WIDTH}}" for p in PERCENTILES),
             _row("end to end", system["end_to_end"]),
             *(_row(f"  {name}", figures) for name, figures in system["stages"].items()),
@@ -31,6 +32,11 @@ def bench_text(document: dict[str, Any]) -> str:
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
     lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
     return "\n".join(lines)
+
+
+def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
+    """Of inputs that have sizes."""
+    return f" x {cell['sequence']} {inputs['size']}" if inputs["size"] else ""
 
 
 def _row(name: str, figures: dict[str, Any]) -> str:

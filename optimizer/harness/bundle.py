@@ -237,11 +237,13 @@ class Bundle(Closing):
             ),
             forward=self.runner.infer,
             post=lambda outputs, batch: decode(self.contract, outputs, batch),
+            lengthened=self.task.inputs.lengthened,
         )
 
     @property
     def max_length(self) -> int:
-        return self.contract.text.max_length
+        """The largest size of an input that the model takes."""
+        return self.contract.longest
 
     @property
     def size(self) -> int:

@@ -41,12 +41,7 @@ if TYPE_CHECKING:
 
 JSON = "one JSON document; of predict one object per line"
 RECORDED = "default: the recipe's, from the manifest"
-TEXTS = (
-    "The service was quick and the staff could not have been friendlier.",
-    "I waited forty minutes for a cold meal, and nobody said a word about it.",
-    "It arrived on time; the battery lasts two days, which is what was promised.",
-    "After a slow first half the story finds its feet and ends better than it began.",
-)
+WORDS = 50  # of the text that memory is measured on
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,16 +108,18 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
-        windows = _queries(args)
+        windows = _queries(args, task.inputs.name)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
         else:
             generation.refuse_others(args, task)
             parsed = (_parsed(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
-            summary = output.write(answers, emit)
+            summary = output.write(answers, emit, task.inputs.name)
     if not summary.texts:
-        raise InputError("no text was given", fix='Give one: predict "some text".')
+        kind = task.inputs
+        fix = f"Give one: predict {kind.example}." if kind.example else ""
+        raise InputError(f"no {kind.name} was given", fix=fix)
     for line in summary.lines:
         _say(line)
     return summary.exit_code
@@ -137,7 +134,7 @@ def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
     ]
 
 
-def _queries(args: argparse.Namespace) -> Iterator[list[Query]]:
+def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
     """The texts of the command line, or else those of standard input as they come.
 
     Raises InputError for a text that cannot be read, and pairs that are not one per text.
@@ -152,7 +149,7 @@ def _queries(args: argparse.Namespace) -> Iterator[list[Query]]:
         check_text(pair, f"--pair {i + 1}")
     texts = [*args.texts, *args.text]
     if texts or args.pair:
-        kind = "line" if args.jsonl else "text"
+        kind = "line" if args.jsonl else noun
         named = [(f"{kind} {i}", t) for i, t in enumerate(texts, 1)]
         for where, text in named:
             check_text(text, where)
@@ -180,38 +177,44 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     from .lines import texts_of
     from .recorded import recorded_speed
 
-    texts = texts_of(args.texts_file) if args.texts_file else TEXTS
-    texts = [t for t in texts if t.strip()]
+    lines = texts_of(args.texts_file) if args.texts_file else []
     with _opened(folder, args) as bundle:
         task = bundle.contract.task_record
+        own = [task.inputs.parse(line) for line in lines if line.strip()]
+        texts = own if args.texts_file else list(task.inputs.neutral(bundle.contract))
         if task.generates:
             document = generation.bench(bundle, args, texts)
         else:
             generation.refuse_others(args, task)
             document = _bench_batches(bundle, args, texts)
         document["engine"] = bundle.engine["target"]
+        document["inputs"] = {"noun": task.inputs.name, "size": task.inputs.size}
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
-    job = generation.largest(document) if task.generates else f"predict([{' '.join(TEXTS)!r}])"
+    one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
+    job = generation.largest(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
         f"from {__package__}.generate import Options\n"
-        f"Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
-        f"threads={args.threads!r}, genai={args.genai!r}, cache={cache}).{job}"
+        f"bundle = Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
+        f"threads={args.threads!r}, genai={args.genai!r}, cache={cache})\n"
+        f"kind = bundle.task.inputs\nbundle.{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
     text = (generation.bench_text if task.generates else bench_text)(document)
     return _shown(document, text, args)
 
 
-def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
+def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
     """Time a model that answers a batch in one run."""
     from .bench import measure
     from .recorded import bench_grid
 
     grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
+    if not bundle.task.inputs.size:  # all inputs have one size, whatever the recipe says of texts
+        grid = replace(grid, sequence=(1,))
     too_long = [s for s in grid.sequence if s > bundle.max_length]
     if too_long:
         raise InputError(
@@ -315,7 +318,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="predict|bench|check|serve|web")
     for run, text in (
-        (predict, "answer texts"),
+        (predict, "answer texts, or the images at paths"),
         (bench, "measure time, memory and size"),
         (check, "verify digests and say which engines run here, and why"),
         (serve, "answer over HTTP"),
@@ -361,7 +364,9 @@ def _parser() -> argparse.ArgumentParser:
                 command.add_argument(option, type=size, nargs="+", help=RECORDED)
             rounds = bounds.whole(1, bounds.ITERATIONS)
             command.add_argument("--iterations", type=rounds, help=RECORDED)
-            command.add_argument("--texts-file", type=Path, help="texts to time, one per line")
+            command.add_argument(
+                "--texts-file", type=Path, help="texts to time, or paths of images, one per line"
+            )
             generation.add_bench(command)
     return parser
 

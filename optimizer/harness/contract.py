@@ -1,14 +1,18 @@
 """The I/O contract of a model: which arrays go in and come out, and what they mean.
 
-contract.json, version 2:
+contract.json, version 3:
 
-    {"version": 2, "task": "sentence-embedding", "input_kind": "text",
+    {"version": 3, "task": "sentence-embedding", "input_kind": "text",
      "inputs":  [{"name": "input_ids", "dtype": "int64", "axes": ["batch", "sequence"]}, ...],
      "outputs": [{"name": "last_hidden_state", "dtype": "float32",
                   "axes": ["batch", "sequence", 384]}],
      "tokenizer": {"file": "tokenizer.json", "max_length": 256,
                    "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0} | null,
      "pooling": "mean" | "cls" | null, "normalize": true | false | null,
+     "image": {"channels": 3, "height": 224, "width": 224, "resize": {"shortest_edge": 256} | null,
+               "resample": "bicubic", "crop": [224, 224] | null, "rescale": 0.00392 | null,
+               "offset": 0.0, "mean": [0.5, 0.5, 0.5] | null, "std": [0.5, 0.5, 0.5] | null,
+               "divide": null} | null,
      "labels": ["negative", "positive"] | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
                     "context": 8192, "eos_ids": [2], "bos_id": 1 | null,
@@ -16,9 +20,10 @@ contract.json, version 2:
                     "defaults": {"do_sample": true, "temperature": 0.2, "top_p": 0.9}} | null}
 
 axes: a string names a dynamic axis, a number is a fixed size. input_kind: the task's, of inputs/.
-tokenizer belongs to inputs of kind text and is null elsewhere; pooling and normalize to
-sentence-embedding; labels, in id order, to the classification tasks; generation to
-text-generation. Version 1 had no input_kind: all inputs were texts.
+tokenizer belongs to inputs of kind text and is null elsewhere, image to those of kind image (see
+inputs/image_settings.py); pooling to sentence-embedding and image-feature-extraction, normalize to
+the first; labels, in id order, to the classification tasks; generation to text-generation.
+Version 1 had no input_kind: all inputs were texts. Version 2 had no image.
 
 text-generation: inputs are input_ids [batch, sequence], attention_mask [batch, total] (total is
 the cached tokens and the new ones) and, where the family takes them, position_ids [batch,
@@ -40,13 +45,14 @@ from typing import Any
 from . import tasks
 from .errors import BundleError, InputError, require
 from .fields import CONTRACT
+from .inputs.image_settings import ImageSettings
 from .tasks.task import Task
 from .verify import parse
 
-VERSION = 2
-READ = (1, 2)  # versions that can be read
+VERSION = 3
+READ = (1, 2, 3)  # versions that can be read
 POOLINGS = ("mean", "cls")
-SECTIONS = ("tokenizer", "pooling", "normalize", "labels", "generation")
+SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
 
@@ -152,6 +158,7 @@ class Contract:
     labels: tuple[str, ...] | None = None
     generation: Generation | None = None
     input_kind: str = "text"
+    image: ImageSettings | None = None
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -209,6 +216,18 @@ class Contract:
         return self.tokenizer
 
     @property
+    def images(self) -> ImageSettings:
+        """What is done to images. Raises InputError for a model that takes none."""
+        if self.image is None:
+            raise InputError(f"the model takes inputs of kind {self.input_kind}", where=self.task)
+        return self.image
+
+    @property
+    def longest(self) -> int:
+        """The largest size of an input that the model takes, as its kind counts them."""
+        return self.task_record.inputs.longest(self)
+
+    @property
     def decoder(self) -> Generation:
         """The cache. Raises InputError for a model that does not continue texts."""
         if self.generation is None:
@@ -237,6 +256,8 @@ class Contract:
                 fields["version"] = VERSION
             if fields.get("tokenizer") is not None:
                 fields["tokenizer"] = TokenizerSpec(**fields["tokenizer"])
+            if fields.get("image") is not None:
+                fields["image"] = ImageSettings.of(fields["image"])
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(fields["labels"])
             if fields.get("generation") is not None:

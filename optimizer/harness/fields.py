@@ -67,6 +67,24 @@ GENERATION = record(
     },
     closed=True,
 )
+SIDE = whole(1, 1 << 31)
+CHANNELS = null_or(list_of(number(-1e9, 1e9), 1, 3))
+IMAGE = record(
+    {
+        "channels": SIDE,
+        "height": SIDE,
+        "width": SIDE,
+        "resize": null_or(map_of(SIDE, 1)),
+        "resample": NAME,
+        "crop": null_or(list_of(SIDE, 2, 2)),
+        "rescale": null_or(number(-1e9, 1e9)),
+        "offset": number(-1e9, 1e9),
+        "mean": CHANNELS,
+        "std": CHANNELS,
+        "divide": CHANNELS,
+    },
+    closed=True,
+)
 CONTRACT = record(
     {
         "task": NAME,
@@ -77,6 +95,7 @@ CONTRACT = record(
         "version": whole(1, 1000),
         "input_kind": NAME,
         "tokenizer": null_or(TOKENIZER),
+        "image": null_or(IMAGE),
         "pooling": null_or(NAME),
         "normalize": null_or(flag),
         "labels": null_or(list_of(text(1000), 1)),

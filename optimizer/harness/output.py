@@ -13,15 +13,16 @@ from .tasks.task import Task
 
 @dataclass(frozen=True)
 class Summary:
-    """texts: how many were answered or refused. cut: those longer than the model reads; longest:
-    the one with the most tokens. failed: those with an error in place of an answer; first: the
-    first of them."""
+    """texts: how many inputs were answered or refused; noun: what one is called. cut: those longer
+    than the model reads; longest: the one with the most tokens. failed: those with an error in
+    place of an answer; first: the first of them."""
 
     texts: int = 0
     cut: int = 0
     longest: Answered | None = None
     failed: int = 0
     first: Answered | None = None
+    noun: str = "text"
 
     @property
     def exit_code(self) -> int:
@@ -34,19 +35,21 @@ class Summary:
         lines = []
         if self.longest is not None:
             lines.append(
-                f"{self.cut:,} of {self.texts:,} texts were cut to the {self.longest.kept} tokens "
-                f"that the model reads; the longest, {self.longest.where}, has "
+                f"{self.cut:,} of {self.texts:,} {self.noun}s were cut to the {self.longest.kept} "
+                f"tokens that the model reads; the longest, {self.longest.where}, has "
                 f"{self.longest.tokens:,}"
             )
         if self.first is not None:
             lines.append(
-                f"{self.failed:,} of {self.texts:,} texts have no answer but an error in its "
-                f"place; the first: {self.first.error}"
+                f"{self.failed:,} of {self.texts:,} {self.noun}s have no answer but an error "
+                f"in its place; the first: {self.first.error}"
             )
         return lines
 
 
-def write(answers: Iterable[Answered], emit: Callable[[Answered], None]) -> Summary:
+def write(
+    answers: Iterable[Answered], emit: Callable[[Answered], None], noun: str = "text"
+) -> Summary:
     """Emit each answer as it comes, and sum up."""
     texts = cut = failed = 0
     longest: Answered | None = None
@@ -61,7 +64,7 @@ def write(answers: Iterable[Answered], emit: Callable[[Answered], None]) -> Summ
         if answered.error is not None:
             failed += 1
             first = first or answered
-    return Summary(texts, cut, longest, failed, first)
+    return Summary(texts, cut, longest, failed, first, noun)
 
 
 def json_line(answered: Answered, engine: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness import contract as contracts
+from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.latencies.form import model_of
 from optimizer.load.datasets import samples
 from optimizer.recipe.schema import Latencies
@@ -17,7 +18,6 @@ from optimizer.reduce import latency_table
 from optimizer.reduce.latency_table import ATTEMPTS, Timed
 from optimizer.reduce.layout import Layout
 from optimizer.reduce.sizes import Sizes
-from optimizer.validate.speed import speed
 from optimizer.validate.speed.gain import Built, Cell, Until
 from optimizer.validate.speed.rounds import Settling
 
@@ -29,7 +29,7 @@ Compared = Callable[[Built, Built, Until], Mapping[str, Any]]
 def cell(section: Latencies) -> Cell:
     """What is timed."""
     data = section.latency.data
-    texts = [row.text for row in samples(data)] if data else list(speed.NEUTRAL)
+    texts = [row.text for row in samples(data)] if data else list(NEUTRAL)
     return Cell(section.target, section.latency, texts)
 
 

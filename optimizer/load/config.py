@@ -12,7 +12,8 @@ from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load import config_fields, families
 from optimizer.load.checkpoint import read_json
-from optimizer.load.contract import module_folder, read_modules
+from optimizer.load.input_kinds import preparation
+from optimizer.load.modules_json import module_folder, read_modules
 from optimizer.load.providers import gguf
 from optimizer.reading import reading
 from optimizer.recipe.schema import Model
@@ -100,20 +101,24 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
 
 
 def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -> None:
-    """Refuse what is no text model."""
-    if next(iter(inspect.signature(model.forward).parameters)) != "input_ids":
-        what = "no text model: its first input is not input_ids"
+    """Refuse what takes inputs of another kind than the task's."""
+    takes = preparation(tasks.task(section.task))
+    if next(iter(inspect.signature(model.forward).parameters)) != takes.first:
+        what = f"no {takes.noun}: its first input is not {takes.first}"
         raise _not_covered(config, section, folder, what)
 
 
 def _not_covered(
     config: Any, section: Model, folder: Path, what: str, fix: str = ""
 ) -> CheckpointError:
-    kind = "decoder" if tasks.task(section.task).generates else "encoder"
-    rows = sorted(n for n, f in families.FAMILIES.items() if f.kind == kind)
+    task = tasks.task(section.task)
+    kind = "decoder" if task.generates else "encoder"
+    known = families.FAMILIES.items()
+    rows = sorted(n for n, f in known if f.kind == kind and f.inputs == task.inputs.name)
+    noun = preparation(task).noun.replace("model", kind)
     return CheckpointError(
         f"architecture {config.model_type!r} is not covered for task {section.task}: it is {what}",
         where=f"{folder / 'config.json'}: model_type",
-        accepted=f"text {kind}s: {', '.join(rows)}, and others that are one list of equal blocks",
+        accepted=f"{noun}s: {', '.join(rows)}, and others that are one list of equal blocks",
         fix=fix,
     )

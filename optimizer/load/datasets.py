@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,27 +21,17 @@ from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, Task, encode
 from optimizer.load.labels import ids_in_model, label_id, names_of, normal
+from optimizer.load.pictures import picture, undecoded
+from optimizer.load.sample import Sample as Sample
 from optimizer.load.tables import folder_files, is_local, local_files, open_table, where_of
 from optimizer.progress import say
 from optimizer.reading import reading
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
-FIELDS = ("text", "text_pair", "label", "score", "tags")
+FIELDS = ("text", "text_pair", "image", "label", "score", "tags")
+INPUTS = ("text", "image")
 LABELS = ("label", "tags")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One row. label: id of the class; score: a number for regression or similarity; words and
-    tags: for token-classification, one tag id per word (text is then the words joined)."""
-
-    text: str
-    text_pair: str | None = None
-    label: int | None = None
-    score: float | None = None
-    words: tuple[str, ...] | None = None
-    tags: tuple[int, ...] | None = None
 
 
 def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
@@ -113,7 +103,7 @@ def digest(spec: DataSpec) -> str:
     """sha256 of the rows that `samples(spec)` gives, as canonical JSON lines."""
     h = hashlib.sha256()
     for sample in samples(spec):
-        line = json.dumps(asdict(sample), sort_keys=True, ensure_ascii=False)
+        line = json.dumps(sample.as_row(), sort_keys=True, ensure_ascii=False)
         h.update(line.encode() + b"\n")
     return h.hexdigest()
 
@@ -153,38 +143,46 @@ def labelled_as(
 
 
 def check_disjoint(sets: Mapping[str, Sequence[Sample]]) -> None:
-    """Raise DataError when a text, on either side of a pair, is in two sets: measured on what it
-    was tuned on, a model looks better than it is. Equal means equal after `labels.normal`."""
+    """Raise DataError when an input, on either side of a pair, is in two sets: measured on what it
+    was tuned on, a model looks better than it is. Texts are equal when they are after
+    `labels.normal`, images when their files are."""
     seen: dict[str, str] = {}
     for name, rows in sets.items():
-        for text in (t for r in rows for t in (r.text, r.text_pair) if t):
-            other = seen.setdefault(normal(text), name)
+        for identity, shown in (i for r in rows for i in r.identities):
+            other = seen.setdefault(identity, name)
             if other != name:
                 raise DataError(
-                    f"{text[:80]!r} is also in the {other} data",
+                    f"{shown[:80]!r} is also in the {other} data",
                     where=f"{name} data",
-                    accepted="sets without a text in common",
+                    accepted="sets without an input in common",
                     fix="Take different rows: another split, file or seed.",
                 )
 
 
-def batches(
-    rows: Sequence[Sample], contract: Contract, tokenizer: Any, batch_size: int, length: int
-) -> Iterator[Batch]:
-    """Token arrays (batch, sequence) int64 of `rows` in order, as the harness makes them.
+def alike_together(rows: Sequence[Sample], task: Task) -> list[Sample]:
+    """In the order of their sizes, so that batches of neighbours hold little padding."""
+    extent = task.inputs.extent
+    return sorted(rows, key=lambda r: extent(r.input) + extent(r.text_pair or ""))
 
-    A batch is padded to its own longest text, and cut to `length` tokens (never more than the
+
+def batches(
+    rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, length: int
+) -> Iterator[Batch]:
+    """The model's arrays for `rows` in order, as the harness makes them.
+
+    A batch of texts is padded to its own longest, and cut to `length` tokens (never more than the
     contract's max_length) when that is longer.
     """
-    length = min(length, contract.text.max_length)
+    length = min(length, contract.longest)
+    sized = bool(contract.task_record.inputs.size)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
-        texts = [s.text for s in part]
+        inputs = [s.input for s in part]
         pairs = [s.text_pair for s in part]
-        tokens = encode(contract, tokenizer, texts, pairs)
-        if tokens["input_ids"].shape[1] > length:
-            tokens = encode(contract, tokenizer, texts, pairs, length)
-        yield tokens
+        batch = encode(contract, encoder, inputs, pairs)
+        if sized and batch.real.shape[1] > length:
+            batch = encode(contract, encoder, inputs, pairs, length)
+        yield batch
 
 
 def windows(
@@ -247,6 +245,8 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     table = open_table(spec)
     columns = _columns(spec, table)
     names = names_of(spec, table.features, columns, where_of(spec))
+    if "image" in columns:
+        table = undecoded(table, columns["image"])
     parsed: list[Sample] = []
     dropped = 0
     for row in _rows_of(table, where_of(spec)):
@@ -261,7 +261,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
         raise DataError(
             f"no usable row (read {len(table)})",
             where=where_of(spec),
-            fix="Check split and columns; a row needs a non-empty text.",
+            fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
     return _Rows(tuple(_unique(parsed, where_of(spec))), names)
 
@@ -273,17 +273,26 @@ def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _unique(rows: list[Sample], where: str) -> list[Sample]:
-    """The first of the rows with the same texts: a repeated one is no further evidence."""
-    first: dict[tuple[str, str], Sample] = {}
+    """The first of the rows with the same inputs: a repeated one is no further evidence."""
+    first: dict[tuple[str, ...], Sample] = {}
     differ = 0
     for row in rows:
-        kept = first.setdefault((normal(row.text), normal(row.text_pair or "")), row)
+        kept = first.setdefault(_key(row), row)
         differ += (row.label, row.score, row.tags) != (kept.label, kept.score, kept.tags)
     if len(first) < len(rows):
         more = f"; {differ} of them had another label than the one kept" if differ else ""
         count = len(rows) - len(first)
-        say(f"{where}: {count} of {len(rows)} rows dropped: the same text as an earlier one{more}")
+        what = "image" if rows[0].image is not None else "text"
+        say(
+            f"{where}: {count} of {len(rows)} rows dropped: the same {what} as an earlier one{more}"
+        )
     return list(first.values())
+
+
+def _key(row: Sample) -> tuple[str, ...]:
+    if row.image is not None:
+        return (row.image.sha256,)
+    return normal(row.text), normal(row.text_pair or "")
 
 
 def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
@@ -294,11 +303,12 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
             where=f"{where_of(spec)}: columns",
             accepted=", ".join(FIELDS),
         )
-    if "text" not in spec.columns:
+    inputs = [f for f in INPUTS if f in spec.columns]
+    if len(inputs) != 1:
         raise DataError(
-            "no column is given for text",
+            "both text and image are given a column" if inputs else "no column is given for text",
             where=f"{where_of(spec)}: columns",
-            accepted=f"text: one of {', '.join(table.column_names)}",
+            accepted=f"text, or image: one of {', '.join(table.column_names)}",
         )
     for field, column in spec.columns.items():
         if column not in table.column_names:
@@ -315,7 +325,8 @@ def _sample(
 ) -> Sample:
     """One row. index: its position in the data set, for messages."""
     row = f"{where_of(spec)}: row {index}"
-    text, pair, tags = values["text"], values.get("text_pair"), values.get("tags")
+    text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
+    image = values.get("image")
     words = None
     if isinstance(text, list):
         words = tuple(_text(word, f"{row}: text") for word in text)
@@ -333,6 +344,7 @@ def _sample(
         score=_score(values["score"], f"{row}: score") if "score" in values else None,
         words=words,
         tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
+        image=None if image is None else picture(image, spec.base, f"{row}: image"),
     )
 
 
@@ -360,6 +372,6 @@ def _score(value: Any, where: str) -> float:
 
 def _usable(values: Mapping[str, Any]) -> bool:
     """No null, and a text that says something (a list of words: at least one)."""
-    text = values["text"]
+    text = values.get("text", values.get("image"))
     empty = not text.strip() if isinstance(text, str) else text == []
     return not empty and all(v is not None for v in values.values())

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from optimizer.harness import tasks
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
 from optimizer.recipe.schema import Task
 
 
@@ -74,15 +76,16 @@ class Heads:
 class Family:
     """One architecture.
 
-    base: the attribute that holds the base model in a model with a head. linears: those that
-    every block has (options of a config can add some, such as DeBERTa's own position projections
-    when share_att_key is off).
+    inputs: the kind of what it takes. base: the attribute that holds the base model in a model with
+    a head. linears: those that every block has (options of a config can add some, such as
+    DeBERTa's own position projections when share_att_key is off).
 
     Of a decoder, all but `head` relative to the base model or to a block: head, its output
     projection, a name in the whole model. final_norm: between the last block and the head, "" when
     it is not known. writes: the linears of a block whose output is added to the residual. value,
     output: the attention projections that a smooth pair joins. position_ids: whether the model
-    takes them. transposed: linears whose weight a checkpoint holds as (in, out).
+    takes them. transposed: linears whose weight a checkpoint holds as (in, out). stored_as:
+    (part of a name in the files, what transformers calls it), replaced in this order.
 
     For making a smaller checkpoint: feed_forward, the neurons; attention, the heads, None where the
     config cannot carry fewer (the size of a head is hidden_size / heads there); depth, the config's
@@ -100,6 +103,7 @@ class Family:
     shared_blocks: bool = False  # one block is applied several times: walk it once, all calls in
     positions_after_padding: bool = False  # position ids start at pad_token_id + 1
     kind: Literal["encoder", "decoder"] = "encoder"
+    inputs: str = TEXT.name
     head: str = ""
     final_norm: str = ""
     writes: tuple[str, ...] = ()
@@ -111,6 +115,7 @@ class Family:
     attention: Heads | None = None
     depth: str = ""
     per_block: tuple[str, ...] = ()
+    stored_as: tuple[tuple[str, str], ...] = ()
 
     def is_transposed(self, parameter: str) -> bool:
         """Whether a checkpoint holds this parameter as (in, out)."""
@@ -126,7 +131,8 @@ class Family:
         return "" if tasks.task(task).headless else self.base_prefix
 
 
-_BERT_ATTENTION = tuple(f"attention.self.{n}" for n in ("query", "key", "value"))
+_QKV = ("query", "key", "value")
+_BERT_ATTENTION = tuple(f"attention.self.{n}" for n in _QKV)
 _BERT = Family(
     model_type="bert",
     base="bert",
@@ -208,6 +214,40 @@ _OPT = Family(
     position_ids=False,
     feed_forward=FeedForward(("fc1",), "fc2", "ffn_dim"),
     depth="num_hidden_layers",
+)
+
+_VIT = Family(
+    model_type="vit",
+    base="vit",
+    blocks="layers",
+    embeddings="embeddings",
+    linears=(*(f"attention.{n}_proj" for n in "qkvo"), "mlp.fc1", "mlp.fc2"),
+    smooth=(
+        SmoothPair("layernorm_before", tuple(f"attention.{n}_proj" for n in "qkv")),
+        SmoothPair("attention.v_proj", ("attention.o_proj",)),
+        SmoothPair("layernorm_after", ("mlp.fc1",)),
+    ),
+    pre_norm=True,
+    inputs=IMAGE.name,
+    stored_as=(
+        (".encoder.layer.", ".layers."),
+        *((f".attention.attention.{n}", f".attention.{n[0]}_proj") for n in _QKV),
+        (".attention.output.dense", ".attention.o_proj"),
+        (".intermediate.dense", ".mlp.fc1"),
+        (".output.dense", ".mlp.fc2"),
+    ),
+)
+_DINOV2 = replace(
+    _VIT,
+    model_type="dinov2",
+    base="dinov2",
+    blocks="encoder.layer",
+    smooth=(
+        SmoothPair("norm1", tuple(f"attention.{n}_proj" for n in "qkv")),
+        SmoothPair("attention.v_proj", ("attention.o_proj",)),
+        SmoothPair("norm2", ("mlp.fc1",)),
+    ),
+    stored_as=_VIT.stored_as[1:5],
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -304,6 +344,18 @@ FAMILIES: Mapping[str, Family] = {
         replace(_LLAMA, model_type="smollm3", attention=Heads()),
         _GPT2,
         _OPT,
+        _VIT,
+        replace(_VIT, model_type="deit", base="deit"),
+        _DINOV2,
+        Family(
+            model_type="resnet",
+            base="resnet",
+            blocks="encoder.stages",
+            embeddings="embedder",
+            linears=(),
+            smooth=(),
+            inputs=IMAGE.name,
+        ),
     )
 }
 

@@ -39,8 +39,8 @@ def auto_class(task: Task) -> Any:
 def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     """The model of the task in eval mode, eager attention, every parameter on the meta device.
 
-    Of a task without a head (tasks.Task.headless) the pooler is removed: the output is
-    last_hidden_state. Raises CheckpointError when transformers has no such model.
+    Of a task without a head (tasks.Task.headless) a pooler that has weights is removed: the output
+    is last_hidden_state. Raises CheckpointError when transformers has no such model.
     """
     from transformers import AutoConfig
 
@@ -68,7 +68,8 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
             f"config.json it was saved with. {DOUBT}",
         ) from e
     _linear_for_conv1d(model)
-    if tasks.task(task).headless and getattr(model, "pooler", None) is not None:
+    pooler = getattr(model, "pooler", None)
+    if tasks.task(task).headless and pooler is not None and any(True for _ in pooler.parameters()):
         model.pooler = None
     return cast(nn.Module, model.eval().requires_grad_(False))
 

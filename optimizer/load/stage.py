@@ -2,7 +2,8 @@
 
 out/checkpoint/     config.json, model.safetensors with the model's own parameter names,
                     tokenizer.json without truncation or padding, tokenizer_config.json; of a
-                    decoder also generation_config.json and chat_template.jinja, where it has them
+                    decoder also generation_config.json and chat_template.jinja, where it has them;
+                    of a model of images preprocessor_config.json instead of the tokenizer's
 out/source.json     where it came from, and the digest of every file it was made of
 out/contract.json   what goes in and what comes out
 """
@@ -19,13 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import outside_task, reading, safetensors_stream
-from optimizer.harness import tasks
 from optimizer.harness.temporary import temporary_folder
-from optimizer.load import architecture, faithful, headers, own_code, source, tokenizer, weights
+from optimizer.load import (
+    architecture,
+    faithful,
+    headers,
+    image_processor,
+    own_code,
+    source,
+    weights,
+)
 from optimizer.load.checkpoint import read_header
 from optimizer.load.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
+from optimizer.load.input_kinds import preparation
 from optimizer.load.model import parameter_shapes, skeleton_from_config
+from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
 from optimizer.progress import say
 from optimizer.recipe.schema import Model
@@ -40,6 +50,7 @@ SETTINGS = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    *image_processor.FILES,
 )
 
 
@@ -67,14 +78,14 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         loaded = origin.read(section, folder, config, scratch)
         files, stored = loaded.files, loaded.weights  # files: all but the weights
         chosen = weights.match(stored, model, section)
-        rows = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-        generates = tasks.task(section.task).generates
-        fast = tokenizer.convert(files, checkpoint, rows, section.trust_remote_code, generates)
+        described = Described(section, config, model, family, files, resolved.folder)
+        kind = preparation(described.task)
+        converted = kind.convert(described, checkpoint)
         copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]
         copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
         for file in copied:
             shutil.copyfile(file, checkpoint / file.name)
-        document = contract(section, config, model, family, fast, files, resolved.folder)
+        document = contract(described, kind, converted)
     for pattern in source.LICENCES:
         for file in (f for f in sorted(folder.glob(pattern)) if f.is_file()):
             shutil.copyfile(file, checkpoint / file.name)
@@ -84,7 +95,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     safetensors_stream.write_known(chosen.specs(), chosen.read, checkpoint / "model.safetensors")
     origin.verify(section, folder, chosen, out)
     _write(out / "contract.json", document)
-    described = {
+    origin_of = {
         **_origin(section, resolved, read),
         "licence": _licence(folder, resolved.folder) or loaded.licence,
         "model_type": config.model_type,
@@ -92,7 +103,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
         "unused": list(chosen.unused),
     }
-    _write(out / "source.json", described)
+    _write(out / "source.json", origin_of)
 
 
 def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:

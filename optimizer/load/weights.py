@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from optimizer.errors import CheckpointError, closest
 from optimizer.harness import tasks
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
+from optimizer.load.families import FAMILIES
 from optimizer.load.model import STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.quantized.parts import QuantizedWeight
@@ -147,9 +148,13 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
     """
     shapes, tied = parameter_shapes(model), tied_names(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    known = FAMILIES.get(str(getattr(getattr(model, "config", None), "model_type", "")))
     file_names: dict[str, str] = {}
     for name in stored:
-        renamed = name
+        renamed = f".{name}"
+        for old, new in known.stored_as if known else ():
+            renamed = renamed.replace(old, new)
+        renamed = renamed.removeprefix(".")
         for old, new in LEGACY:
             renamed = renamed.removesuffix(old) + new if renamed.endswith(old) else renamed
         for candidate in (name, renamed, renamed.removeprefix(prefix), prefix + renamed):

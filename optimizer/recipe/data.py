@@ -41,8 +41,8 @@ class DataSpec(Section):
     split: Pattern = "train"
     columns: dict[Column, Column] = Field(
         default_factory=lambda: {"text": "text"},
-        description="our field -> the data set's column; fields: text, text_pair, label, score, "
-        "tags",
+        description="our field -> the data set's column; fields: text, text_pair, image, label, "
+        "score, tags; image: paths relative to this spec, or the bytes of files",
     )
     labels: tuple[Pattern, ...] = Field(
         (), description="label names in id order, when labels are ids"
@@ -75,7 +75,7 @@ class Calibrate(Section):
         256,
         ge=1,
         le=MANY,
-        description="texts; for text-generation windows of sequence_length tokens",
+        description="texts or images; for text-generation windows of sequence_length tokens",
     )
     sequence_length: Length = Field(
         128,

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 
 from optimizer.load.datasets import samples
+from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger.decoder_batches import FEWEST, MEMORY, MOST
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.ledger_texts import LEDGER_TEXTS, ledger_texts
 
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
@@ -57,26 +58,32 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     # An embedding is no linear module: it is the widest matrix, and of its vocabulary's length.
     matrices = [s for s in shapes.values() if len(s) == 2]
     tables = max((max(s) for s in matrices), default=0)
-    linear = [s for s in matrices if max(s) < tables]
+    images = "image" in section.validate_.data.columns
+    linear = [s for s in matrices if max(s) < tables or images]
     quantized = sum(map(math.prod, linear))
     folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
     per_token = 4 * sum(map(sum, linear))
-    sampled, whole = _tokens(section, per_token, generates)
+    each = max(positions(shapes), 1) if images else 0
+    sampled, whole = _tokens(section, per_token, generates, each)
     pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
     compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
     kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     return 4 * (elements + quantized + folded + COPIES * elements) + kept
 
 
-def _tokens(section: Validation, per_token: int, generates: bool) -> tuple[int, int]:
-    """(tokens of the sampled batches, of all), padding included."""
+def _tokens(section: Validation, per_token: int, generates: bool, each: int = 0) -> tuple[int, int]:
+    """(tokens of the sampled batches, of all), padding included. each: of an image; 0: of texts."""
     if generates:
         every = min(MOST, max(FEWEST, MEMORY // max(per_token, 1)))
         return every, 2 * every
-    lengths = [
-        min(LONGEST, len(text) // CHARACTERS + 3)
-        for text in ledger_texts(samples(section.validate_.data))
-    ]
+    lengths = (
+        [each] * LEDGER_TEXTS
+        if each
+        else [
+            min(LONGEST, len(text) // CHARACTERS + 3)
+            for text in ledger_texts(samples(section.validate_.data))
+        ]
+    )
     middle = lengths[len(lengths) // 2 :][:8] or lengths[-1:]
     sampled = 3 * lengths[-1] + 8 * middle[-1]
     return sampled, sum(lengths) + 4 * lengths[-1]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import simulated
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
-from optimizer.load.datasets import batches, calibration_rows, windows
+from optimizer.load.datasets import alike_together, batches, calibration_rows, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe.data import Calibrate
@@ -33,11 +33,11 @@ LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
 @dataclass
 class Materials(RunArtifacts):
-    """What the ledger compares. texts: held out, several lengths; its inputs are they in batches of
-    one and of many, padded. bundle: the folder with the contract.json and the tokenizer that the
-    harness reads; the source's when None."""
+    """What the ledger compares. texts: what it is compared on, of the model's kind of input, held
+    out, of several sizes, in batches of one and of many, padded. bundle: the folder with the
+    contract.json and the tokenizer that the harness reads; the source's when None."""
 
-    texts: Sequence[str]
+    texts: Sequence[Any]
     bundle: Path | None = None
 
     @cached_property
@@ -67,24 +67,27 @@ class Materials(RunArtifacts):
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """One text alone; the shortest beside the longest; the rest; one batch padded further."""
+        """One input alone; the smallest beside the largest; the rest; of texts one batch padded
+        further."""
         if self.contract.task_record.generates:
             kept = 4 * sum(sum(self._shape(name)) for name in self.modules)
-            return decoder_batches.make(self.texts, self.contract, self.tokenizer, kept)
-        texts = sorted(dict.fromkeys(self.texts), key=len)
-        longest = min(LONGEST, self.contract.text.max_length)
+            return decoder_batches.make(self.texts, self.contract, self.encoder, kept)
+        kind = self.contract.task_record.inputs
+        texts = sorted(dict.fromkeys(self.texts), key=kind.extent)
+        longest = min(LONGEST, self.contract.longest)
 
-        def encode(group: Sequence[str], length: int | None = None) -> Batch:
-            batch = tasks.encode(self.contract, self.tokenizer, group, None, length)
-            if batch["input_ids"].shape[1] > longest:
-                batch = tasks.encode(self.contract, self.tokenizer, group, None, longest)
+        def encode(group: Sequence[Any], length: int | None = None) -> Batch:
+            batch = tasks.encode(self.contract, self.encoder, group, None, length)
+            if kind.size and batch.real.shape[1] > longest:
+                batch = tasks.encode(self.contract, self.encoder, group, None, longest)
             return batch
 
         middle = texts[len(texts) // 2]
         groups = [encode([middle]), encode([texts[0], texts[-1]])]
         groups += [encode(texts[i : i + 8]) for i in range(0, len(texts), 8)]
-        width = groups[1]["input_ids"].shape[1]
-        groups.append(encode(texts[:3], length=min(longest, width + 7)))
+        if kind.size:
+            width = groups[1].real.shape[1]
+            groups.append(encode(texts[:3], length=min(longest, width + 7)))
         return groups
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
@@ -96,14 +99,14 @@ class Materials(RunArtifacts):
         task = self.contract.task_record
         rows = calibration_rows(settings, task)
         if task.calibration_items == "windows":
-            cut_up = windows(rows, self.tokenizer, self.contract, settings.sequence_length)
+            cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
                 arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
                 yield Batch(arrays, (), (), np.ones_like(ids[None], bool))
         else:
-            rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
+            rows = alike_together(rows, task)
             yield from batches(
-                rows, self.contract, self.tokenizer, settings.batch_size, settings.sequence_length
+                rows, self.contract, self.encoder, settings.batch_size, settings.sequence_length
             )
 
     def _shape(self, module: str) -> tuple[int, ...]:

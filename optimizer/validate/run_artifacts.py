@@ -17,7 +17,6 @@ from optimizer.export.names import Names, from_dict
 from optimizer.harness import contract as contracts
 from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.families import Family
@@ -97,8 +96,10 @@ class RunArtifacts:
         return contracts.read(self.source / "contract.json")
 
     @cached_property
-    def tokenizer(self) -> Any:
-        return load_tokenizer(self.source / "checkpoint", self.contract)
+    def encoder(self) -> Any:
+        """What the kind of input opens: of texts the tokenizer."""
+        kind = self.contract.task_record.inputs
+        return kind.open(self.source / "checkpoint", self.contract)
 
     @cached_property
     def state(self) -> CompressedState:

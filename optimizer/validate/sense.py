@@ -1,6 +1,7 @@
 """Does what goes in make sense? The report's `sense`:
 
-texts      {place in the recipe: text_sense.TextSense as a dict, with its warnings}
+texts      {place in the recipe: text_sense.TextSense as a dict, with its warnings}; of a model of
+           images `images`, and image_sense.ImageSense
 tokenizer  sha256 of the file that the texts were judged with
 reference  the float model against chance: {metric, verdict, value, expected, reach, p, ...,
            warnings}; verdict: above chance, too few rows to tell, not labelled, below chance
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness import contract as contracts
-from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.load import text_sense
+from optimizer.load import input_sense
 from optimizer.load.datasets import Sample
 from optimizer.progress import say
 from optimizer.recipe.schema import Validation
@@ -28,20 +28,25 @@ from optimizer.validate.run_artifacts import RunArtifacts
 def inputs(
     section: Validation, source: Path, data: Mapping[str, Sequence[Sample]]
 ) -> dict[str, Any]:
-    """`texts` and `tokenizer` of the report. source: the load stage's folder; data: rows by their
-    place in the recipe. Raises DataError where the model cannot tell the texts of a set apart."""
+    """`texts` (or `images`) and `tokenizer` of the report. source: the load stage's folder; data:
+    rows by their place in the recipe. Raises DataError where the model cannot tell the inputs of
+    a set apart."""
     contract = contracts.read(source / "contract.json")
-    tokenizer = load_tokenizer(source / "checkpoint", contract)
-    texts: dict[str, Any] = {}
+    kind, sense = contract.task_record.inputs, input_sense.of(contract)
+    encoder = kind.open(source / "checkpoint", contract)
+    sets: dict[str, Any] = {}
     own = section.reduce.calibrate if section.reduce else None
     for name, rows in data.items():
         calibrate = {"calibrate": section.calibrate, "reduce.calibrate": own}.get(name)
         length = calibrate.sequence_length if calibrate else None
-        measured = text_sense.measure(rows, contract, tokenizer, length)
-        text_sense.check(measured, name)
-        texts[name] = {**measured.as_dict(), "warnings": text_sense.warnings(measured, name)}
-    file = source / "checkpoint" / contract.text.file
-    return {"texts": texts, "tokenizer": digest_file(file)}
+        measured = sense.measure(rows, contract, encoder, length)
+        sense.check(measured, name)
+        sets[name] = {**measured.as_dict(), "warnings": sense.warnings(measured, name)}
+    document = {f"{kind.name}s": sets}
+    if contract.tokenizer is None:
+        return document
+    file = source / "checkpoint" / contract.tokenizer.file
+    return {**document, "tokenizer": digest_file(file)}
 
 
 def before(

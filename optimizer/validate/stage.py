@@ -87,8 +87,9 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     what judges the target is not installed (unless on_missing: defer)."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(folders[0] / "contract.json")
-    data = _data(section, contract.task_record)
-    materials = _materials(section, folders, ledger_texts(data["validate.data"]))
+    task = contract.task_record
+    data = _data(section, task)
+    materials = _materials(section, folders, ledger_texts(data["validate.data"], task.inputs))
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
         machine = _machine()
@@ -135,7 +136,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
 
 
-def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[str]) -> Materials:
+def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[Any]) -> Materials:
     source, state, graph, model, engine, *originals = folders
     original, original_graph, smaller, untrained, latencies = (*originals, *[None] * 5)[:5]
     return Materials(
@@ -190,10 +191,10 @@ def _timed(
     m: RunArtifacts, rows: Sequence[Sample], forms: floats.Floats | None
 ) -> tuple[dict[str, Any], list[Gate]]:
     """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
-    texts, latency = [r.text for r in rows] or list(speed.NEUTRAL), m.section.validate_.latency
-    generates = m.contract.task_record.generates
-    section = generation_speed.measure(m, texts) if generates else speed.measure(m, texts, forms)
-    timing = generation_speed if generates else speed
+    task, latency = m.contract.task_record, m.section.validate_.latency
+    texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
+    timing = generation_speed if task.generates else speed
+    section = timing.measure(m, texts, *([] if task.generates else [forms]))
     shared = speed.questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = gain.measure(m, texts, shared)
@@ -287,7 +288,7 @@ def check_inputs(section: Validation, source: Path) -> None:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
     if section.training:
         texts(section.training.qat, section.training.data, contract, source / "checkpoint")
-    for measured in sense.inputs(section, source, data)["texts"].values():
+    for measured in sense.inputs(section, source, data)[f"{contract.input_kind}s"].values():
         sense.warn(measured["warnings"])
 
 

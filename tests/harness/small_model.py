@@ -43,6 +43,8 @@ GENERATION = {
 
 def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]:
     """The document of contract.json."""
+    if task.startswith("image-"):
+        return {**_of_images(task), **changes}
     embeds = task in ("sentence-embedding", "feature-extraction")
     axes: list[Any] = ["batch", "sequence", WIDTH]
     document = {
@@ -72,6 +74,37 @@ def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]
         "generation": GENERATION if task == "text-generation" else None,
     }
     return {**document, **changes}
+
+
+def _of_images(task: str) -> dict[str, Any]:
+    labels = ["cat", "dog", "bird"] if task.endswith("classification") else None
+    output = ("logits", ["batch", 3]) if labels else ("last_hidden_state", ["batch", 17, WIDTH])
+    axes = ["batch", 3, 32, 24]
+    return {
+        "version": 3,
+        "task": task,
+        "input_kind": "image",
+        "inputs": [{"name": "pixel_values", "dtype": "float32", "axes": axes}],
+        "outputs": [{"name": output[0], "dtype": "float32", "axes": output[1]}],
+        "tokenizer": None,
+        "image": {
+            "channels": 3,
+            "height": 32,
+            "width": 24,
+            "resize": {"height": 32, "width": 24},
+            "resample": "bilinear",
+            "crop": None,
+            "rescale": 1 / 255,
+            "offset": 0.0,
+            "mean": [0.4, 0.5, 0.6],
+            "std": [0.2, 0.25, 0.3],
+            "divide": None,
+        },
+        "pooling": None if labels else "cls",
+        "normalize": None,
+        "labels": labels,
+        "generation": None,
+    }
 
 
 def tokenizer(folder: Path) -> Path:

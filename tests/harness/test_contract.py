@@ -23,11 +23,11 @@ def test_a_contract_survives_writing_and_reading(task: str, tmp_path: Path) -> N
     assert contracts.read(tmp_path / "contract.json") == made
 
 
-def test_a_contract_of_version_1_takes_texts_and_is_written_as_version_2() -> None:
+def test_a_contract_of_version_1_takes_texts_and_is_written_as_version_3() -> None:
     old = small_model.contract()
     assert old["version"] == 1
     new = Contract.from_json(old).to_json()
-    assert new == {**json.loads(json.dumps(old)), "version": 2, "input_kind": "text"}
+    assert new == {**json.loads(json.dumps(old)), "version": 3, "input_kind": "text", "image": None}
 
 
 def without(key: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def without(key: str) -> dict[str, Any]:
 
 INPUT = {"name": "input_ids", "dtype": "int64", "axes": ["batch", "sequence"]}
 BAD = {
-    "another version": small_model.contract(version=3),
+    "another version": small_model.contract(version=4),
     "an unknown task": small_model.contract(task="translation"),
     "an unknown key": small_model.contract(colour="red"),
     "no task": without("task"),
@@ -55,6 +55,9 @@ BAD = {
     "labels for an embedding": small_model.contract(labels=["a"]),
     "no labels for a classifier": small_model.contract("text-classification", labels=None),
     "another kind of input": small_model.contract(version=2, input_kind="image"),
+    "an image processor for texts": small_model.contract(
+        image=small_model.contract("image-classification")["image"]
+    ),
     "no tokenizer for texts": small_model.contract(tokenizer=None),
     "an unknown dtype": small_model.contract(inputs=[{**INPUT, "dtype": "string"}]),
     "a tokenizer outside the folder": small_model.contract(

@@ -21,6 +21,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "serve/command.py": "uvloop",
     "serve/grpc_server.py": "grpc",
     "serve/grpc_messages.py": "google",
+    "inputs/image_file.py": "PIL",
     "signature.py": "cryptography",
     "generate/sandbox.py": "jinja2",  # chat.py imports it inside a function
 }

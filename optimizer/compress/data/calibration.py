@@ -1,4 +1,4 @@
-"""The token batches that a compression looks at: the recipe's texts, and the model's own."""
+"""The batches that a compression looks at: of the recipe's data, and of the model's own text."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from optimizer.recipe.schema import Compression, Reduction
 
 
 def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
-    """Token batches: of a decoder full windows; else texts of like length together, so that
+    """The model's arrays: of a decoder full windows; else inputs of like size together, so that
     little is padding."""
     from optimizer.harness import contract as contracts
-    from optimizer.harness.inputs.text import load_tokenizer
     from optimizer.load import datasets
 
     calibrate = section.calibrate
     if calibrate is None:
         return []
     contract = contracts.read(source / "contract.json")
-    tokenizer = load_tokenizer(source / "checkpoint", contract)
     task = contract.task_record
+    encoder = task.inputs.open(source / "checkpoint", contract)
     rows = datasets.calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
     if task.calibration_items == "windows":
         length, size = calibrate.sequence_length, calibrate.batch_size
-        windows = datasets.windows(rows, tokenizer, contract, length)[: calibrate.samples]
+        windows = datasets.windows(rows, encoder, contract, length)[: calibrate.samples]
         if len(windows) < calibrate.samples:
             raise DataError(
                 f"the text fills {len(windows)} of {calibrate.samples} windows of {length} tokens",
@@ -44,9 +43,9 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
                 fix=f"Give more text, or set samples: {len(windows)}.",
             )
         return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
-    rows = sorted(rows, key=lambda r: len(r.text) + len(r.text_pair or ""))
+    rows = datasets.alike_together(rows, task)
     arrays = datasets.batches(
-        rows, contract, tokenizer, calibrate.batch_size, calibrate.sequence_length
+        rows, contract, encoder, calibrate.batch_size, calibrate.sequence_length
     )
     return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in arrays]
 

@@ -7,7 +7,7 @@ batch    = kind.collate(contract, encoded)                those that run togethe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,6 +67,26 @@ def _nothing(folder: Path, contract: Contract) -> None:
     del folder, contract
 
 
+def _one_size(contract: Contract) -> int:
+    del contract
+    return 1
+
+
+def _no_extent(value: Any) -> int:
+    del value
+    return 0
+
+
+def _none(contract: Contract) -> list[Any]:
+    del contract
+    return []
+
+
+def _first(inputs: Iterable[Any], size: int) -> Any:
+    del size
+    return next(iter(inputs))
+
+
 def _all_real(arrays: Mapping[str, Array]) -> Array:
     return np.ones(len(next(iter(arrays.values()))), bool)
 
@@ -83,6 +103,12 @@ class InputKind:
     batch's arrays, which positions are not padding, bool (batch, sequence); (batch) where nothing
     ever is. whole_sizes: (encoder, inputs, pairs) -> the sizes had nothing been cut; None where
     nothing is ever cut.
+
+    example: what one may be on a command line. size: what an input's size counts; "" where all
+    have one. longest: the largest size the model
+    takes. extent: how large an input is before it is encoded, so that alike ones can share a
+    batch. For timing: neutral: inputs that any model can be timed on; lengthened: one input of
+    `size`, or of more, made of several.
     """
 
     name: str
@@ -96,3 +122,9 @@ class InputKind:
     real: Callable[[Mapping[str, Array]], Array] = _all_real
     requires: tuple[str, ...] = ()
     whole_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None
+    example: str = ""
+    size: str = ""
+    longest: Callable[[Contract], int] = _one_size
+    extent: Callable[[Any], int] = _no_extent
+    neutral: Callable[[Contract], Sequence[Any]] = _none
+    lengthened: Callable[[Iterable[Any], int], Any] = _first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,11 @@ MASK = "attention_mask"
 READ_WHOLE = 10_000  # characters of a text that is tokenized without a second thought
 PER_TOKEN = 40  # characters that a token may have, before more of the text is read
 PIECE = 200_000  # characters tokenized together where all of a text is needed
+NEUTRAL = tuple(
+    f"This is sentence number {i} and it says nothing that any other data could say."
+    for i in range(32)
+)
+"""Timed where no other texts are given."""
 
 
 class TextTokenizer:
@@ -267,6 +272,21 @@ def _rows(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[Any]
     return [t if p is None else (t, p) for t, p in zip(texts, pairs, strict=True)]
 
 
+def longest(contract: Contract) -> int:
+    """The most tokens of a text."""
+    return contract.text.max_length
+
+
+def lengthened(texts: Iterable[str], size: int) -> str:
+    """Texts joined until there are `size` words or more, or no more texts."""
+    words: list[str] = []
+    for text in texts:
+        words += text.split() or ["."]
+        if len(words) >= size:
+            break
+    return " ".join(words)
+
+
 TEXT = InputKind(
     name="text",
     encode=encode,
@@ -279,4 +299,10 @@ TEXT = InputKind(
     requires=("tokenizers",),
     real=real,
     whole_sizes=whole_lengths,
+    example='"what a lovely film"',
+    size="tokens",
+    longest=longest,
+    extent=len,
+    neutral=lambda _: list(NEUTRAL),
+    lengthened=lengthened,
 )

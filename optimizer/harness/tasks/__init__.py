@@ -8,7 +8,8 @@
 decode's array, by task: sentence-embedding (batch, hidden); text-classification (batch, labels)
 logits; token-classification (batch, sequence, labels) logits; feature-extraction (batch,
 sequence, hidden), zero where padded; text-generation (batch, sequence, vocabulary) logits, zero
-where padded. A text to generate is many runs of the model, each the next one's input: its first
+where padded; image-classification (batch, labels) logits; image-feature-extraction (batch, width).
+A text to generate is many runs of the model, each the next one's input: its first
 arrays are text_generation.arrays, and generate/ does the rest.
 
 Law (tested): which other inputs share the batch changes an answer by float rounding only. Nothing
@@ -34,6 +35,8 @@ from ..errors import AnswerError, BundleError, InputError
 from ..inputs.batch import Array, Batch
 from . import (
     feature_extraction,
+    image_classification,
+    image_feature_extraction,
     sentence_embedding,
     text_classification,
     text_generation,
@@ -56,6 +59,8 @@ TASKS: dict[str, Task] = {
         token_classification.TASK,
         feature_extraction.TASK,
         text_generation.TASK,
+        image_classification.TASK,
+        image_feature_extraction.TASK,
     )
 }
 

@@ -28,8 +28,8 @@ class Task:
 
     inputs: the kind of its inputs. output: the name of the output that is read. axes: of that
     output; after "batch" and perhaps "sequence" its width, which a contract has as a number:
-    "width" (of the hidden states), "labels" or "vocabulary". metrics: {metric: columns of the
-    evaluation data it needs}, the one to start with first.
+    "width" (of the hidden states), "labels", "vocabulary" or "positions" (of an image's patches).
+    metrics: {metric: columns of the evaluation data it needs}, the one to start with first.
     decode(contract, output, real): the array that the task is about, from the output in float32
     and the kind's mask of real positions. answers(contract, values, batch): one JSON object per
     input, from decode's array. line(answer): an answer for a person.

@@ -163,9 +163,15 @@ def latency_rows(report: Document) -> list[Row]:
             moved = Cell(times(ratio_of(ends[1].get(p), ends[0].get(p))))
             if p == "p50" and "median" in ratio:
                 moved = with_interval(ratio["median"], times, ratio.get("interval"))
-            name = f"{p}, batch {plain(cell.get('batch'))} × {plain(cell.get('sequence'))}"
+            name = f"{p}, batch {plain(cell.get('batch'))}{size_of(cell)}"
             rows.append(Row(name, before, after, moved))
     return rows
+
+
+def size_of(cell: Document) -> str:
+    """ " × 128"; "" of inputs that all have one size."""
+    sequence = cell.get("sequence")
+    return "" if sequence == 1 else f" × {plain(sequence)}"
 
 
 def ratio_of(after: Any, before: Any) -> float | None:

@@ -14,6 +14,7 @@ from optimizer.package.report.comparison import (
     part,
     parts,
     quantized,
+    size_of,
     system,
     why_missing,
 )
@@ -131,7 +132,7 @@ def _cosines(section: Document) -> tuple[Table, ...]:
 
 def _cells(report: Document) -> list[tuple[str, Document]]:
     return [
-        (f"batch {plain(c.get('batch'))} × {plain(c.get('sequence'))} tokens", c)
+        (f"batch {plain(c.get('batch'))}{size_of(c)}{' tokens' if size_of(c) else ''}", c)
         for c in parts(part(report, "speed"), "cells")
     ]
 

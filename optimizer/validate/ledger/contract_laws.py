@@ -1,6 +1,7 @@
 """What is done around the model, checked against other code that does the same.
 
-1. tokens    transformers' tokenizer, from the source's own files, gives the harness's arrays
+1. inputs    transformers' tokenizer or image processor, from the source's own files, gives the
+             harness's arrays (of images: image_laws.py)
 2. values    pooling and normalization, written again in torch here, give the harness's values
 3. labels    the i-th label is the source config's id2label[i]
 4. contract  what the harness reads says what the source's own contract and config say
@@ -9,8 +10,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ import torch
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+from optimizer.validate.ledger import image_laws
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.roundoff import UNIT, deviations
 
@@ -80,7 +84,8 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
     """Law 2's reference: the task's array, in torch and in float64, by the source's contract; and
     how far float32 may be from it, element by element (0: equal)."""
     raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32)).double()
-    mask = torch.from_numpy(batch.real).double()
+    real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # nothing is padding
+    mask = torch.from_numpy(real).double()
     if source.pooling is None:
         if raw.ndim == 3:
             raw = raw.masked_fill(mask[..., None] == 0, 0.0)
@@ -139,9 +144,30 @@ def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
         for key in ours
         if ours[key] != theirs[key]
     ]
+    return broken + INPUTS[served.input_kind].contract(served, config)
+
+
+def _text(served: Contract, config: dict[str, Any]) -> list[str]:
+    """Law 4, of the tokenizer."""
+    broken = []
     spec, positions = served.text, config.get("max_position_embeddings")
     if positions is not None and spec.max_length > positions:
         broken.append(f"max_length {spec.max_length}; the model has {positions} positions")
     if config.get("pad_token_id") is not None and spec.pad_id != config["pad_token_id"]:
         broken.append(f"pad_id {spec.pad_id}; the model's is {config['pad_token_id']}")
     return broken
+
+
+@dataclass(frozen=True)
+class InputLaws:
+    """Of a kind of input. arrays: law 1, (checkpoint, source, served, encoder, inputs) -> what is
+    broken; contract: law 4's part, (served, config.json) -> what is broken."""
+
+    arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]
+    contract: Callable[[Contract, dict[str, Any]], list[str]]
+
+
+INPUTS: Mapping[str, InputLaws] = {
+    TEXT.name: InputLaws(tokens, _text),
+    IMAGE.name: InputLaws(image_laws.pixels, image_laws.contract),
+}

@@ -172,7 +172,7 @@ def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> l
 
 
 def _prompts(m: Materials) -> list[list[int]]:
-    return [m.tokenizer.encode(t).ids for t in m.texts]
+    return [m.encoder.encode(t).ids for t in m.texts]
 
 
 def _gap(system: OnnxDecoder, prompt: Sequence[int], answer: Sequence[int]) -> float:

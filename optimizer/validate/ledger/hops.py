@@ -316,25 +316,28 @@ def engine(m: Materials) -> Entry:
 
 
 def harness(m: Materials) -> Entry:
-    """From texts to answers as a bundle does it, against transformers' tokenizer and torch."""
+    """From inputs to answers as a bundle does it, against transformers' tokenizer or image
+    processor, and torch."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
-    tokenizer = served.task_record.inputs.open(tokens_folder, served)
+    kind = served.task_record.inputs
+    encoder = kind.open(tokens_folder, served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)
-    problems += contract_laws.tokens(checkpoint, m.contract, served, tokenizer, list(m.texts)[:8])
+    laws = contract_laws.INPUTS[kind.name]
+    problems += laws.arrays(checkpoint, m.contract, served, encoder, list(m.texts)[:8])
     problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
     answers, expected = [], []
     with closing(on_gpu.served_model(m)) as runner:
         for batch in m.batches:
-            width = batch["input_ids"].shape[1]
-            arrays = tasks.encode(served, tokenizer, batch.inputs, None, width)
+            width = batch.real.shape[1] if kind.size else None
+            arrays = tasks.encode(served, encoder, batch.inputs, None, width)
             outputs = runner.infer(arrays)
             values = tasks.decode(served, outputs, arrays)
             again = tasks.decode(served, runner.infer(arrays), arrays)
             if not np.array_equal(values, again):
-                problems.append("the same texts answered twice give other bits")
+                problems.append(f"the same {kind.name}s answered twice give other bits")
             answers += list(values)
             expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
     measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))

@@ -175,7 +175,7 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
 
 def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
     """x with one value of one real token of each example moved by a step, or of every token."""
-    if x.shape[:-1] != mask.shape:
+    if x.shape[:-1] != mask.shape or mask.ndim < 2:
         mask = torch.ones(x.shape[:-1] if x.ndim > 2 else (1, len(x)), dtype=torch.bool)
     rows = x.reshape(*mask.shape, -1).clone()
     steps = step.expand_as(x).reshape(rows.shape)
@@ -203,12 +203,13 @@ def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def _parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> Iterator[None]:
-    """Vectors rounded to the storage type, and what was computed beforehand to its own error;
-    matrices are covered by the products that use them."""
+    """Vectors, filters and what is added as it is (an image's positions) rounded to the storage
+    type, and what was computed beforehand to its own error; matrices are covered by the products
+    that use them."""
     old: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         growth = arithmetic.replaced.get(name, 0.0)
-        coarse = arithmetic.coarse and parameter.ndim == 1
+        coarse = arithmetic.coarse and parameter.ndim != 2
         if not growth and not coarse:
             continue
         old[name] = parameter.data

@@ -236,7 +236,21 @@ def _inputs(
         probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
     joined = {name: np.concatenate(rows) for name, rows in probes.items()}
     most = max(map(len, joined.values()))  # a graph has one length for all its tensors
-    yield {n: np.resize(rows, (1, most, rows.shape[1])) for n, rows in joined.items()}, False
+    fixed = {e.input: _positions(traces[0], key) or most for e, key in uses}
+    yield (
+        {
+            n: np.resize(rows, (-(-most // fixed[n]), fixed[n], rows.shape[1]))
+            for n, rows in joined.items()
+        },
+        False,
+    )
+
+
+def _positions(trace: Trace, key: Key) -> int:
+    """How many every input has there, where nothing is padded and the graph takes no other number;
+    0 where it takes any."""
+    array = trace.inputs[key]
+    return array.shape[1] if trace.mask.ndim == 1 and array.ndim == 3 else 0
 
 
 def products(

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.validate.ledger.roundoff import UNIT
 
+CONVOLUTION = "aten::convolution"
 SUMS = {  # operators that sum: how many terms, and which arguments hold them
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),
@@ -21,6 +22,7 @@ SUMS = {  # operators that sum: how many terms, and which arguments hold them
     "aten::sum": (0,),
     "aten::mean": (0,),
     "aten::native_layer_norm": (0,),
+    CONVOLUTION: (0, 1),
 }
 EXACT = {
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "where", "masked_fill", "embedding"),
@@ -104,6 +106,8 @@ class RandomRounding(TorchDispatchMode):
         for i in SUMS.get(name, ()):
             if isinstance(args[i], Tensor):
                 by = self.arithmetic.sums * math.sqrt(_terms(name, args) / 2)
+                if name == CONVOLUTION and not i and self.arithmetic.coarse:
+                    by += self.arithmetic.unit  # an image comes in float32 and is stored coarser
                 args[i] = self.moved(args[i], by)
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and (name in SUMS or name == "aten::_softmax"):
@@ -148,6 +152,8 @@ class RandomRounding(TorchDispatchMode):
 
 def _terms(name: str, args: list[Any]) -> int:
     """How many terms a sum has."""
+    if name == CONVOLUTION:  # weight (out, in of a group, height, width)
+        return math.prod(args[1].shape[1:])
     first = args[SUMS.get(name, (0,))[0]]
     reduced = first.shape[-1] if first.ndim else 1
     if name in ("aten::sum", "aten::mean"):

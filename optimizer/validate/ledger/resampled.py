@@ -149,10 +149,10 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
     gradients = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
     generator = torch.Generator().manual_seed(1)
     for batch in m.calibration():
-        real = torch.from_numpy(batch.real)
         compressed = _inputs(m.simulated_model, batch, module)
         float_inputs = _inputs(reference, batch, module) if against_float else []
         for use, rows in enumerate(compressed):
+            real = _positions(batch, len(rows))
             scaled = rows if factor is None else rows * factor
             quantized = _quantized_input(m, module, scaled)
             share = torch.ones(len(rows), 1) if head else counted(quantized, limit)
@@ -172,6 +172,13 @@ def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tenso
                 if missed is not None:
                     p.addmm_((quantized * own).T, missed)
     return [(h, p if against_float else None) for h, p in zip(hessians, gradients, strict=True)]
+
+
+def _positions(batch: Batch, rows: int) -> torch.Tensor:
+    """(inputs, positions) bool: those that are not padding. rows: of what a module read; all of
+    them are real where nothing is ever padded."""
+    real = torch.from_numpy(batch.real)
+    return real if real.ndim > 1 else real[:, None].expand(len(real), rows // len(real))
 
 
 def _inputs(model: torch.nn.Module, batch: Batch, module: str) -> list[Tensor]:

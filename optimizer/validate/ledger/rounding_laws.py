@@ -157,7 +157,7 @@ def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:
 def _inputs(traces: Iterable[Trace], module: str) -> Tensor | None:
     """(tokens, in) of the real tokens that entered `module`."""
     rows: list[Array] = [
-        array[trace.mask.astype(bool)]
+        array[trace.mask.astype(bool)].reshape(-1, array.shape[-1])
         for trace in traces
         for (name, _), array in trace.inputs.items()
         if name == module

@@ -25,7 +25,8 @@ from optimizer.validate.ledger.distance import Array
 @dataclass
 class Trace:
     """inputs, outputs: {(module, use): (batch, sequence, width)}; use counts the calls of a shared
-    module. result: the model's outputs by name. mask (batch, sequence). past: tokens that are not
+    module. result: the model's outputs by name. mask (batch, sequence), or (batch) of inputs
+    that nothing pads. past: tokens that are not
     in all these but in the cache that `batch` holds. by_column: see cut.GraphSummary; the cached
     keys of padded rows are then not torch's."""
 
@@ -120,7 +121,7 @@ def observe(
 
         def hook(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
             if not last or last[0] is not args[0]:
-                last[:] = [args[0], args[0].reshape(*real.shape, -1)[real]]
+                last[:] = [args[0], _real_rows(args[0], real)]
             receive(name, last[1])
 
         handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
@@ -150,7 +151,14 @@ def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator
             handle.remove()
 
 
+def _real_rows(x: Tensor, real: Tensor) -> Tensor:
+    """(tokens, width); real (batch): nothing is padding."""
+    if real.ndim == 1:
+        return x.reshape(-1, x.shape[-1])
+    return x.reshape(*real.shape, -1)[real]
+
+
 def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
     """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
-    flat = tensor.ndim == 2 and len(tensor) == shape[0] * shape[1]
+    flat = tensor.ndim == 2 and len(shape) == 2 and len(tensor) == shape[0] * shape[1]
     return (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()

@@ -46,10 +46,12 @@ class TorchRunner:
 def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     """A system's answers to rows, in their order, through the harness.
 
-    Texts of like length share a batch, so that little is padding; which do changes an answer by
+    Inputs of like size share a batch, so that little is padding; which do changes an answer by
     float rounding only.
     """
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].text) + len(rows[i].text_pair or ""))
+    extent = m.contract.task_record.inputs.extent
+    sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
+    order = sorted(range(len(rows)), key=sizes.__getitem__)
     answers = _answer(m, runner, [rows[i] for i in order], label)
     place = {row: i for i, row in enumerate(order)}
 
@@ -70,7 +72,7 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     for start in bar(range(0, len(rows), size), label):
         part = rows[start : start + size]
         second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
-        batch, values = _values(m, runner, [r.text for r in part], second)
+        batch, values = _values(m, runner, [r.input for r in part], second)
         text += _vectors(values, batch)
         if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
@@ -81,9 +83,9 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
 
 
 def _values(
-    m: RunArtifacts, runner: Any, texts: Sequence[str], pairs: Sequence[str | None] | None
+    m: RunArtifacts, runner: Any, inputs: Sequence[Any], pairs: Sequence[Any] | None
 ) -> tuple[Batch, Any]:
-    batch = tasks.encode(m.contract, m.tokenizer, texts, pairs)
+    batch = tasks.encode(m.contract, m.encoder, inputs, pairs)
     return batch, tasks.decode(m.contract, runner.infer(batch), batch)
 
 

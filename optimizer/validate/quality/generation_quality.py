@@ -25,7 +25,7 @@ def quality(m: RunArtifacts, sets: Rows, device: str) -> Judged:
     """
     settings = m.section.validate_
     cut = {
-        name: windows(rows, m.tokenizer, m.contract, settings.sequence_length)
+        name: windows(rows, m.encoder, m.contract, settings.sequence_length)
         for name, rows in sets.items()
     }
     baseline = TorchDecoder(m.reference_model, m.contract)

@@ -76,16 +76,16 @@ class Cell:
         """(batch, sequence)."""
         longest = self.latency.sequence[0]
         if not contract.task_record.generates:
-            longest = contract.text.max_length
+            longest = contract.longest
         return speed.grid(self.latency, longest)[0]
 
     def _answering(
         self, runners: Mapping[str, Runner], model: Built, rounds: Until
     ) -> dict[str, Any]:
         contract = contracts.read(model.source / "contract.json")
-        tokenizer = load_tokenizer(model.source / "checkpoint", contract)
+        encoder = contract.task_record.inputs.open(model.source / "checkpoint", contract)
         measured = bench.measure(
-            {name: speed.graph_system(r, contract, tokenizer) for name, r in runners.items()},
+            {name: speed.graph_system(r, contract, encoder) for name, r in runners.items()},
             [self.of(contract)],
             self.texts,
             iterations=self.latency.iterations,

@@ -68,7 +68,7 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
         return bench_generation.measure_generation(
             systems,
             m.contract,
-            m.tokenizer,
+            m.encoder,
             texts,
             [cell[1]],
             [cell[0]],

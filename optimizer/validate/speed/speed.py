@@ -42,31 +42,26 @@ from optimizer.validate.speed.rounds import Budget, Question, Rounds
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
 WARMUP = 5  # rounds that do not count
-NEUTRAL = tuple(
-    f"This is sentence number {i} and it says nothing that any other data could say."
-    for i in range(32)
-)
-"""Timed when the recipe names no timing data."""
 
 
-def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None) -> dict[str, Any]:
+def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None) -> dict[str, Any]:
     """The report's `speed` section for a target that runs on this machine. floats: None: as the
     target's runtime runs float by default."""
     latency, target = m.section.validate_.latency, m.section.target
     floats = floats or plain(m)
     threads = target.intra_op_threads or cores()
-    cells = grid(latency, m.contract.text.max_length)
+    cells = grid(latency, m.contract.longest)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
-    systems = {TORCH: torch_system(m.reference_model, m.contract, m.tokenizer)}
+    systems = {TORCH: torch_system(m.reference_model, m.contract, m.encoder)}
     try:
         with ExitStack() as opened:
             for name, (section, model) in _files(m, floats).items():
                 runner = served.opened(section, model, m.contract, threads)
                 opened.callback(runner.close)
-                systems[name] = graph_system(runner, m.contract, m.tokenizer)
+                systems[name] = graph_system(runner, m.contract, m.encoder)
             timing = Timing(latency, threads, questions(latency, len(cells), m.gains))
             measured = _timed(systems, cells, texts, timing, floats.compared)
     finally:
@@ -107,7 +102,7 @@ class Timing:
 def _timed(
     systems: Mapping[str, System],
     cells: Sequence[tuple[int, int]],
-    texts: Sequence[str],
+    texts: Sequence[Any],
     timing: Timing,
     floats: Sequence[str],
 ) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def _fastest(
     systems: Mapping[str, System],
     names: Sequence[str],
     cell: tuple[int, int],
-    texts: Sequence[str],
+    texts: Sequence[Any],
     timing: Timing,
 ) -> str:
     """Of these systems in this cell, by rounds of their own, which decide nothing else."""
@@ -192,22 +187,24 @@ def answered(percentiles: Mapping[str, Any], stopping: Rounds) -> dict[str, Any]
     return {**percentiles, **known, "p99_interval": known.pop("interval")}
 
 
-def graph_system(runner: Runner, contract: Contract, tokenizer: Any) -> System:
+def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
     """A bundle's own three steps."""
     return System(
-        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, None, length),
+        pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=runner.infer,
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
+        lengthened=contract.task_record.inputs.lengthened,
     )
 
 
-def torch_system(model: nn.Module, contract: Contract, tokenizer: Any) -> System:
+def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
     """The same steps around the source model."""
     names = [o.name for o in contract.outputs]
     return System(
-        pre=lambda texts, length: tasks.encode(contract, tokenizer, texts, None, length),
+        pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=lambda batch: trace.run(model, batch, names),
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
+        lengthened=contract.task_record.inputs.lengthened,
     )
 
 
@@ -223,8 +220,8 @@ def peak_memory(
     batch, sequence = cell
     shared = (
         "import json\nfrom pathlib import Path\nimport numpy as np\n"
-        f"names = {[i.name for i in m.contract.inputs]!r}\n"
-        f"batch = {{n: np.ones(({batch}, {sequence}), np.int64) for n in names}}\n"
+        f"inputs = {_shapes(m.contract, batch, sequence)!r}\n"
+        "batch = {n: np.ones(shape, kind) for n, (shape, kind) in inputs.items()}\n"
     )
 
     def served_file(section: TargetSection, model: Path) -> str:
@@ -246,6 +243,17 @@ def peak_memory(
     )
     programs = {name: served_file(*file) for name, file in _files(m, floats).items()}
     return {n: bench.peak_memory(code) for n, code in {TORCH: in_torch, **programs}.items()}
+
+
+def _shapes(
+    contract: Contract, batch: int, sequence: int
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """{input: (shape, type)} of a batch."""
+    sizes = {"batch": batch, "sequence": sequence}
+    return {
+        i.name: (tuple(sizes[a] if isinstance(a, str) else a for a in i.axes), i.dtype)
+        for i in contract.inputs
+    }
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from optimizer.errors import OptimizeError
+from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, overall
 from optimizer.validate.speed import speed
@@ -101,7 +102,7 @@ def timed(run: Run, **latency: Any) -> tuple[Any, dict[str, speed.Gate]]:
     wanted = m.section.validate_.latency.model_copy(update=latency)
     inner = m.section.validate_.model_copy(update={"latency": wanted})
     m.section = m.section.model_copy(update={"validate_": inner})
-    found = speed.measure(m, list(speed.NEUTRAL))
+    found = speed.measure(m, list(NEUTRAL))
     return found, {g.name: g for g in speed.gates(found, wanted, ALL_FUSED)}
 
 
@@ -130,7 +131,7 @@ def test_a_gate_that_runs_out_of_time_says_what_would_decide_it(runs: dict[str, 
 
 
 def test_three_systems_are_timed_in_one_run_and_weighed(runs: dict[str, Run]) -> None:
-    found = speed.measure(runs["w8"].materials(), list(speed.NEUTRAL))
+    found = speed.measure(runs["w8"].materials(), list(NEUTRAL))
     (cell,) = found["cells"]
     assert set(cell["systems"]) == {speed.TORCH, speed.BASELINE, speed.CANDIDATE}
     assert set(found["peak_memory"]) == set(cell["systems"])

@@ -1,0 +1,149 @@
+"""Images to arrays (batch, channels, height, width) of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError
+from .batch import Array, Batch
+from .image_file import PIXELS, UnreadableImage, library, pixels
+from .image_settings import FILTERS, ImageSettings
+from .kind import Encoded, InputKind
+
+if TYPE_CHECKING:
+    from ..contract import Contract
+
+ARRAY = "pixel_values"
+TIMED = 8  # different images that are timed where no others are given
+
+
+def encode(
+    contract: Contract,
+    _encoder: None,
+    images: Sequence[Any],
+    pairs: Sequence[Any] | None = None,
+    size: int | None = None,
+) -> list[Encoded]:
+    """Each image decoded, resized and cropped, as uint8 (height, width, channels).
+
+    images: paths, the bytes of files, or arrays (see image_file.pixels). An image has a problem
+    when it cannot be read. size: nothing is ever cut. Raises InputError for no images and for
+    pairs, MachineError without Pillow.
+    """
+    del size
+    library()
+    if not len(images):
+        raise InputError("none was given", where="images", accepted="one image or more")
+    if pairs is not None and any(pair is not None for pair in pairs):
+        raise InputError("an image has no second", where="pairs")
+    return [_encoded(contract.images, image) for image in images]
+
+
+def _encoded(settings: ImageSettings, source: Any) -> Encoded:
+    try:
+        return Encoded(source, prepared(settings, source), size=1)
+    except UnreadableImage as e:
+        return Encoded(source, None, size=1, problem=e.problem, fix=e.fix)
+
+
+def prepared(settings: ImageSettings, source: Any) -> Array:
+    """The image's pixels, uint8 (height, width, channels), before their values are scaled.
+
+    Raises UnreadableImage.
+    """
+    image = pixels(source, settings.channels)
+    size = _resized(settings, *image.size)
+    if size is not None:
+        if size[0] * size[1] > PIXELS:
+            raise UnreadableImage(
+                f"it is {image.size[0]} x {image.size[1]}, and {size[0]:,} x {size[1]:,} once its "
+                f"shorter side is resized; up to {PIXELS:,} pixels are",
+                "Crop it to proportions nearer to a square.",
+            )
+        image = image.resize(size, resample=FILTERS.index(settings.resample))
+    array = np.asarray(image)
+    array = array[..., None] if array.ndim == 2 else array
+    return array if settings.crop is None else _cropped(array, *settings.crop)
+
+
+def _resized(settings: ImageSettings, width: int, height: int) -> tuple[int, int] | None:
+    """(width, height) of an image of this size after resizing; None where it is not resized."""
+    if settings.resize is None:
+        return None
+    if "shortest_edge" not in settings.resize:
+        return settings.resize["width"], settings.resize["height"]
+    short, long = min(width, height), max(width, height)
+    new = settings.resize["shortest_edge"]
+    longer = int(new * long / short)
+    return (new, longer) if width <= height else (longer, new)
+
+
+def _cropped(array: Array, height: int, width: int) -> Array:
+    """The middle of an array (h, w, channels); where it is smaller, 0 is around it.
+
+    As transformers' center_crop: what is left over of an odd difference is at the end of what is
+    cropped, and at the beginning of what is put around.
+    """
+    rows, columns = array.shape[:2]
+    canvas = np.zeros((max(rows, height), max(columns, width), array.shape[2]), np.uint8)
+    above, before = -((rows - len(canvas)) // 2), -((columns - canvas.shape[1]) // 2)
+    canvas[above : above + rows, before : before + columns] = array
+    top, left = (rows - height) // 2 + above, (columns - width) // 2 + before
+    return canvas[max(0, top) : top + height, max(0, left) : left + width]
+
+
+@lru_cache(maxsize=16)
+def table(
+    rescale: float | None,
+    offset: float,
+    mean: tuple[float, ...] | None,
+    std: tuple[float, ...] | None,
+    divide: tuple[float, ...] | None,
+) -> Array:
+    """What each of the 256 values becomes, (256, channels or 1) float32: see image_settings.py."""
+    x = np.arange(256, dtype=np.float64)[:, None]
+    x = (x if rescale is None else x * rescale).astype(np.float32)
+    x = x - np.float32(offset)
+    if mean is not None and std is not None:
+        x = (x - np.array(mean, np.float32)) / np.array(std, np.float32)
+    return x if divide is None else x / np.array(divide, np.float32)
+
+
+def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
+    """One batch, {"pixel_values": float32 (batch, channels, height, width)}."""
+    del size
+    s = contract.images
+    values = table(s.rescale, s.offset, s.mean, s.std, s.divide)
+    array = np.empty((len(encoded), s.channels, s.height, s.width), np.float32)
+    for row, one in zip(array, encoded, strict=True):
+        for channel in range(s.channels):
+            column = values[:, min(channel, values.shape[1] - 1)]
+            np.take(column, one.encoding[..., channel], out=row[channel], mode="clip")
+    return Batch({ARRAY: array}, [e.input for e in encoded], [e.encoding for e in encoded])
+
+
+def neutral(contract: Contract) -> list[Array]:
+    """Images of noise that any model can be timed on, each as large as the model reads them."""
+    s = contract.images
+    rng = np.random.default_rng(0)
+    shape = (s.height, s.width, s.channels)
+    return [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(TIMED)]
+
+
+IMAGE = InputKind(
+    name="image",
+    encode=encode,
+    collate=collate,
+    parse=Path,
+    arrays=(ARRAY,),
+    sections=("image",),
+    columns=("image",),
+    requires=("pillow",),
+    example="photo.jpg",
+    neutral=neutral,
+)

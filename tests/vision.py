@@ -1,0 +1,89 @@
+"""Tiny vision models with an image processor, and images that tell processors apart."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.conftest import heavy_tailed
+
+SIDE = 32
+LABELS = ("cat", "dog", "bird")
+
+
+def config(kind: str, **changes: Any) -> Any:
+    """A transformers config of width 32 with two blocks (of a ResNet two stages)."""
+    from transformers import AutoConfig
+
+    shape = {"image_size": SIDE, "patch_size": 8, "hidden_size": 32, "num_attention_heads": 2}
+    shape |= {"num_hidden_layers": 2, "intermediate_size": 64}
+    if kind == "resnet":
+        shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+        shape["layer_type"] = "basic"
+    named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
+    return AutoConfig.for_model(kind, **{**shape, **named, **changes})
+
+
+def processor(name: str = "vit", **settings: Any) -> Any:
+    """transformers' own, for Pillow."""
+    from importlib import import_module
+
+    module = import_module(f"transformers.models.{name}.image_processing_pil_{name}")
+    (kind,) = (v for n, v in vars(module).items() if n.endswith("ImageProcessorPil"))
+    return kind(**settings)
+
+
+def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Path:
+    """A Hugging Face folder: a random heavy-tailed classifier, and its processor."""
+    from transformers import AutoModelForImageClassification
+
+    folder.mkdir(parents=True, exist_ok=True)
+    of_deit = {"architectures": ["DeiTForImageClassification"]} if kind == "deit" else {}
+    model = AutoModelForImageClassification.from_config(config(kind, **of_deit, **changes))
+    with torch.no_grad():
+        for i, (name, parameter) in enumerate(model.named_parameters()):
+            values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)
+            gain = parameter.ndim == 1 and name.endswith(("weight", "lambda1"))
+            parameter.copy_(values + 1 if gain else values)
+        for i, (name, buffer) in enumerate(model.named_buffers()):
+            if name.endswith("running_mean"):
+                buffer.copy_(heavy_tailed(tuple(buffer.shape), 500 + i, 0.1))
+            if name.endswith("running_var"):
+                buffer.copy_(0.5 + heavy_tailed(tuple(buffer.shape), 700 + i, 0.1).abs())
+    model.save_pretrained(folder)
+    if kind == "resnet":
+        own = processor("convnext", size={"shortest_edge": SIDE})
+    else:
+        mean, std = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]  # each channel its own
+        own = processor(size={"height": SIDE, "width": SIDE}, image_mean=mean, image_std=std)
+    own.save_pretrained(folder)
+    return folder
+
+
+def picture(height: int, width: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
+    """Blobs and edges at several scales, so that filters, shifts and channels show."""
+    rng = np.random.default_rng(seed)
+    channels = len(Image.new(mode, (1, 1)).getbands())
+    coarse = rng.integers(0, 256, (4, 5, channels), dtype=np.uint8)
+    coarse = np.asarray(
+        [np.asarray(Image.fromarray(c).resize((width, height))) for c in np.moveaxis(coarse, -1, 0)]
+    )
+    fine = rng.integers(-40, 40, coarse.shape)
+    values = np.moveaxis(np.clip(coarse + fine, 0, 255).astype(np.uint8), 0, -1)
+    return (
+        Image.fromarray(values[..., 0] if channels == 1 else values, mode=None)
+        if mode in ("L", "RGB", "RGBA")
+        else Image.merge(mode, [Image.fromarray(v) for v in np.moveaxis(values, -1, 0)])
+    )
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """The bytes of a file."""
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
