@@ -60,7 +60,7 @@ HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = "verify.py"
-SERVE = ("grpcio", "httptools", "protobuf", "uvicorn", "uvloop")
+SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """Both own one module, and the first does what the other does."""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}

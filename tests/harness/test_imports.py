@@ -17,6 +17,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/openvino/stateful.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",
     "generate/chat.py": "jinja2",
+    "generate/grammar.py": "llguidance",
     "serve/uvicorn_http.py": "uvicorn",
     "serve/command.py": "uvloop",
     "serve/grpc_server.py": "grpc",

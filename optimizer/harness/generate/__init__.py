@@ -8,6 +8,7 @@
     loop.py        prompts through the model, step by step
     row.py         one of them: its next token, its text, its end
     sampling.py    logits to the next token
+    grammar.py     which tokens a JSON schema allows next; logprobs.py: how likely tokens are
     text.py        tokens to whole characters, up to a stop string
 
 The loop runs over any runtime that has runtimes/decoder.py's two methods.

@@ -15,6 +15,7 @@ import numpy as np
 from ..contract import Contract
 from ..errors import InputError
 from ..inputs.batch import Array
+from .grammar import Follower, Grammar
 from .options import Options, Sampling
 from .sampling import choose
 from .text import Detokenizer, StopFilter
@@ -34,7 +35,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the tokens of a request are chosen, and what ends its rows."""
+    """How the tokens of a request are chosen, and what ends its rows. grammar: that its texts are
+    held to."""
 
     options: Options
     sampling: Sampling
@@ -42,6 +44,7 @@ class Rules:
     context: int
     ends: frozenset[int]
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
+    grammar: Grammar | None = None
 
     @classmethod
     def of(cls, contract: Contract, tokenizer: Any, options: Options) -> Rules:
@@ -68,6 +71,7 @@ class Row:
     text: Detokenizer
     stops: StopFilter
     random: np.random.Generator
+    follower: Follower | None = None
     finish: str | None = None
 
     @classmethod
@@ -82,11 +86,17 @@ class Row:
             Detokenizer(rules.tokenizer, prompt),
             StopFilter(rules.options.stop),
             np.random.default_rng([rules.options.seed, drawn]),
+            None if rules.grammar is None else rules.grammar.begin(),
         )
 
     def add(self, scores: Array) -> Piece:
         """Choose the next token by scores (vocabulary,) and say what it brings."""
-        rules, token = self.rules, choose(scores, self.seen, self.rules.sampling, self.random)
+        rules = self.rules
+        if self.follower is not None:
+            scores = self.follower.allowed(scores)
+        token = choose(scores, self.seen, rules.sampling, self.random)
+        if self.follower is not None:
+            self.follower.add(token)
         self.seen.add(token)
         self.room -= 1
         stop: str | None = None

@@ -16,14 +16,14 @@ from .refusals import RequestError
 from .text_model import TextModel
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
-SHARED = ("model", "n", "stop", "stream", "stream_options", "user", *SAMPLING)
+SHARED = ("model", "n", "stop", "stream", "stream_options", "user", "response_format", *SAMPLING)
 CHAT = ("messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", *SHARED)
 TEXT = ("prompt", "max_tokens", "logprobs", *SHARED)
+FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}'
 NEUTRAL: Mapping[str, Any] = {  # what is not offered, and the value that asks for nothing
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "logit_bias": {},
-    "response_format": {"type": "text"},
     "tools": [],
     "tool_choice": "none",
     "echo": False,
@@ -63,7 +63,7 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     if "stop" in fields:
         stop = fields["stop"]
         options["stop"] = (stop,) if isinstance(stop, str) else stop
-    rules = model.rules(options)
+    rules = model.rules(options, _schema(fields))
     if "seed" not in options and rules.sampling.do_sample:
         drawn = replace(rules.options, seed=secrets.randbits(62))
         rules = replace(rules, options=drawn)
@@ -92,6 +92,21 @@ def _stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
     if options and not stream:
         raise RequestError("stream_options without stream", param="stream_options")
     return stream, usage
+
+
+def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The JSON schema that texts are held to; None: none."""
+    wish = fields.get("response_format", {"type": "text"})
+    kind = wish.get("type") if isinstance(wish, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    inner = wish.get("json_schema") if kind == "json_schema" else None
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(schema, dict):
+        raise RequestError(f"response_format is not {FORMATS}", param="response_format")
+    return schema
 
 
 def _conversation(fields: Mapping[str, Any]) -> list[list[dict[str, Any]]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, MachineError
 from ..generate import Options
+from ..generate.grammar import Grammars
 from ..generate.row import Rules
 from ..runtimes.runner import Runner
 from ..runtimes.slots import Slots
@@ -20,6 +21,11 @@ from .refusals import RequestError, TooLargeError
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
+
+NO_GRAMMARS = (
+    "response_format needs the package llguidance, which is not installed here "
+    "(requirements-serve.txt of a bundle names it)"
+)
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,28 @@ class TextModel:
             )
         self.slots: Slots = self.runner.slots(self.contract, room.slots, self.context)
         self.sharing = ALONE
-
-    def rules(self, options: Mapping[str, Any]) -> Rules:
-        """How a request's tokens are chosen. Raises RequestError for an option out of range."""
+        self.grammars: Grammars | None = None
+        self._no_grammars = NO_GRAMMARS
         try:
-            return Rules.of(self.contract, self.encoder, Options.from_json(options))
+            spec = self.contract.decoder
+            self.grammars = Grammars(self.encoder, spec.vocabulary, spec.eos_ids[0])
+        except MachineError:
+            pass
+        except Exception as e:  # a tokenizer that the library does not know
+            self._no_grammars = (
+                f"response_format: llguidance reads no such tokenizer ({str(e)[:100]})"
+            )
+
+    def rules(self, options: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> Rules:
+        """How a request's tokens are chosen. schema: of the JSON that its texts are to be. Raises
+        RequestError for an option out of range."""
+        try:
+            rules = Rules.of(self.contract, self.encoder, Options.from_json(options))
+            if schema is None:
+                return rules
+            if self.grammars is None:
+                raise RequestError(self._no_grammars, param="response_format")
+            return replace(rules, grammar=self.grammars.of_schema(schema, "response_format"))
         except InputError as e:
             raise asked_wrongly(e) from None
 

@@ -172,6 +172,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None]] = [
         "top_logprobs",
     ),
     ("chat/completions", {"messages": HI, "tools": [{"type": "function"}]}, 400, "tools"),
+    ("chat/completions", {"messages": HI, "response_format": "json"}, 400, "response_format"),
+    ("chat/completions", {"messages": HI, "response_format": {"type": "text"}}, 200, None),
     ("chat/completions", {"messages": HI, "frequency_penalty": 1}, 400, "frequency_penalty"),
     ("chat/completions", {"messages": HI, "frequency_penalty": 0, "user": "u"}, 200, None),
     ("chat/completions", {"messages": HI, "confidential": 1}, 400, None),
