@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_WORKERS ?= 2
 
-.PHONY: demo demo-llm test check test-gpu bench clean
+.PHONY: demo demo-llm demo-serve test check test-gpu bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
@@ -20,6 +20,9 @@ demo: $(STAMP)  ## the real MiniLM, from checkpoint to proven INT8 bundle
 
 demo-llm: $(STAMP)  ## the real SmolLM2, from GGUF checkpoint to proven INT4 bundle that chats
 	$(BIN)/optimize recipes/smollm2-int4.yaml
+
+demo-serve: demo-llm  ## serves that bundle, chats with it over HTTP, shows its metrics, stops
+	$(BIN)/optimize serve artifacts/smollm2-int4/1 --port 0 --ask "What is the capital of France?"
 
 test: $(STAMP)  ## everything this machine can run
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

@@ -4,7 +4,7 @@ inference.py  the Open Inference Protocol v2, with its tensors in tensors.py; op
 app.py        paths to answers (ASGI); asgi.py: bodies within limits; refusals.py: errors
 plain_http.py HTTP by the standard library; uvicorn_http.py where that is installed
 grpc_server.py  the same over gRPC; its messages in grpc_messages.py
-command.py    all of it together, until SIGTERM; options.py, metrics.py, memory.py
+command.py    all of it together, until SIGTERM; options.py, metrics.py, memory.py, ask.py
 
 Models that answer in one run:
 batching.py   which waiting rows run next, and which are refused; pure, without clock or thread

@@ -15,6 +15,7 @@ from ..errors import InputError, MachineError
 from ..generate.loop import PREFILL
 from . import arrivals, memory, slots, uvicorn_http
 from .app import App, Security
+from .ask import ask
 from .batching import Limits, Scheduler
 from .decoding import Decoding
 from .engine import Engine
@@ -78,7 +79,10 @@ async def _serve(opened: Callable[[], Bundle], app: App, args: argparse.Namespac
         loaded = await asyncio.to_thread(lambda: model(opened(), args))
         app.service = await started(loaded, args, say)
         say(level="info", event="ready", model=loaded.name, version=loaded.version)
-        await ending.wait()
+        if args.ask is None:
+            await ending.wait()
+        else:
+            await ask(app.service, (args.host, server.port), _token(args.token_file), args.ask)
         say(level="info", event="draining", waiting=app.service.engine.waiting)
         await app.service.engine.drained()
     finally:
