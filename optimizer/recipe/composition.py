@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from optimizer.harness import tasks
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
 from optimizer.recipe import methods
 from optimizer.recipe.methods import Method
 
@@ -200,4 +203,28 @@ def _check_allocation(quantize: Quantize) -> None:
             "allocate spends the bytes of uniform weights by what rounding to nearest costs; "
             f"with {quantize.rounding.name} uniform weights are better (measured for gptq: 0.083 "
             "against 0.088 nats). Leave one of them out, or give allocate.average_bits"
+        )
+
+
+def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
+    """Raise ValueError for data of another kind than the task takes. specs: by place."""
+    kind, columns = tasks.task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE)}
+    if not columns & set(kind.columns):
+        return  # a kind of another package
+    for place, spec in specs.items():
+        if kind.columns[0] not in spec.columns:
+            others = ", ".join(sorted(columns & set(spec.columns))) or "none"
+            raise ValueError(
+                f"task {task} takes {kind.name}s, and of its inputs {place}.columns has {others}; "
+                f"give {kind.columns[0]}: <column of the data set>"
+            )
+
+
+def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:
+    """Raise ValueError for what is there and is of models of texts alone. sections: by place."""
+    kind = tasks.task(task).inputs
+    present = [place for place, value in sections.items() if value is not None]
+    if kind is not TEXT and present:
+        raise ValueError(
+            f"{present[0]} is for tasks that take texts, and {task} takes {kind.name}s; remove it"
         )

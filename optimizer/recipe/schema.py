@@ -187,6 +187,17 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
         generates = tasks.task(self.model.task).generates
+        specs = data_specs(self.calibrate, self.validate_, self.reduce, self.qat)
+        composition.check_inputs(self.model.task, specs)
+        composition.check_of_texts(
+            self.model.task,
+            {
+                "model.max_length": self.model.max_length,
+                "model.gguf_file": self.model.gguf_file,
+                "reduce": self.reduce,
+                "qat": self.qat,
+            },
+        )
         only = {
             "quantize": ("head", "embedding", "allocate"),
             "validate_": ("max_kl", "min_top1", "sequence_length"),

@@ -11,6 +11,7 @@ from optimizer.recipe import composition
 from optimizer.recipe.data import DataSpec
 from optimizer.recipe.quantize import Quantize
 from optimizer.recipe.recover import LossWeights, Recover
+from optimizer.recipe.schema import Recipe
 
 W8A8 = {"activations": {}}
 
@@ -84,3 +85,35 @@ def test_labels_are_learned_only_where_there_are_some(
     with pytest.raises(ValueError, match=words):
         composition.check_labels(learning, data, task)
     composition.check_labels(Recover(), data, task)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, r"takes images, and of its inputs calibrate.columns has text"),
+        ({"image": "image"}, ""),
+        ({"image": "image", "max_length": 64}, "model.max_length is for tasks that take texts"),
+        ({"image": "image", "qat": {}}, "qat is for tasks that take texts"),
+    ],
+)
+def test_images_are_asked_of_image_tasks_and_texts_of_the_others(
+    changes: dict[str, Any], why: str
+) -> None:
+    of = {"source": "json", "files": ("x.jsonl",), "columns": {"text": "text"}}
+    if "image" in changes:
+        of["columns"] = {"image": changes["image"]}
+    model = {"source": "x", "task": "image-classification"}
+    model |= {k: v for k, v in changes.items() if k == "max_length"}
+    document = {
+        "name": "x",
+        "model": model,
+        "calibrate": {"data": of},
+        "targets": ({"runtime": "onnxruntime"},),
+        "validate": {"data": of, "metric": "cosine"},
+        **{k: v for k, v in changes.items() if k == "qat"},
+    }
+    if not why:
+        assert Recipe.model_validate(document).model.task == "image-classification"
+        return
+    with pytest.raises(ValueError, match=why):
+        Recipe.model_validate(document)

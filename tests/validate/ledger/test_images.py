@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import image as images
 from optimizer.harness.inputs.image_settings import ImageSettings
 from optimizer.recipe.schema import Recipe, TensorRTTarget
-from optimizer.validate.ledger import hops, ledger
+from optimizer.validate.ledger import contract_laws, hops, ledger
 from optimizer.validate.materials import Materials
+from tests.harness import small_model
 from tests.validate.runs import FOLDERS, Run, for_target, make
 from tests.vision import encoded, picture, write
 
@@ -173,11 +177,18 @@ def test_a_fault_of_the_code_is_caught(
 def test_channels_last_are_caught(
     served: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
-    from optimizer.harness.tasks import TASKS
-
-    task = TASKS["image-classification"]
+    task = tasks.TASKS["image-classification"]
     wrong = replace(task, inputs=replace(task.inputs, collate=channels_last))
-    monkeypatch.setitem(TASKS, task.name, wrong)
+    monkeypatch.setitem(tasks.TASKS, task.name, wrong)
     assert any("pixel_values of image" in p for p in served())
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_vector_of_an_image_is_within_its_bound(pooling: str) -> None:
+    document = small_model.contract("image-feature-extraction", pooling=pooling)
+    made = Contract.from_json(document)
+    hidden = np.random.default_rng(0).standard_normal((3, 17, small_model.WIDTH))
+    outputs = {"last_hidden_state": hidden.astype(np.float32)}
+    batch = tasks.encode(made, None, PHOTOGRAPHS[:3])
+    expected, bound = contract_laws.values(made, outputs, batch)
+    assert (np.abs(tasks.decode(made, outputs, batch) - expected) <= bound).all()
