@@ -58,7 +58,8 @@ class Result:
         """An input of the model's kind, as one writes it on a command line."""
         from optimizer.harness import tasks
 
-        return tasks.task(self.document["manifest"]["contract"]["task"]).inputs.example
+        contract = self.document["manifest"].get("contract") or {}
+        return tasks.task(contract["task"]).inputs.example if contract else ""
 
     @property
     def text(self) -> str:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from optimizer.errors import RecipeError, closest
 from optimizer.harness import tasks
-from optimizer.harness.tasks import feature_extraction, sentence_embedding
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.tasks import (
+    feature_extraction,
+    image_feature_extraction,
+    sentence_embedding,
+)
 
 MODEL = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
@@ -23,26 +29,40 @@ calibrate:                      # {calibrated_on}
   data:                         # or the name of a spec file, such as calibration/mine.yaml
     source: csv                 # csv | json | parquet | text | folder | hub id
     files: [calibrate.csv]      # relative to this file
-    columns: {{text: text}}       # our field: your column
+    columns: {{{column}: {column}}}     # our field: your column
 """
 
-ENCODER = """\
-  samples: 256
-  sequence_length: 128
-
+QUANTIZE = """\
 quantize:
   method: smoothquant           # rtn | smoothquant | gptq | awq | ...: `optimize schema`
   weights: {bits: 8, granularity: channel}
   activations: {bits: 8, granularity: tensor, range: minmax}   # leave out for weight-only
   bias_correction: true
   # keep_float: ["*.intermediate.dense"]   # module patterns to leave in float
+"""
 
+ENCODER = f"""\
+  samples: 256
+  sequence_length: 128
+
+{QUANTIZE}
 targets:
-  - {runtime: onnxruntime, device: cpu}
+  - {{runtime: onnxruntime, device: cpu}}
   # - runtime: tensorrt-rtx
-  #   shapes: {batch: [1, 8, 32], sequence: [16, 128, 256]}    # [min, usual, max]
+  #   shapes: {{batch: [1, 8, 32], sequence: [16, 128, 256]}}    # [min, usual, max]
   #   float: fp16
-  # - {runtime: onnxruntime-web}         # a page whose browser runs it: docs/web.md
+  # - {{runtime: onnxruntime-web}}         # a page whose browser runs it: docs/web.md
+"""
+
+OF_IMAGES = f"""\
+  samples: 256
+
+{QUANTIZE}
+targets:
+  - {{runtime: onnxruntime, device: cpu}}
+  # - runtime: tensorrt-rtx
+  #   shapes: {{batch: [1, 8, 32]}}      # [min, usual, max]; an image has one size
+  #   float: fp16
 """
 
 DECODER = """\
@@ -80,6 +100,12 @@ ENCODER_MARGIN = """\
   latency: {batch: [1], sequence: [128], must_beat_float: true}
 """
 
+IMAGE_MARGIN = """\
+  max_drop: 0.01                # the margin: losing more than this fails (exit 3)
+  confidence: 0.95
+  latency: {batch: [1], must_beat_float: true}
+"""
+
 DECODER_MARGIN = """\
   sequence_length: 256
   max_drop: 0.1                 # the margin, nats per token: losing more than this fails (exit 3)
@@ -87,6 +113,9 @@ DECODER_MARGIN = """\
   confidence: 0.95
   latency: {batch: [1], sequence: [128], new_tokens: 32, must_beat_float: true}
 """
+
+
+COLUMNS = {kind.name: kind.columns[0] for kind in (TEXT, IMAGE)}
 
 
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
@@ -104,29 +133,28 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
     needs = next(iter(ways), ())
     base = model.split(":")[-1].rstrip("/").split("/")[-1].lower()
     name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
-    generates = record.generates
+    generates, column = record.generates, COLUMNS.get(record.inputs.name, TEXT.columns[0])
     model_and_data = MODEL.format(
         name=f"{name}-{'int4' if generates else 'int8'}",
         model=model,
         file=f"  gguf_file: {gguf_file}\n" if gguf_file else "",
         task=task,
+        column=column,
         calibrated_on="texts like those the model will read and write"
         if generates
-        else "the texts on which activation ranges are measured",
+        else f"the {record.inputs.name}s on which activation ranges are measured",
     )
-    columns = "{" + ", ".join(f"{c}: {c}" for c in ("text", *needs)) + "}"
-    return "".join(
-        (
-            model_and_data,
-            DECODER if generates else ENCODER,
-            PROOF.format(columns=columns, metric=metric),
-            DECODER_MARGIN if generates else ENCODER_MARGIN,
-        )
-    )
+    columns = "{" + ", ".join(f"{c}: {c}" for c in (column, *needs)) + "}"
+    sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
+    if record.inputs is IMAGE:
+        sections, margin = OF_IMAGES, IMAGE_MARGIN
+    proof = PROOF.format(columns=columns, metric=metric)
+    return "".join((model_and_data, sections, proof, margin))
 
 
 def _guess(model: str, gguf_file: str | None) -> str:
     """From the checkpoint's files when they are on this machine."""
+    from optimizer.load.families import FAMILIES
     from optimizer.load.source import local_folder
 
     if gguf_file is not None:
@@ -140,9 +168,12 @@ def _guess(model: str, gguf_file: str | None) -> str:
         )
     if (Path(folder) / "modules.json").is_file():
         return sentence_embedding.TASK.name
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    named = config.get("architectures")
     for architecture in named if isinstance(named, list) else ():
         for task in tasks.TASKS.values():
             if task.heads and str(architecture).endswith(task.heads):
                 return task.name
-    return feature_extraction.TASK.name
+    family = FAMILIES.get(str(config.get("model_type")))
+    of_images = family is not None and family.inputs == IMAGE.name
+    return image_feature_extraction.TASK.name if of_images else feature_extraction.TASK.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_the_task_is_read_from_the_architecture(
     checkpoint: str, task: str, request: pytest.FixtureRequest
 ) -> None:
     assert f"  task: {task}\n" in starter_recipe(str(request.getfixturevalue(checkpoint)), None)
+
+
+@pytest.mark.parametrize(
+    ("head", "task"),
+    [("ForImageClassification", "image-classification"), ("Model", "image-feature-extraction")],
+)
+def test_the_task_of_a_model_of_images_is_read_too(head: str, task: str, tmp_path: Path) -> None:
+    config = {"model_type": "vit", "architectures": [f"ViT{head}"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert f"  task: {task}\n" in starter_recipe(str(tmp_path), None)
 
 
 def test_a_gguf_file_is_a_language_model(tmp_path: Path) -> None:
