@@ -23,6 +23,15 @@ def logprobs(scores: Array, token: int, count: int) -> Logprobs:
     wide = scores.astype(np.float64)
     highest = wide.max()
     total = float(highest + np.log(np.exp(wide - highest).sum()))
-    order: Array = np.lexsort((np.arange(wide.size), -wide))[:count]
-    top = tuple((int(i), float(wide[i] - total)) for i in order)
+    top = tuple((i, float(wide[i] - total)) for i in _likeliest(scores, count))
     return Logprobs(float(wide[token] - total), top)
+
+
+def _likeliest(scores: Array, count: int) -> list[int]:
+    if not count:
+        return []
+    count = min(count, scores.size)
+    least = np.partition(scores, scores.size - count)[scores.size - count]
+    ids = np.flatnonzero(scores >= least)  # in order, all that tie with the last among them
+    ranked: Array = ids[np.argsort(-scores[ids], kind="stable")]
+    return [int(i) for i in ranked[:count]]
