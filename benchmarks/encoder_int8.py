@@ -84,7 +84,7 @@ def main() -> None:
         peers.quantize(graph, inputs.calibration, scratch, python)
         chosen = peers.systems(lowered, graph, source.path / "checkpoint", scratch, python, why)
         result = run(chosen, inputs, asked, scratch)
-    write(result, asked.out)
+    write(result, asked.out, asked.name)
 
 
 def arguments() -> argparse.Namespace:
@@ -98,6 +98,13 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--openvino-python", type=Path, help="an interpreter that has it already")
     p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     p.add_argument("--rounds", type=int, default=12)
+    p.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="cpu: processor time, on a machine that others use; of one thread, as others spin",
+    )
+    p.add_argument("--name", default="encoder_int8", help="of the files in --out")
     p.add_argument("--examples", type=int, help="evaluation texts; all when absent")
     p.add_argument("--only", nargs="+", help="names of systems; the reference is always there")
     return p.parse_args()
@@ -204,7 +211,7 @@ def run(
             if i == 0:
                 judge(wanted, workers, rows, inputs, scratch)
             for batch in BATCHES:
-                times = timed(workers, rows, batch, asked.rounds)
+                times = timed(workers, rows, batch, asked)
                 for name, found in summarized(times).items():
                     cell = f"{threads} thread{'s' * (threads > 1)}, batch {batch}"
                     rows[name]["latency"][cell] = found
@@ -217,6 +224,7 @@ def run(
         "reference": REFERENCE,
         "sequence": SEQUENCE,
         "rounds": asked.rounds,
+        "clock": asked.clock,
         "iterations": ITERATIONS,
         "examples": len(inputs.rows),
         "systems": rows,
@@ -243,17 +251,17 @@ def warm(worker: Worker) -> None:
 
 
 def timed(
-    workers: Mapping[str, Worker], rows: dict[str, Any], batch: int, rounds: int
+    workers: Mapping[str, Worker], rows: dict[str, Any], batch: int, asked: argparse.Namespace
 ) -> dict[str, list[list[float]]]:
     """{system: [milliseconds of each call, per round]}, the order rotating from round to round."""
     times: dict[str, list[list[float]]] = {n: [] for n in workers if not rows[n]["why"]}
     names = list(times)
-    for r in range(rounds):
-        say(f"batch {batch}: round {r + 1} of {rounds}")
+    request = {"run": ITERATIONS[batch], "warmup": WARMUP[batch], "clock": asked.clock}
+    for r in range(asked.rounds):
+        say(f"batch {batch}: round {r + 1} of {asked.rounds}")
         start = r % len(names)
         for name in names[start:] + names[:start]:
-            request = {"run": ITERATIONS[batch], "warmup": WARMUP[batch], "batch": batch}
-            times[name].append(workers[name].ask(**request)["ms"])
+            times[name].append(workers[name].ask(**request, batch=batch)["ms"])
     return times
 
 
@@ -312,7 +320,9 @@ def judge(
 
 def versions(wanted: Sequence[System]) -> dict[str, str]:
     """Of OpenVINO and NNCF, asked of their own environment."""
-    python = next((s.python for s in wanted if s.kind == "openvino" and s.model), None)
+    own = Path(sys.executable)
+    of = (s.python for s in wanted if s.kind == "openvino" and s.model and s.python != own)
+    python = next(of, None)
     if python is None:
         return {}
     code = "from importlib.metadata import version as v; print(v('openvino'), v('nncf'))"
@@ -330,12 +340,12 @@ def cpu_flags() -> list[str]:
     return sorted(present & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16"})
 
 
-def write(result: dict[str, Any], folder: Path) -> None:
+def write(result: dict[str, Any], folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1)
-    (folder / "encoder_int8.json").write_text(text + "\n", encoding="utf-8")
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     table = markdown(result)
-    (folder / "encoder_int8.md").write_text(table, encoding="utf-8")
+    (folder / f"{name}.md").write_text(table, encoding="utf-8")
     print(table)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 HEADING = """\
 # INT8 sentence encoders on a CPU
 
-Made by `python benchmarks/encoder_int8.py --with-openvino`. Time relative to ONNX Runtime float
+Made by `python benchmarks/encoder_int8.py --with-openvino`. {of} relative to ONNX Runtime float
 in the same run at sequence {sequence}: median over {rounds} rounds, [95 % interval]; lower is
 faster. Cosine and probe accuracy on {examples} texts; the change is against float, in points, with
 its interval. A row with "as above" runs the model of another row with other settings.
@@ -25,7 +25,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         for s in systems.values()
     ]
     width = len(heads)
-    lines = [HEADING.format(**result), table(heads, [_filled(r, width) for r in ratios])]
+    of = {"wall": "Time", "cpu": "Processor time"}[result.get("clock", "wall")]
+    lines = [HEADING.format(**result, of=of), table(heads, [_filled(r, width) for r in ratios])]
     times = [[s["title"], *(_ms(s, c) for c in cells)] for s in systems.values() if not s["why"]]
     lines += ["\nMilliseconds, median of every call:\n", table(["system", *cells], times)]
     return "\n".join([*lines, "", _where(result), ""])
