@@ -45,15 +45,15 @@ def _rewrite(model: ir.Model, node: ir.Node) -> None:
     swapped = (*axes[:-2], axes[-1], axes[-2])
     value = node.inputs[0]
     for step, order in (("rows", rows), ("columns", swapped)):
-        made = ir.node(
+        transpose = ir.node(
             "Transpose",
             [value],
             {"perm": order},
             name=f"{node.name}/{step}",
             metadata_props={MODULE: module_of(node)},
         )
-        made.outputs[0].name = f"{node.outputs[0].name}/{step}"
-        model.graph.insert_before(node, made)
-        value = made.outputs[0]
+        transpose.outputs[0].name = f"{node.outputs[0].name}/{step}"
+        model.graph.insert_before(node, transpose)
+        value = transpose.outputs[0]
     take_over(node.outputs[0], value)
     model.graph.remove(node, safe=True)
