@@ -20,11 +20,13 @@ def config(kind: str, **changes: Any) -> Any:
     """A transformers config of width 32 with two blocks (of a ResNet two stages)."""
     from transformers import AutoConfig
 
-    shape = {"image_size": SIDE, "patch_size": 8, "hidden_size": 32, "num_attention_heads": 2}
+    shape: dict[str, Any] = {"image_size": SIDE, "patch_size": 8, "hidden_size": 32, "num_attention_heads": 2}
     shape |= {"num_hidden_layers": 2, "intermediate_size": 64}
     if kind == "resnet":
         shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
         shape["layer_type"] = "basic"
+    if kind == "deit":  # without it transformers has the classifier of two heads
+        shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
     return AutoConfig.for_model(kind, **{**shape, **named, **changes})
 
@@ -43,8 +45,7 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
     from transformers import AutoModelForImageClassification
 
     folder.mkdir(parents=True, exist_ok=True)
-    of_deit = {"architectures": ["DeiTForImageClassification"]} if kind == "deit" else {}
-    model = AutoModelForImageClassification.from_config(config(kind, **of_deit, **changes))
+    model = AutoModelForImageClassification.from_config(config(kind, **changes))
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)

@@ -12,6 +12,7 @@ from optimizer.export import repeat, stage
 from optimizer.export.clean import MODULE
 from optimizer.export.interface import Interface
 from optimizer.export.weights import Stored, Values
+from optimizer.harness.contract import Contract, TensorSpec, TokenizerSpec
 from optimizer.load.model import skeleton_from_config
 from optimizer.recipe.schema import Export
 from tests.decoders import _config
@@ -138,14 +139,13 @@ def test_blocks_that_nothing_follows_are_grown_with_the_models_answer_last() -> 
 def test_a_grown_encoder_is_the_encoder_traced_whole() -> None:
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     config = BertConfig(**sizes, num_hidden_layers=4, vocab_size=99, attn_implementation="eager")
-    axes = ["batch", "sequence"]
-    contract = {
-        "inputs": [
-            {"name": n, "dtype": "int64", "axes": axes} for n in ("input_ids", "attention_mask")
-        ],
-        "outputs": [{"name": "last_hidden_state", "dtype": "float32", "axes": [*axes, 32]}],
-        "tokenizer": {"max_length": 128},
-    }
+    axes = ("batch", "sequence")
+    contract = Contract(
+        "feature-extraction",
+        tuple(TensorSpec(n, "int64", axes) for n in ("input_ids", "attention_mask")),
+        (TensorSpec("last_hidden_state", "float32", (*axes, 32)),),
+        TokenizerSpec("tokenizer.json", 128, 0, "[PAD]"),
+    ).to_json()
     made = []
     for blocks_at in (None, "encoder.layer"):
         model = skeleton_from_config(config, "feature-extraction")

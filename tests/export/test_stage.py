@@ -133,11 +133,8 @@ def test_a_graph_that_computes_something_else_is_refused(
         exported(tiny.source, tmp_path / "e")
 
 
-def test_padding_is_drawn_in_every_checked_batch() -> None:
-    contract = {
-        "inputs": [{"name": "input_ids"}, {"name": "attention_mask"}],
-        "tokenizer": {"max_length": 64, "pad_id": 0},
-    }
+def test_padding_is_drawn_in_every_checked_batch(tiny: Exported) -> None:
+    contract = json.loads((tiny.source / "contract.json").read_text())
     limits = {"input_ids": 50, "attention_mask": 2}
     for batch, sequence in check.check_shapes(contract):
         mask = check.random_inputs(contract, limits, batch, sequence)["attention_mask"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from optimizer.errors import CheckpointError
+from optimizer.harness.inputs.text import TEXT
 from optimizer.load import weights
 from optimizer.load.architecture import family
 from optimizer.load.families import FAMILIES, Family, SmoothPair
@@ -27,7 +28,8 @@ DEBERTA_V3 = {
 }
 WITHOUT_POSITION_TABLE = {"deberta-v2", "modernbert"}
 UNLISTED = ("roformer", "megatron-bert", "ernie", "rembert", "esm", "xmod")
-ENCODERS = sorted(n for n, f in FAMILIES.items() if f.kind == "encoder")
+OF_TEXT = sorted(n for n, f in FAMILIES.items() if f.inputs == TEXT.name)
+ENCODERS = sorted(n for n in OF_TEXT if FAMILIES[n].kind == "encoder")
 DECODERS = sorted(n for n, f in FAMILIES.items() if f.kind == "decoder")
 GROUPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 KV_HEADS = 2
@@ -75,7 +77,7 @@ def blocks_of(model: nn.Module, facts: Family) -> Any:
     return model.get_submodule(facts.prefix(task_of(facts.model_type)) + facts.blocks)
 
 
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+@pytest.mark.parametrize("model_type", OF_TEXT)
 def test_a_row_names_the_linears_of_every_block(model_type: str) -> None:
     model, facts = random_model(model_type)
     prefix = facts.prefix(task_of(model_type))
@@ -144,7 +146,7 @@ POST_NORM_GELU = {"do_layer_norm_before": False, "activation_function": "gelu"}
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [*((t, {}) for t in sorted(FAMILIES) if FAMILIES[t].smooth), ("opt", POST_NORM_GELU)],
+    [*((t, {}) for t in OF_TEXT if FAMILIES[t].smooth), ("opt", POST_NORM_GELU)],
 )
 def test_a_smooth_pair_can_be_scaled_without_changing_the_function(
     model_type: str, changes: dict[str, Any]

@@ -307,7 +307,7 @@ def one_padded_column_seen(left: bool) -> Change:
 
     def change(graph: onnx.GraphProto) -> None:
         mask, near = "attention_mask", "attention_mask/moved"
-        user = next(n for n in graph.node if mask in n.input and n.op_type != "Shape")
+        users = [n for n in graph.node if mask in n.input and n.op_type != "Shape"]
         numbers = {"0": 0, "1": 1, "-1": -1, "end": 1 << 30}
         for name, value in numbers.items():
             array = np.array([value], np.int64)
@@ -323,8 +323,9 @@ def one_padded_column_seen(left: bool) -> Change:
         ]
         made.append(helper.make_node("Concat", [f"{near}/{n}" for n in ends], [near], axis=1))
         made.append(helper.make_node("Max", [mask, near], [f"{near}/both"]))
-        at = list(graph.node).index(user)
-        user.input[list(user.input).index(mask)] = f"{near}/both"
+        at = list(graph.node).index(users[0])
+        for user in users:
+            user.input[list(user.input).index(mask)] = f"{near}/both"
         for i, node in enumerate(made):
             graph.node.insert(at + i, node)
 

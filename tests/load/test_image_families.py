@@ -1,0 +1,76 @@
+"""Every row of the table that takes images is true of the architecture it describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.load import weights
+from optimizer.load.families import FAMILIES
+from optimizer.load.model import materialize, parameter_shapes, skeleton_from_config
+from optimizer.load.recognise import linear_names
+from optimizer.recipe.schema import Model
+from tests.load.test_families import scale_pair
+from tests.vision import SIDE, config, write
+
+CLASSIFY, FEATURES = "image-classification", "image-feature-extraction"
+OF_IMAGES = sorted(n for n, f in FAMILIES.items() if f.inputs == IMAGE.name)
+IMAGES = torch.randn((2, 3, SIDE, SIDE), generator=torch.Generator().manual_seed(3))
+
+
+def random_model(model_type: str) -> nn.Module:
+    model = skeleton_from_config(config(model_type), FEATURES)
+    g = torch.Generator().manual_seed(0)
+    values = {n: torch.randn(s, generator=g) * 0.3 for n, s in parameter_shapes(model).items()}
+    materialize(model, "", values)
+    return model
+
+
+@pytest.mark.parametrize("model_type", OF_IMAGES)
+def test_a_row_names_the_linears_of_every_block_and_the_base_of_a_classifier(
+    model_type: str,
+) -> None:
+    facts = FAMILIES[model_type]
+    for task in (FEATURES, CLASSIFY):
+        model, prefix = skeleton_from_config(config(model_type), task), facts.prefix(task)
+        blocks = model.get_submodule(prefix + facts.blocks)
+        assert isinstance(blocks, nn.ModuleList)
+        assert len(blocks) == 2
+        for block in blocks:
+            assert sorted(linear_names(block)) == sorted(facts.linears)
+        assert isinstance(model.get_submodule(prefix + facts.embeddings), nn.Module)
+
+
+@pytest.mark.parametrize("model_type", [n for n in OF_IMAGES if FAMILIES[n].smooth])
+def test_a_smooth_pair_can_be_scaled_without_changing_the_function(model_type: str) -> None:
+    facts, model = FAMILIES[model_type], random_model(model_type)
+    blocks = list(model.get_submodule(facts.blocks).children())
+    with torch.no_grad():
+        before = model(IMAGES)[0]
+        for pair in facts.smooth:
+            for block in blocks:
+                scale_pair(block, pair)
+        torch.testing.assert_close(model(IMAGES)[0], before, rtol=2e-4, atol=2e-5)
+        # The check can fail: half of a pair alone changes the function.
+        blocks[-1].get_submodule(facts.smooth[-1].consumers[-1]).weight *= 2
+        assert not torch.allclose(model(IMAGES)[0], before, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("model_type", OF_IMAGES)
+def test_weights_saved_with_a_head_are_found_by_the_encoder(
+    model_type: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModel
+
+    source = write(tmp_path, model_type)
+    model = skeleton_from_config(config(model_type), FEATURES)
+    section = Model(source=str(source), task=FEATURES)
+    match = weights.match(weights.find(source, section), model, section)
+    materialize(model, "", {name: match.read(name) for name in match.chosen})
+    theirs = AutoModel.from_pretrained(source, attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert torch.equal(model.eval()(IMAGES)[0], theirs(IMAGES)[0])
