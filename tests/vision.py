@@ -20,7 +20,12 @@ def config(kind: str, **changes: Any) -> Any:
     """A transformers config of width 32 with two blocks (of a ResNet two stages)."""
     from transformers import AutoConfig
 
-    shape: dict[str, Any] = {"image_size": SIDE, "patch_size": 8, "hidden_size": 32, "num_attention_heads": 2}
+    shape: dict[str, Any] = {
+        "image_size": SIDE,
+        "patch_size": 8,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+    }
     shape |= {"num_hidden_layers": 2, "intermediate_size": 64}
     if kind == "resnet":
         shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
