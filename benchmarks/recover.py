@@ -46,7 +46,8 @@ from optimizer.recipe.file import read as read_recipe
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import Model, Recovery
 from optimizer.reduce.recover import run as recover
-from optimizer.validate.quality.quality import Probe, spearman
+from optimizer.validate.quality.metrics import spearman
+from optimizer.validate.quality.quality import Probe
 
 RESAMPLED = 2000
 PAIRS = {"WordSim-353": ("wordsim353.tsv", 0, 1, 2), "SimLex-999": ("simlex999.txt", 0, 1, 2)}
