@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -127,6 +128,19 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
     return Batch({ARRAY: array}, [e.input for e in encoded], [e.encoding for e in encoded])
 
 
+def received(data: bytes, textual: bool) -> bytes:
+    """The bytes of a file; a string of JSON, which cannot hold them, has them in base64."""
+    return base64.b64decode(data, validate=True) if textual else data
+
+
+def sent(path: str) -> str:
+    """An image file as `received` takes it from JSON. Raises InputError."""
+    try:
+        return base64.b64encode(Path(path).read_bytes()).decode()
+    except OSError as e:
+        raise InputError(f"it cannot be read ({e.strerror})", where=path) from None
+
+
 def neutral(contract: Contract) -> list[Array]:
     """Images of noise that any model can be timed on, each as large as the model reads them."""
     s = contract.images
@@ -140,6 +154,8 @@ IMAGE = InputKind(
     encode=encode,
     collate=collate,
     parse=Path,
+    received=received,
+    sent=sent,
     arrays=(ARRAY,),
     sections=("image",),
     columns=("image",),

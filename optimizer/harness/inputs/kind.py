@@ -63,6 +63,11 @@ class Collate(Protocol):
     ) -> Batch: ...
 
 
+def _utf8(data: bytes, textual: bool) -> Any:
+    del textual
+    return data.decode()
+
+
 def _nothing(folder: Path, contract: Contract) -> None:
     del folder, contract
 
@@ -96,13 +101,15 @@ class InputKind:
     """One kind of input. name: as a contract says it.
 
     encode, collate: see the protocols. parse: an input from one line of text (of a command, or of
-    standard input); raises InputError for another. open: what encode needs of a bundle's tokenizer
-    folder, given once; nothing by default. arrays: those that every model of this kind takes.
-    sections: of a contract, those that belong to this kind. columns: of a row of data, those that
-    hold the input and its pair. requires: packages that encoding needs besides numpy. real: of a
-    batch's arrays, which positions are not padding, bool (batch, sequence); (batch) where nothing
-    ever is. whole_sizes: (encoder, inputs, pairs) -> the sizes had nothing been cut; None where
-    nothing is ever cut.
+    standard input); raises InputError for another. received: an input from an element of a request
+    to a server, and whether that was a string of JSON; raises ValueError for another. It never
+    names a file of the server's. sent: such a string of JSON, from an input of a command line.
+    open: what encode needs of a bundle's tokenizer folder, given once; nothing by default. arrays:
+    those that every model of this kind takes. sections: of a contract, those that belong to this
+    kind. columns: of a row of data, those that hold the input and its pair. requires: packages that
+    encoding needs besides numpy. real: of a batch's arrays, which positions are not padding, bool
+    (batch, sequence); (batch) where nothing ever is. whole_sizes: (encoder, inputs, pairs) -> the
+    sizes had nothing been cut; None where nothing is ever cut.
 
     example: what one may be on a command line. size: what an input's size counts; "" where all
     have one. longest: the largest size the model
@@ -115,6 +122,8 @@ class InputKind:
     encode: Encode
     collate: Collate
     parse: Callable[[str], Any]
+    received: Callable[[bytes, bool], Any] = _utf8
+    sent: Callable[[str], str] = str
     open: Callable[[Path, Contract], Any] = _nothing
     arrays: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()

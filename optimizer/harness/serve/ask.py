@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ..errors import MachineError
-from .inference import ANSWER, TEXT, Service
+from .inference import ANSWER, Service
 
 SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # of the metrics
 
@@ -27,7 +27,9 @@ async def ask(service: Service, address: tuple[str, int], token: str, text: str)
             if line.startswith("data: {"):
                 _show(json.loads(line[6:]))
     else:
-        tensor = {"name": TEXT, "datatype": "BYTES", "shape": [1], "data": [text]}
+        kind = service.engine.model.task.inputs
+        data = [kind.sent(text)]
+        tensor = {"name": kind.columns[0], "datatype": "BYTES", "shape": [1], "data": data}
         document = {"inputs": [tensor], "outputs": [{"name": ANSWER}]}
         path = f"/v2/models/{service.name}/infer"
         body = [line async for line in _lines(address, path, token, document)][-1]

@@ -152,9 +152,8 @@ async def _continuing(
 
 async def _answering(model: Model, args: argparse.Namespace, say: Callable[..., None]) -> Engine:
     costs, sharing = await asyncio.to_thread(warm_up, model, args.rows, args.batching)
-    longest = model.contract.text.max_length
     rows = 1 if model.sharing == "alone" else args.rows
-    full = costs.seconds(longest, rows)
+    full = costs.seconds(model.contract.longest, rows)
     target = args.max_wait or max(SHORTEST_TARGET, BATCHES * full)
     limits = Limits(rows, args.delay_ms / 1000, target, BURST * target, WAITING)
     say(

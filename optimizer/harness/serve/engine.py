@@ -17,7 +17,8 @@ from .model import Answer, Model, difference, failure
 from .refusals import DeadlineError, DrainingError, OverloadError, RequestError
 
 RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
-LONG = 20_000  # characters of a request that are tokenized on the event loop; more: beside it
+LONG = 20_000  # characters or bytes of a request that are encoded on the event loop
+BESIDE = 2  # larger requests that are encoded beside it: a small file may be a large image
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Engine:
     ) -> None:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
+        self._beside = asyncio.Semaphore(BESIDE)
         self._loop = asyncio.get_running_loop()
         self._rows: dict[Job, _Row] = {}
         self._ready = threading.Condition()
@@ -98,19 +100,20 @@ class Engine:
 
     async def answer(
         self,
-        texts: Sequence[Any],
+        inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
         call: Call,
         parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - of texts that are continued
     ) -> Result:
-        """The answers to texts, in order. Raises RequestError; a request that is cancelled is
+        """The answers to inputs, in order. Raises RequestError; a request that is cancelled is
         dropped before it runs."""
         start = self.clock()
-        size = sum(map(len, texts)) + sum(len(p) for p in pairs or () if p is not None)
-        if size > LONG:
-            rows = await asyncio.to_thread(self.model.encode, texts, pairs)
+        size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
+        if size > LONG or not self.model.task.inputs.size:
+            async with self._beside:
+                rows = await asyncio.to_thread(self.model.encode, inputs, pairs)
         else:
-            rows = self.model.encode(texts, pairs)
+            rows = self.model.encode(inputs, pairs)
         self.metrics.preprocess.observe(self.clock() - start)
         jobs = []
         for row in rows:
@@ -129,7 +132,7 @@ class Engine:
         """The model's outputs for raw inputs, which run by themselves. Raises RequestError."""
         arrays = self.model.checked(arrays)
         first = next(iter(arrays.values()))
-        length = first.shape[1] if first.ndim > 1 else 1
+        length = min(first.shape[1] if first.ndim > 1 else 1, self.model.contract.longest)
         job = Job(object(), length, call.client, call.priority, call.deadline, len(first))
         request = await self._finished({job: arrays}, call)
         return Result([request.values[job]], queued=request.queued, model=request.model)

@@ -1,14 +1,15 @@
 """The Open Inference Protocol v2 without its transport: what HTTP and gRPC both say.
 
-A bundle is two models. NAME takes texts and gives answers: input `text` (BYTES, one per row;
-`text_pair` too), outputs the fields of an answer that are tensors (Task.tensors), and `answer`
-(BYTES), the whole answer as JSON. NAME-tensors is the model itself, as the contract has it; a
-model that continues texts has none, as its cache stays here.
+A bundle is two models. NAME takes what the task takes and gives answers: input `text` (BYTES, one
+per row; `text_pair` too) or `image` (BYTES: a file; base64 in JSON), outputs the fields of an
+answer that are tensors (Task.tensors), and `answer` (BYTES), the whole answer as JSON. NAME-tensors
+is the model itself, as the contract has it; a model that continues texts has none, as its cache
+stays here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from .tensors import Array, OutputChoice, Request, datatype
 SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
 TENSORS = "-tensors"
-TEXT, PAIR, ANSWER = "text", "text_pair", "answer"
+ANSWER = "answer"
 LONGEST_TIMEOUT = 24 * 3600.0  # seconds
 
 Named = list[tuple[str, Array]]
@@ -36,6 +37,7 @@ class Service:
         self.name, self.raw_name = model.name, model.name + TENSORS
         self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
         self._tensors = dict(model.task.tensors(model.contract))
+        self.columns = model.task.inputs.columns
 
     def server(self) -> dict[str, Any]:
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
@@ -47,8 +49,8 @@ class Service:
             inputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.inputs]
             outputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.outputs]
         else:
-            texts = (TEXT, PAIR) if model.task.pairs_together else (TEXT,)
-            inputs = [_described(n, "object", ("batch",)) for n in texts]
+            columns = self.columns if model.task.pairs_together else self.columns[:1]
+            inputs = [_described(n, "object", ("batch",)) for n in columns]
             outputs = [_described(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
             outputs.append(_described(ANSWER, "object", ("batch",)))
         return {
@@ -91,10 +93,10 @@ class Service:
             result = await self.engine.infer(request.inputs, call)
             outputs: dict[str, Array] = result.answers[0]
             return _chosen(outputs, request.outputs, list(outputs)), result
-        texts, pairs = self._texts(request.inputs)
+        inputs, pairs = self._inputs(request)
         names = [*self._tensors, ANSWER]
         _check_names(request.outputs, names)
-        result = await self.engine.answer(texts, pairs, call, request.parameters)
+        result = await self.engine.answer(inputs, pairs, call, request.parameters)
         chosen = (
             (list(self._tensors) or [ANSWER])
             if request.outputs is None
@@ -111,17 +113,22 @@ class Service:
             )
         return model
 
-    def _texts(self, inputs: Mapping[str, Array]) -> tuple[list[str], list[str] | None]:
-        unknown = set(inputs) - {TEXT, PAIR}
-        if unknown or TEXT not in inputs:
-            raise RequestError(
-                f"{'unknown' if unknown else 'missing'} input; accepted: {TEXT} and perhaps {PAIR}"
-            )
-        columns = {name: _decoded(name, array) for name, array in inputs.items()}
-        pairs = columns.get(PAIR)
-        if pairs is not None and len(pairs) != len(columns[TEXT]):
-            raise RequestError(f"{len(pairs)} elements of {PAIR} for {len(columns[TEXT])} texts")
-        return columns[TEXT], pairs
+    def _inputs(self, request: Request) -> tuple[list[Any], list[Any] | None]:
+        """The inputs and, where there are, their seconds."""
+        first, accepted = self.columns[0], " and perhaps ".join(self.columns)
+        unknown = set(request.inputs) - set(self.columns)
+        if unknown or first not in request.inputs:
+            raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
+        received = self.engine.model.task.inputs.received
+        columns = [
+            _received(name, request.inputs[name], received, name in request.textual)
+            for name in self.columns
+            if name in request.inputs
+        ]
+        inputs, pairs = columns if len(columns) > 1 else (columns[0], None)
+        if pairs is not None and len(pairs) != len(inputs):
+            raise RequestError(f"{len(pairs)} elements of {self.columns[1]} for {len(inputs)}")
+        return inputs, pairs
 
     def _column(self, name: str, answers: Sequence[Mapping[str, Any]]) -> Array:
         """One field of all answers as an array, or all answers as JSON."""
@@ -139,18 +146,21 @@ def _described(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, An
     return {"name": name, "datatype": datatype(dtype), "shape": shape}
 
 
-def _decoded(name: str, array: Array) -> list[str]:
+def _received(
+    name: str, array: Array, received: Callable[[bytes, bool], Any], textual: bool
+) -> list[Any]:
     if array.dtype != object or array.ndim not in (1, 2) or array.shape[1:] not in ((), (1,)):
-        raise RequestError(f"input '{name}' is not BYTES of shape [texts] or [texts, 1]")
-    texts = []
+        raise RequestError(f"input '{name}' is not BYTES of shape [{name}s] or [{name}s, 1]")
+    inputs = []
     for i, element in enumerate(array.reshape(-1)):
+        where = f"input '{name}', element {i}"
         try:
-            texts.append(element.decode())
+            inputs.append(received(element, textual))
         except UnicodeDecodeError as e:
-            raise RequestError(
-                f"input '{name}', element {i}: byte {e.start + 1} is not UTF-8"
-            ) from None
-    return texts
+            raise RequestError(f"{where}: byte {e.start + 1} is not UTF-8") from None
+        except ValueError:
+            raise RequestError(f"{where} is not base64, as in JSON it must be") from None
+    return inputs
 
 
 def _check_names(chosen: Sequence[OutputChoice] | None, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A bundle as a server uses it: rows of text that may share a batch, and raw tensors."""
+"""A bundle as a server uses it: inputs that may share a batch, and raw tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The largest that a request may hold. rows: texts or rows of tensors."""
+    """The largest that a request may hold. rows: inputs or rows of tensors."""
 
     rows: int
 
@@ -40,12 +40,6 @@ class Model:
     """
 
     def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
-        if bundle.contract.tokenizer is None:
-            raise InputError(
-                f"it takes inputs of kind {bundle.contract.input_kind}, which are not served yet",
-                where="serve",
-                accepted="models that take texts",
-            )
         self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
         self.contract, self.task = bundle.contract, bundle.task
         self.target = str(bundle.engine["target"])
@@ -53,12 +47,12 @@ class Model:
         self._bundle = bundle
         self.predictor: Predictor = bundle.predictor
 
-    def encode(self, texts: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
+    def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
         """Each input ready for a batch. Raises RequestError for one that the model cannot read."""
-        if not 0 < len(texts) <= self.limits.rows:
-            raise TooLargeError(f"{len(texts)} inputs; accepted: 1 to {self.limits.rows}")
+        if not 0 < len(inputs) <= self.limits.rows:
+            raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
         try:
-            rows = self.task.inputs.encode(self.contract, self.predictor.encoder, texts, pairs)
+            rows = self.task.inputs.encode(self.contract, self.predictor.encoder, inputs, pairs)
         except InputError as e:
             raise RequestError(f"{e.where}: {e.problem}") from None
         for i, row in enumerate(rows):
@@ -69,10 +63,10 @@ class Model:
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
         """What rows that may share a batch with this one have in common, and the length that the
         batch is expected to have."""
-        if self.sharing == "padded":
+        if self.sharing == "padded" and self.task.inputs.size:
             width = -(-row.size // WIDTH) * WIDTH
             return width, width
-        return (row.size if self.sharing == "equal" else object()), row.size
+        return (object() if self.sharing == "alone" else row.size), row.size
 
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
         """The answers to rows as one batch, or what stands in the place of one."""

@@ -41,6 +41,10 @@ async def embeddings(
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
         raise UnknownError(f"the model does {model.task.name}; ask /v2/models/{service.name}/infer")
+    if model.contract.input_kind != "text":
+        raise UnknownError(
+            f"the model takes {model.contract.input_kind}s; ask /v2/models/{service.name}/infer"
+        )
     if document.get("model") != service.name:
         raise unknown_model(service)
     unknown = sorted(set(document) - set(KNOWN))

@@ -47,13 +47,14 @@ class OutputChoice:
 @dataclass(frozen=True)
 class Request:
     """inputs: by name; of BYTES an array of bytes objects. outputs: None for all, in JSON or, with
-    binary, raw."""
+    binary, raw. textual: the inputs that came in JSON, whose BYTES were strings."""
 
     inputs: Mapping[str, Array]
     outputs: Sequence[OutputChoice] | None = None
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     binary: bool = False
+    textual: frozenset[str] = frozenset()
 
 
 def datatype(dtype: str) -> str:
@@ -75,6 +76,7 @@ def read(body: bytes, document_length: int | None) -> Request:
     parameters = _parameters(document, "request")
     raw, at = memoryview(body), length
     inputs: dict[str, Array] = {}
+    textual = set[str]()
     for i, tensor in enumerate(_list(document, "inputs", "request")):
         name = _name(tensor, f"inputs[{i}]")
         where = f"input '{name}'"
@@ -83,6 +85,7 @@ def read(body: bytes, document_length: int | None) -> Request:
         size = _parameters(tensor, where).get("binary_data_size")
         if size is None:
             inputs[name] = _from_json(tensor, where)
+            textual.add(name)
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw) - at:
             raise RequestError(
@@ -105,7 +108,7 @@ def read(body: bytes, document_length: int | None) -> Request:
     request_id = document.get("id", "")
     if not isinstance(request_id, str):
         raise RequestError("id is not a string")
-    return Request(inputs, requested, request_id, parameters, binary)
+    return Request(inputs, requested, request_id, parameters, binary, frozenset(textual))
 
 
 def written(

@@ -31,14 +31,18 @@ def lengths(longest: int) -> list[int]:
 
 
 def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
-    """So many different texts of so many tokens."""
+    """So many different inputs of this size; of images those that any model is timed on."""
+    kind, encoder = model.task.inputs, model.predictor.encoder
+    if not kind.size:
+        neutral = kind.neutral(model.contract)
+        some = [neutral[i % len(neutral)] for i in range(count)]
+        return kind.encode(model.contract, encoder, some)
     words = " ".join(SENTENCES).split()
     texts = [
         " ".join((words[i % len(words) :] + words) * (1 + 2 * length // len(words)))
         for i in range(0, 7 * count, 7)
     ]
-    encoder = model.predictor.encoder
-    return model.task.inputs.encode(model.contract, encoder, texts, None, length)
+    return kind.encode(model.contract, encoder, texts, None, length)
 
 
 def warm_up(model: Model, rows: int, sharing: str) -> tuple[Costs, Sharing]:
@@ -47,7 +51,7 @@ def warm_up(model: Model, rows: int, sharing: str) -> tuple[Costs, Sharing]:
     sharing: "exact", only where it changes no answer; "padded", whatever it changes; "alone".
     Raises BundleError for a model that does not answer, or not the same twice.
     """
-    groups = {n: rows_of(model, n, rows) for n in lengths(model.contract.text.max_length)}
+    groups = {n: rows_of(model, n, rows) for n in lengths(model.contract.longest)}
     _self_check(model, [group[0] for group in groups.values()])
     how = Sharing(ALONE, 0.0, 0)
     if sharing != ALONE and rows > 1:
@@ -63,10 +67,10 @@ def _self_check(model: Model, rows: Sequence[Encoded]) -> None:
     for row in rows:
         answer = model.run([row])[0]
         if isinstance(answer, Exception):
-            raise BundleError(f"it does not answer a text ({answer})", where=model.name)
+            raise BundleError(f"it does not answer ({answer})", where=model.name)
         if model.run([row])[0] != answer:
             raise BundleError(
-                "it answers one text in two ways",
+                "it answers one input in two ways",
                 where=model.name,
                 fix="Take another engine (--runtime), whose kernels are deterministic.",
             )
