@@ -14,7 +14,7 @@ import pytest
 from tests.hostile.case import Worker, described, run
 from tests.hostile.groups import decoder_folder, encoder_folder, groups
 
-EVERY = {"recipes": 4, "encoders": 12, "decoders": 14, "data": 3, "gguf": 3, "oddities": 24}
+EVERY = {"recipes": 5, "encoders": 16, "decoders": 20, "data": 4, "gguf": 3, "oddities": 24}
 
 
 @pytest.fixture(scope="module")

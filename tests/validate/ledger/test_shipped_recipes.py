@@ -83,7 +83,9 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["smollm2-int8", "smollm2-int4"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("smollm2-int8", marks=pytest.mark.slow), "smollm2-int4"]
+)
 def test_smollm2(name: str, smollm2: Path, tmp_path: Path) -> None:
     few = ["calibrate.samples=4", "calibrate.sequence_length=64", f"model.source={smollm2}"]
     made = recipe_file.read(RECIPES / f"{name}.yaml", few)
