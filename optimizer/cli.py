@@ -21,6 +21,7 @@ from optimizer.commands.attest import attest
 from optimizer.commands.bench import bench
 from optimizer.commands.check import check
 from optimizer.commands.compare import compare
+from optimizer.commands.deploy import deploy
 from optimizer.commands.doctor import doctor
 from optimizer.commands.explain import explain
 from optimizer.commands.init import init
@@ -193,6 +194,7 @@ for command in (
         bench,
         serve,
         load,
+        deploy,
         web,
         doctor,
         explain,

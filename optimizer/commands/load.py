@@ -74,7 +74,7 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
         raise click.UsageError("Give --rate, or an objective to search for, such as --p99-ms 50.")
     come, texts, token = _arrivals(options), _texts(options), _token(options["token_file"])
     with ExitStack() as stack:
-        url = target if "://" in target else stack.enter_context(served(Path(target)))
+        url = target if "://" in target else stack.enter_context(served(Path(target))).url
         client = Client(url, token, options["tokens"], options["patience"])
         objectives = measure.Objectives(limits, options["max_refused"])
         document = measure.measure(client, texts, come, rate, objectives)

@@ -6,25 +6,38 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from optimizer.errors import InputError, MachineError
 
 END = 60.0  # seconds to answer what was accepted
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that is ready. process: its id. warmed_up: its log line of that name, which says
+    what it measured."""
+
+    url: str
+    process: int
+    warmed_up: Mapping[str, Any] = field(default_factory=dict)
+
+
 @contextmanager
-def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """Its URL. options: of `optimize serve`. Where it does not get ready, raises InputError if the
-    bundle is wrong, else MachineError, with what it said last."""
+def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[Served]:
+    """options: of `optimize serve`. Where it does not get ready, raises InputError if the bundle is
+    wrong, else MachineError, with what it said last."""
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     log = threading.Thread(target=lambda: None)
     try:
         port, event, line = 0, "", ""
+        warmed_up: dict[str, Any] = {}
         while event != "ready":
             before, line = line, server.stderr.readline()
             if not line:
@@ -37,10 +50,11 @@ def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[str]:
                 event, port = document["event"], document.get("port", port)
             except (ValueError, LookupError, TypeError):
                 continue
+            warmed_up = document if event == "warmed_up" else warmed_up
         errors = server.stderr
         log = threading.Thread(target=lambda: [None for _ in errors])  # a full pipe would stop it
         log.start()
-        yield f"http://127.0.0.1:{port}"
+        yield Served(f"http://127.0.0.1:{port}", server.pid, warmed_up)
     finally:
         server.terminate()
         try:

@@ -9,13 +9,15 @@ stays here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..inputs.kind import InputKind
 from .decoding import Decoding
 from .engine import Call, Engine, Result
+from .model import as_json
 from .refusals import RequestError, UnknownError
 from .tensors import Array, OutputChoice, Request, datatype
 
@@ -93,7 +95,7 @@ class Service:
             result = await self.engine.infer(request.inputs, call)
             outputs: dict[str, Array] = result.answers[0]
             return _chosen(outputs, request.outputs, list(outputs)), result
-        inputs, pairs = self._inputs(request)
+        inputs, pairs = inputs_of(self.engine.model.task.inputs, request.inputs, request.textual)
         names = [*self._tensors, ANSWER]
         _check_names(request.outputs, names)
         result = await self.engine.answer(inputs, pairs, call, request.parameters)
@@ -102,7 +104,8 @@ class Service:
             if request.outputs is None
             else [o.name for o in request.outputs]
         )
-        return [(n, self._column(n, result.answers)) for n in chosen], result
+        target = self.engine.model.target
+        return [(n, column(self._tensors, n, result.answers, target)) for n in chosen], result
 
     def _check(self, name: str, version: str) -> Any:
         model = self.engine.model
@@ -113,32 +116,41 @@ class Service:
             )
         return model
 
-    def _inputs(self, request: Request) -> tuple[list[Any], list[Any] | None]:
-        """The inputs and, where there are, their seconds."""
-        first, accepted = self.columns[0], " and perhaps ".join(self.columns)
-        unknown = set(request.inputs) - set(self.columns)
-        if unknown or first not in request.inputs:
-            raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
-        received = self.engine.model.task.inputs.received
-        columns = [
-            _received(name, request.inputs[name], received, name in request.textual)
-            for name in self.columns
-            if name in request.inputs
-        ]
-        inputs, pairs = columns if len(columns) > 1 else (columns[0], None)
-        if pairs is not None and len(pairs) != len(inputs):
-            raise RequestError(f"{len(pairs)} elements of {self.columns[1]} for {len(inputs)}")
-        return inputs, pairs
 
-    def _column(self, name: str, answers: Sequence[Mapping[str, Any]]) -> Array:
-        """One field of all answers as an array, or all answers as JSON."""
-        if name == ANSWER:
-            return _objects([self.engine.model.json(answer) for answer in answers])
-        dtype, _ = self._tensors[name]
-        values = [answer[name] for answer in answers]
-        if dtype == "object":
-            return _objects([str(value).encode() for value in values])
-        return np.asarray(values, dtype)
+def inputs_of(
+    kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str] = ()
+) -> tuple[list[Any], list[Any] | None]:
+    """The inputs of a request and, where there are, their seconds. textual: the names of those
+    that came as text. Raises RequestError."""
+    first, accepted = kind.columns[0], " and perhaps ".join(kind.columns)
+    unknown = set(arrays) - set(kind.columns)
+    if unknown or first not in arrays:
+        raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
+    columns = [
+        _received(name, arrays[name], kind.received, name in textual)
+        for name in kind.columns
+        if name in arrays
+    ]
+    inputs, pairs = columns if len(columns) > 1 else (columns[0], None)
+    if pairs is not None and len(pairs) != len(inputs):
+        raise RequestError(f"{len(pairs)} elements of {kind.columns[1]} for {len(inputs)}")
+    return inputs, pairs
+
+
+def column(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    name: str,
+    answers: Sequence[Mapping[str, Any]],
+    engine: str,
+) -> Array:
+    """One field of all answers as an array, or all answers as JSON. tensors: Task.tensors."""
+    if name == ANSWER:
+        return _objects([as_json(answer, engine) for answer in answers])
+    dtype, _ = tensors[name]
+    values = [answer[name] for answer in answers]
+    if dtype == "object":
+        return _objects([str(value).encode() for value in values])
+    return np.asarray(values, dtype)
 
 
 def _described(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:

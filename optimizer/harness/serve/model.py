@@ -121,10 +121,6 @@ class Model:
                 raise RequestError(f"input '{name}' holds NaN or infinity")
         return dict(inputs)
 
-    def json(self, answer: Answer) -> bytes:
-        """An answer as `predict --json` prints it, without how long its text was."""
-        return as_json(answer, self.target)
-
     def close(self) -> None:
         self._bundle.close()
 

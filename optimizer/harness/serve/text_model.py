@@ -16,7 +16,6 @@ from ..runtimes.runner import Runner
 from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .exactness import ALONE
-from .model import Answer, as_json
 from .refusals import RequestError, TooLargeError
 
 if TYPE_CHECKING:
@@ -120,10 +119,6 @@ class TextModel:
                 param="max_new_tokens",
                 code="context_length_exceeded",
             )
-
-    def json(self, answer: Answer) -> bytes:
-        """An answer as `predict --json` prints it."""
-        return as_json(answer, self.target)
 
     def close(self) -> None:
         self._bundle.close()

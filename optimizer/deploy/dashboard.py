@@ -1,0 +1,112 @@
+"""The Grafana dashboard of a server: what its /metrics say, a panel for each question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.deploy.source import Source
+
+DATASOURCE = "prometheus"  # the uid of the datasource that is provisioned beside it
+WINDOW = "$__rate_interval"  # Grafana's: as short as the scrapes allow
+WIDTH, HEIGHT = 8, 8  # of a panel, where 24 are a row
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """queries: {legend: PromQL}. unit: as Grafana names it."""
+
+    title: str
+    unit: str
+    queries: dict[str, str]
+
+
+def _rate(name: str, by: str = "") -> str:
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (rate({name}[{WINDOW}]))"
+
+
+def _quantiles(histogram: str) -> dict[str, str]:
+    rate = _rate(f"{histogram}_bucket", "le")
+    return {f"p{100 * q:g}": f"histogram_quantile({q}, {rate})" for q in QUANTILES}
+
+
+EVERY = (
+    Panel("Requests answered", "reqps", {"answered": _rate("nv_inference_request_success")}),
+    Panel(
+        "Requests not answered",
+        "reqps",
+        {"{{reason}}": _rate("nv_inference_request_failure", "reason")},
+    ),
+    Panel("Time of a request", "s", _quantiles("request_seconds")),
+    Panel("Waiting", "short", {"rows": "sum (nv_inference_pending_request_count)"}),
+    Panel("Time in the queue", "s", _quantiles("request_queue_seconds")),
+    Panel("Time of a batch in the model", "s", _quantiles("request_predict_seconds")),
+    Panel(
+        "Rows of a batch",
+        "short",
+        {"mean": f"{_rate('nv_inference_count')} / {_rate('nv_inference_exec_count')}"},
+    ),
+    Panel(
+        "Batches that changed an answer",
+        "short",
+        {"run again": _rate("batch_rechecked_total"), "not equal": _rate("batch_unequal_total")},
+    ),
+)
+CONTINUED = (
+    Panel(
+        "Texts",
+        "short",
+        {
+            "have a slot": "sum (vllm:num_requests_running)",
+            "wait for one": "sum (vllm:num_requests_waiting)",
+        },
+    ),
+    Panel(
+        "Tokens a second",
+        "short",
+        {
+            "of prompts": _rate("vllm:prompt_tokens_total"),
+            "new": _rate("vllm:generation_tokens_total"),
+        },
+    ),
+    Panel("Time to the first token", "s", _quantiles("vllm:time_to_first_token_seconds")),
+    Panel("Time between tokens", "s", _quantiles("vllm:inter_token_latency_seconds")),
+)
+
+
+def dashboard(source: Source) -> dict[str, Any]:
+    """Of a bundle's server, as a file that Grafana is provisioned with."""
+    panels = (*EVERY, *(CONTINUED if source.generates else ()))
+    return {
+        "uid": f"server-{source.name}"[:40],
+        "title": f"{source.name} {source.version}",
+        "schemaVersion": 39,
+        "editable": False,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "panels": [_drawn(i, panel) for i, panel in enumerate(panels)],
+    }
+
+
+def _drawn(index: int, panel: Panel) -> dict[str, Any]:
+    from_prometheus = {"type": "prometheus", "uid": DATASOURCE}
+    column, row = index % (24 // WIDTH), index // (24 // WIDTH)
+    return {
+        "id": index + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": from_prometheus,
+        "gridPos": {"x": column * WIDTH, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + i),
+                "datasource": from_prometheus,
+                "expr": query,
+                "legendFormat": legend,
+            }
+            for i, (legend, query) in enumerate(panel.queries.items())
+        ],
+    }

@@ -1,0 +1,39 @@
+"""The container's image: the bundle, and what its requirements name; nothing of the toolchain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer.deploy.source import Source
+
+REQUIREMENTS = ("requirements.txt", "requirements-serve.txt")
+USER = 65534  # nobody
+DOCKERFILE = """\
+# BASE: an image with Python 3.11 or newer, venv and pip; for engines, one with NVIDIA's libraries.
+# PIP_OPTIONS: an index of one's own, or --no-index --find-links for a site without a network.
+ARG BASE=docker.io/library/python:3.12-slim
+FROM ${{BASE}}
+ARG PIP_OPTIONS=""
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PATH=/opt/venv/bin:$PATH HOME=/tmp
+{copied}
+RUN python3 -m venv /opt/venv \\
+    && /opt/venv/bin/python -m pip install --no-cache-dir ${{PIP_OPTIONS}} {installed}
+COPY bundle /bundle
+WORKDIR /bundle
+RUN python -m harness check
+USER {user}:{user}
+EXPOSE {port}
+ENTRYPOINT ["python", "-m", "harness"]
+CMD ["serve", "--host", "0.0.0.0"]
+"""
+
+
+def write(source: Source, out: Path, port: int) -> None:
+    """Dockerfile and bundle/: `docker build OUT`. Where a line of the requirements has hashes, pip
+    wants them of every package."""
+    source.copy(out / "bundle")
+    names = [name for name in REQUIREMENTS if name in source.files]
+    copied = "\n".join(f"COPY bundle/{name} /opt/{name}" for name in names)
+    installed = " ".join(f"-r /opt/{name}" for name in names)
+    text = DOCKERFILE.format(copied=copied, installed=installed, user=USER, port=port)
+    (out / "Dockerfile").write_text(text)

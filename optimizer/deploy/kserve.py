@@ -1,0 +1,89 @@
+"""KServe: a ServingRuntime, which is the bundle's image, and an InferenceService that it runs.
+
+The image holds the model, so that nothing is fetched from a store and what was proven is what
+runs. Pods are plain Deployments: the other mode, Knative, allows neither the time to drain nor a
+probe of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from optimizer.deploy import image
+from optimizer.deploy.kubernetes import Document, container, labels, name, pod, scrape
+from optimizer.deploy.server import PORT, Server
+from optimizer.deploy.server import server as serving
+from optimizer.deploy.settings import Settings, check_scaling
+from optimizer.deploy.source import Source
+from optimizer.deploy.written import Written
+
+FILE = "kserve.yaml"
+FORMAT = "optimize-bundle"  # of this project's bundles, as the two objects call it
+PROTOCOL = "v2"
+
+
+def write(source: Source, settings: Settings, out: Path) -> Written:
+    """The file, and the image's. Raises RecipeError for options that do not go together."""
+    name(source, settings)
+    check_scaling(settings)
+    server = serving(source, settings)
+    image.write(source, out, PORT)
+    documents = list(manifests(source, settings, server))
+    (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    built = [f"docker build -t {settings.image} OUT", f"docker push {settings.image}"]
+    return Written([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
+
+
+def manifests(source: Source, settings: Settings, server: Server) -> Iterator[Document]:
+    """The two documents. What a pod has besides its container is the InferenceService's."""
+    named = name(source, settings)
+    metadata = {"name": named, "labels": labels(source, settings)}
+    served: dict[str, Any] = {**container(server, settings), "name": "kserve-container"}
+    served["ports"] = [{"name": "http1", "containerPort": PORT, "protocol": "TCP"}]
+    outside = pod(server, settings)
+    volumes = {"volumes": outside.pop("volumes")}
+    runtime = {
+        "annotations": scrape(),
+        "supportedModelFormats": [{"name": FORMAT, "autoSelect": False}],
+        "protocolVersions": [PROTOCOL],
+        "containers": [served],
+        **volumes,
+    }
+    yield {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "ServingRuntime",
+        "metadata": metadata,
+        "spec": runtime,
+    }
+    model = {
+        "modelFormat": {"name": FORMAT},
+        "runtime": named,
+        "protocolVersion": PROTOCOL,
+        "resources": served["resources"],
+    }
+    predictor = {**_replicas(settings), **outside, "model": model}
+    yield {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            **metadata,
+            "annotations": {"serving.kserve.io/deploymentMode": "RawDeployment"},
+        },
+        "spec": {"predictor": predictor},
+    }
+
+
+def _replicas(settings: Settings) -> Document:
+    least = settings.replicas or 1
+    if settings.max_replicas is None:
+        return {"minReplicas": least, "maxReplicas": least}
+    return {
+        "minReplicas": least,
+        "maxReplicas": settings.max_replicas,
+        "scaleMetric": "cpu",
+        "scaleTarget": settings.cpu_percent,
+    }

@@ -1,0 +1,186 @@
+"""Plain Kubernetes: Deployment, Service, and what scales and protects them, in one file.
+
+Servers of one bundle are alike and keep nothing: they come and go without being asked. One that
+ends is first left out of the Service (endpoint_seconds), then answers what it accepted (drain).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from optimizer.deploy import image
+from optimizer.deploy.server import LIVE, METRICS, PORT, READY, Server
+from optimizer.deploy.server import server as serving
+from optimizer.deploy.settings import Settings, check_scaling
+from optimizer.deploy.source import Source
+from optimizer.deploy.written import Written
+from optimizer.errors import RecipeError
+
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Service, RFC 1035
+VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a label
+FILE = "kubernetes.yaml"
+Document = dict[str, Any]
+
+
+def write(source: Source, settings: Settings, out: Path) -> Written:
+    """The file, and the image's. Raises RecipeError for options that do not go together."""
+    scaler = _scaler(source, settings)  # before the server is started and measured
+    server = serving(source, settings)
+    documents = list(manifests(source, settings, server, scaler))
+    image.write(source, out, PORT)
+    (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    built = [f"docker build -t {settings.image} OUT", f"docker push {settings.image}"]
+    return Written([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
+
+
+def manifests(
+    source: Source, settings: Settings, server: Server, scaler: Document | None
+) -> Iterator[Document]:
+    """The documents of the file."""
+    yield _deployment(source, settings, server, scaled=scaler is not None)
+    yield _service(source, settings)
+    if scaler is not None:
+        yield scaler
+    if (settings.replicas or 1) > 1:  # of a single one, none could ever be moved
+        selector = {"matchLabels": _selector(source, settings)}
+        budget = {"maxUnavailable": 1, "selector": selector}
+        yield _object("policy/v1", "PodDisruptionBudget", source, settings, budget)
+
+
+def name(source: Source, settings: Settings) -> str:
+    """Of every object. Raises RecipeError for a bundle's name that is none in Kubernetes."""
+    chosen = settings.name or source.name
+    if not NAME.fullmatch(chosen):
+        raise RecipeError(
+            f"{chosen!r} is no name of a Service",
+            where="command line: --name" if settings.name else "manifest.json: name",
+            accepted="a letter, then letters, digits and -, 63 at most, in lower case",
+            fix="Give --name.",
+        )
+    return chosen
+
+
+def labels(source: Source, settings: Settings) -> dict[str, str]:
+    """Of every object; the version too where it can be one."""
+    version = {"app.kubernetes.io/version": source.version}
+    return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
+
+
+def container(server: Server, settings: Settings) -> Document:
+    """The server's container: without rights, and with a file system that it cannot write to."""
+    take: Document = {"requests": {"cpu": str(server.cpu), "memory": f"{server.memory}Mi"}}
+    if server.gpus:
+        take["limits"] = {"nvidia.com/gpu": server.gpus}
+    wait = f"import time; time.sleep({settings.endpoint_seconds})"
+    return {
+        "name": "server",
+        "image": settings.image,
+        "args": list(server.arguments),
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "livenessProbe": {"httpGet": {"path": LIVE, "port": PORT}},
+        "readinessProbe": {"httpGet": {"path": READY, "port": PORT}},
+        "lifecycle": {"preStop": {"exec": {"command": ["python", "-c", wait]}}},
+        "resources": take,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
+def pod(server: Server, settings: Settings) -> Document:
+    """What a pod has besides its container."""
+    return {
+        "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": image.USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+
+
+def scrape() -> dict[str, str]:
+    """Annotations by which many a Prometheus finds pods."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(PORT),
+        "prometheus.io/path": METRICS,
+    }
+
+
+def _deployment(source: Source, settings: Settings, server: Server, *, scaled: bool) -> Document:
+    selector = _selector(source, settings)
+    replicas = {} if scaled else {"replicas": settings.replicas or 1}
+    spec = {
+        **replicas,
+        "selector": {"matchLabels": selector},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0}},
+        "template": {
+            "metadata": {"labels": labels(source, settings), "annotations": scrape()},
+            "spec": {**pod(server, settings), "containers": [container(server, settings)]},
+        },
+    }
+    return _object("apps/v1", "Deployment", source, settings, spec)
+
+
+def _service(source: Source, settings: Settings) -> Document:
+    ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
+    spec = {"selector": _selector(source, settings), "ports": ports}
+    return _object("v1", "Service", source, settings, spec)
+
+
+def _scaler(source: Source, settings: Settings) -> Document | None:
+    named = name(source, settings)
+    check_scaling(settings)
+    if settings.max_replicas is None:
+        return None
+    least = settings.replicas or 1
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": named}
+    if settings.cpu_percent is not None:
+        usage = {"type": "Utilization", "averageUtilization": settings.cpu_percent}
+        metric = {"type": "Resource", "resource": {"name": "cpu", "target": usage}}
+        spec = {
+            "scaleTargetRef": target,
+            "minReplicas": least,
+            "maxReplicas": settings.max_replicas,
+            "metrics": [metric],
+        }
+        return _object("autoscaling/v2", "HorizontalPodAutoscaler", source, settings, spec)
+    spec = {
+        "scaleTargetRef": target,
+        "minReplicaCount": least,
+        "maxReplicaCount": settings.max_replicas,
+        "triggers": [{"type": "prometheus", "metadata": _trigger(source, settings)}],
+    }
+    return _object("keda.sh/v1alpha1", "ScaledObject", source, settings, spec)
+
+
+def _trigger(source: Source, settings: Settings) -> dict[str, str]:
+    """KEDA divides what the query gives by the replicas, and compares it with the threshold."""
+    metric = "nv_inference_pending_request_count"
+    return {
+        "serverAddress": str(settings.prometheus),
+        "query": f'sum({metric}{{model="{source.name}"}})',
+        "threshold": str(settings.waiting),
+    }
+
+
+def _selector(source: Source, settings: Settings) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name(source, settings)}
+
+
+def _object(
+    version: str, kind: str, source: Source, settings: Settings, spec: Document
+) -> Document:
+    metadata = {"name": name(source, settings), "labels": labels(source, settings)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

@@ -1,0 +1,117 @@
+"""A model repository of Triton Inference Server: one model of its python backend, our harness.
+
+Dockerfile                                  Triton's own image, and what the bundle needs
+models/<name>/config.pbtxt                  model_config.proto as text
+models/<name>/<version>/model.py
+models/<name>/<version>/bundle/             the bundle as it is
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from optimizer.deploy.settings import Settings, differing
+from optimizer.deploy.source import Source
+from optimizer.deploy.written import Written
+from optimizer.errors import RecipeError
+from optimizer.harness.serve.inference import ANSWER
+
+MODELS = "models"
+VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
+TYPES = {"object": "TYPE_STRING", "float32": "TYPE_FP32", "int64": "TYPE_INT64"}
+DOCKERFILE = """\
+# docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:RELEASE-py3 -t IMAGE .
+# BASE: a Triton with the python backend, whose Python is 3.11 or newer.
+# NUMPY: "numpy<2" for a Triton that was built for it, which says so and loads no model without.
+# PIP_OPTIONS: an index of one's own, or --no-index --find-links for a site without a network.
+ARG BASE
+FROM ${{BASE}}
+ARG PIP_OPTIONS=""
+ARG NUMPY=""
+COPY {bundle}/requirements.txt /opt/requirements.txt
+RUN python3 -m pip install --no-cache-dir --break-system-packages ${{PIP_OPTIONS}} \\
+    -r /opt/requirements.txt \\
+    && if [ -n "${{NUMPY}}" ]; then \\
+    python3 -m pip install --no-cache-dir --break-system-packages ${{PIP_OPTIONS}} "${{NUMPY}}"; fi
+COPY {models} /models
+CMD ["tritonserver", "--model-repository=/models"]
+"""
+Column = tuple[str, str, Sequence[int]]
+
+
+def write(source: Source, settings: Settings, out: Path) -> Written:
+    """Raises RecipeError for an option of our server that Triton has its own of."""
+    others = differing(settings.arguments, ("rows",))
+    if others:
+        raise RecipeError(
+            f"--{others[0].replace('_', '-')} is of our server, and Triton has its own",
+            where="command line, after --",
+            accepted="--rows",
+            fix="Leave it out, and change config.pbtxt.",
+        )
+    version = version_folder(source)
+    model = out / MODELS / source.name
+    bundle = model / version / "bundle"
+    source.copy(bundle)
+    (model / "config.pbtxt").write_text(config(source, settings.serve.rows))
+    template = files("optimizer.deploy") / "templates" / "model.py.txt"
+    (model / version / "model.py").write_text(template.read_text())
+    inside = bundle.relative_to(out).as_posix()
+    (out / "Dockerfile").write_text(DOCKERFILE.format(models=MODELS, bundle=inside))
+    build = "docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:RELEASE-py3 -t IMAGE OUT"
+    return Written([f"tritonserver --model-repository=OUT/{MODELS}", build])
+
+
+def version_folder(source: Source) -> str:
+    """The bundle's version where Triton takes it; else "1", and config.pbtxt says which it is."""
+    return source.version if VERSION.fullmatch(source.version) else "1"
+
+
+def columns(source: Source) -> tuple[list[Column], list[Column]]:
+    """(name, dtype, shape of one row) of what goes in and out, as our own server has them."""
+    task = source.contract.task_record
+    names = task.inputs.columns if task.pairs_together else task.inputs.columns[:1]
+    inputs: list[Column] = [(n, "object", ()) for n in names]
+    outputs = [(n, d, s) for n, (d, s) in task.tensors(source.contract).items()]
+    return inputs, [*outputs, (ANSWER, "object", ())]
+
+
+def config(source: Source, rows: int) -> str:
+    """config.pbtxt. rows: of a batch, at most.
+
+    A row of one value has dims [1], as Triton takes none without. Requests wait for nothing while
+    the model is free: max_queue_delay_microseconds is 0, its default.
+    """
+    inputs, outputs = columns(source)
+    lines = [
+        f'name: "{source.name}"',
+        'backend: "python"',
+        f"max_batch_size: {rows}",
+        *(line for c in inputs for line in _tensor("input", c, optional=c is not inputs[0])),
+        *(line for c in outputs for line in _tensor("output", c)),
+        "dynamic_batching { }",
+        "instance_group [ { count: 1 kind: KIND_CPU } ]",
+        *_parameter("bundle_version", source.version),
+        *_parameter("bundle_digest", str(source.manifest["digest"])),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _tensor(field: str, column: Column, *, optional: bool = False) -> Iterator[str]:
+    name, dtype, shape = column
+    yield f"{field} [ {{"
+    yield f'  name: "{name}"'
+    yield f"  data_type: {TYPES[np.dtype(dtype).name]}"
+    yield f"  dims: [ {', '.join(map(str, shape or (1,)))} ]"
+    if optional:
+        yield "  optional: true"
+    yield "} ]"
+
+
+def _parameter(key: str, value: str) -> Iterator[str]:
+    yield f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'

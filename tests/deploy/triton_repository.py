@@ -1,0 +1,45 @@
+"""What the tests of a Triton repository have in common: a config that is read back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+TOKEN = re.compile(r'"[^"]*"|[\w-]+|[{}\[\]:,]')
+
+
+def read(text: str) -> dict[str, list[Any]]:
+    """A protobuf's text, {field: values}; raises AssertionError for what is none."""
+    assert not TOKEN.sub("", text).strip()
+    tokens = TOKEN.findall(text)
+    message = _message(tokens)
+    assert not tokens
+    return message
+
+
+def _message(tokens: list[str]) -> dict[str, list[Any]]:
+    fields: dict[str, list[Any]] = {}
+    while tokens and tokens[0] != "}":
+        values = fields.setdefault(tokens.pop(0), [])
+        if tokens[0] == ":":
+            tokens.pop(0)
+        if tokens[0] != "[":
+            values.append(_value(tokens))
+            continue
+        tokens.pop(0)
+        while tokens[0] != "]":
+            values.append(_value(tokens))
+            if tokens[0] == ",":
+                tokens.pop(0)
+        tokens.pop(0)
+    return fields
+
+
+def _value(tokens: list[str]) -> Any:
+    token = tokens.pop(0)
+    if token != "{":
+        assert token not in "}[]:,"
+        return token.strip('"')
+    message = _message(tokens)
+    assert tokens.pop(0) == "}"
+    return message
