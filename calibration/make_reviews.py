@@ -10,7 +10,8 @@ other people's (rottentomatoes.com, amazon.com). Collected and rated for: C.J. H
 Order and split come from hashes of the texts. What is changed: white space is trimmed, repeated
 sentences are kept once, and those that sentiment-*.jsonl has are left out. A label is the sign of
 the mean of twenty people's ratings; sentences that they did not agree on (closer to 0 than half a
-point of four) have none and are learned from only.
+point of four) have none and are learned from only. reviews-learn has every sentence that does not
+judge, without its label; reviews-train those of them that have one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def digest(text: str) -> bytes:
 def split(
     rows: list[tuple[str, str, float]], known: set[str]
 ) -> dict[str, list[dict[str, object]]]:
-    """What is learned from and what judges; no sentence is in both, or in `known`."""
+    """What is learned from, the labelled part of it, and what judges; no sentence of `known`, and
+    none both learned from and judged."""
     unique: dict[str, tuple[str, str, float]] = {}
     for row in rows:
         unique.setdefault(letters(row[1]), row)
@@ -72,16 +74,21 @@ def split(
         (row for same, row in unique.items() if same and same not in known),
         key=lambda row: digest(row[1]),
     )
-    clear = [row for row in every if abs(row[2]) >= CLEAR][:EVALUATE]
-    judge = {row[1] for row in clear}
+    clear = [row for row in every if abs(row[2]) >= CLEAR]
+    judge = {row[1] for row in clear[:EVALUATE]}
+
+    def labelled(rows: list[tuple[str, str, float]]) -> list[dict[str, object]]:
+        return [{"text": t, "label": int(r > 0), "origin": o} for o, t, r in rows]
+
     return {
-        "evaluate": [{"text": t, "label": int(r > 0), "origin": o} for o, t, r in clear],
+        "evaluate": labelled(clear[:EVALUATE]),
+        "train": labelled(clear[EVALUATE:]),
         "learn": [{"text": t} for _, t, _ in every if t not in judge],
     }
 
 
 def main(package: Path, out: Path) -> None:
-    """Write the two files."""
+    """Write the files."""
     known = {
         letters(json.loads(line)["text"])
         for file in sorted(out.glob("sentiment-*.jsonl"))

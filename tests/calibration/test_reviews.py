@@ -35,7 +35,8 @@ def test_no_sentence_is_learned_from_and_judges(make: ModuleType) -> None:
     sides = [{make.letters(row["text"]) for row in parts[name]} for name in ("learn", "evaluate")]
     assert not sides[0] & sides[1]
     assert {"sentence7"} & (sides[0] | sides[1]) == set()
-    assert sum(len(part) for part in parts.values()) == 699  # each once
+    assert len(parts["learn"]) + len(parts["evaluate"]) == 699  # each once
+    assert {row["text"] for row in parts["train"]} < {row["text"] for row in parts["learn"]}
     assert {row["label"] for row in parts["evaluate"]} == {0, 1}
     assert len(parts["evaluate"]) == 300
 
@@ -46,7 +47,7 @@ def test_a_package_of_other_bytes_is_refused(make: ModuleType, tmp_path: Path) -
         make.ratings(tmp_path / "x.tar.gz")
 
 
-@pytest.mark.parametrize("name", ["reviews-learn", "reviews-evaluate"])
+@pytest.mark.parametrize("name", ["reviews-learn", "opinions-evaluate", "opinions-train"])
 def test_a_missing_file_comes_with_the_commands_that_write_it(name: str, tmp_path: Path) -> None:
     fields = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     for file in fields["files"][:-1]:
