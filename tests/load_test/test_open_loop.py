@@ -111,13 +111,18 @@ def test_a_streamed_answer_is_its_pieces_and_lost_where_it_breaks_off(done: bool
 
 
 def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
-    async def handler(_: web.Request) -> web.Response:
-        await asyncio.sleep(30)
-        return web.Response()
-
     async def scenario() -> Any:
+        late = asyncio.Event()
+
+        async def handler(_: web.Request) -> web.Response:
+            await late.wait()
+            return web.Response()
+
         async with server("/v1/embeddings", handler) as url, client(url, patience=0.05) as c:
-            return await open_loop.run(c, KINDS["embeddings"], "m", ["a"], [0.0])
+            try:
+                return await open_loop.run(c, KINDS["embeddings"], "m", ["a"], [0.0])
+            finally:
+                late.set()
 
     (outcome,) = asyncio.run(scenario())
     assert (outcome.status, outcome.lost) == (0, "no answer in time")
