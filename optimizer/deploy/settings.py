@@ -11,7 +11,14 @@ from optimizer.errors import RecipeError
 from optimizer.harness import bounds
 from optimizer.harness.serve import options
 
-REFUSED = ("host", "port", "grpc_port", "ask", "token_file")  # the files decide, or do not have it
+REFUSED = (
+    "host",
+    "port",
+    "grpc_port",
+    "ask",
+    "token_file",
+    "beside",
+)  # the files decide, or do not have it
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import bounds, signed
 from . import generation_commands as generation
-from .errors import BundleError, HarnessError, InputError, MachineError
+from .errors import HarnessError, InputError, MachineError
+from .opening import opened, verified
 from .serve import options as serving
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(e, as_json="--json" in words)
     try:
         with ExitStack() as stack:
-            folder = _folder(args.bundle, stack)
-            signed.check(folder, args, _say)
-            code: int = args.run(folder, args)
+            code: int = (
+                serve(args) if args.run is serve else args.run(verified(args, stack, _say), args)
+            )
             sys.stdout.flush()
             return code
     except HarnessError as e:
@@ -82,23 +83,10 @@ def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int
     return int(document.get("exit_code", 0))
 
 
-def _opened(folder: Path, args: argparse.Namespace) -> Bundle:
-    from .bundle import Bundle
-
-    return Bundle(
-        folder,
-        runtime=args.runtime,
-        threads=args.threads,
-        say=_say,
-        genai=args.genai,
-        cache=args.cache,
-    )
-
-
 def predict(folder: Path, args: argparse.Namespace) -> int:
     from . import output
 
-    with _opened(folder, args) as bundle:
+    with opened(folder, args, _say) as bundle:
         engine, task = bundle.engine["target"], bundle.contract.task_record
 
         def emit(answered: Answered) -> None:
@@ -178,7 +166,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     from .recorded import recorded_speed
 
     lines = texts_of(args.texts_file) if args.texts_file else []
-    with _opened(folder, args) as bundle:
+    with opened(folder, args, _say) as bundle:
         task = bundle.contract.task_record
         own = [task.inputs.parse(line) for line in lines if line.strip()]
         texts = own if args.texts_file else list(task.inputs.neutral(bundle.contract))
@@ -278,10 +266,18 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     return _shown(document, "\n".join(lines), args)
 
 
-def serve(folder: Path, args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
     from .serve import command
 
-    return command.run(lambda: _opened(folder, args), args)
+    def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
+        """Verified and opened where it lies now: a link is followed once for both."""
+        place = None if path is None else path.resolve()
+        named = argparse.Namespace(**{**vars(args), "bundle": place})
+        if path != args.bundle:
+            named.signature = None  # a file of the first one's
+        return stack.enter_context(opened(verified(named, stack, _say), args, _say))
+
+    return command.run(opened_at, args)
 
 
 def web(folder: Path, args: argparse.Namespace) -> int:
@@ -377,21 +373,6 @@ def _cache() -> Path | None:
         return Path.home() / ".cache" / "optimize-engines"
     except RuntimeError:
         return None
-
-
-def _folder(bundle: Path | None, stack: ExitStack) -> Path:
-    """The bundle's folder; a tar is unpacked into a temporary one."""
-    folder = bundle if bundle is not None else Path(__file__).parent.parent
-    try:
-        plain = folder.is_file()
-    except (OSError, ValueError) as e:
-        raise BundleError(f"cannot be read ({e})", where=f"{str(folder)[:200]}") from None
-    if not plain:
-        return folder
-    from .archive import unpack
-    from .temporary import temporary_folder
-
-    return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
 
 
 def _say(message: str) -> None:

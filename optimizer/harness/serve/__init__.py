@@ -1,7 +1,10 @@
 """Answers over the network: what `python -m harness serve` runs.
 
 inference.py  the Open Inference Protocol v2, with its tensors in tensors.py; openai.py
-app.py        paths to answers (ASGI); asgi.py: bodies within limits; refusals.py: errors
+versions.py   which version of which model answers; loader.py: opens them, again where asked to;
+              starting.py: warmed up and behind a scheduler
+app.py        paths to answers (ASGI); exchange.py, asgi.py: a request within limits; v2_http.py;
+              refusals.py: errors
 plain_http.py HTTP by the standard library; uvicorn_http.py where that is installed
 grpc_server.py  the same over gRPC; its messages in grpc_messages.py
 command.py    all of it together, until SIGTERM; options.py, metrics.py, memory.py, ask.py

@@ -109,7 +109,7 @@ class GrpcServer:
                 except Exception as e:  # our bug: the client learns that, the log which
                     self._app.bug(e)
                     error = ModelError("unexpected failure")
-                self._app.count_failure(error)
+                self._app.count_failure(error, None)
                 log["status"] = error.grpc
             if error.retry_after is not None:
                 delay = str(int(1000 * max(error.retry_after, 0.001)))
@@ -133,29 +133,32 @@ class GrpcServer:
 
     async def _ready(self, request: Any, context: Any) -> Any:
         del request, context
-        return self._methods["ServerReady"].response(ready=self._app.ready)
+        return self._methods["ServerReady"].response(ready=self._app.versions.ready)
 
     async def _model_ready(self, request: Any, context: Any) -> Any:
         del context
-        ready = self._app.ready
+        ready = self._app.versions.ready
         try:
-            self._app.ready_service().check(request.name, request.version)
+            self._app.versions.of(request.name, request.version)
         except RequestError:
             ready = False
         return self._methods["ModelReady"].response(ready=ready)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
         del request, context
-        return self._methods["ServerMetadata"].response(**self._app.ready_service().server())
+        return self._methods["ServerMetadata"].response(**self._app.first().server())
 
     async def _model_metadata(self, request: Any, context: Any) -> Any:
         del context
-        document = self._app.ready_service().metadata(request.name, request.version)
+        served = self._app.versions.of(request.name, request.version)
+        document = served.service.metadata(request.name, request.version)
         return self._methods["ModelMetadata"].response(**document)
 
     async def _infer(self, message: Any, context: Any) -> Any:
-        service = self._app.ready_service()
-        service.check(message.model_name, message.model_version)
+        with self._app.versions.lease(message.model_name, message.model_version) as service:
+            return await self._inferred(service, message, context)
+
+    async def _inferred(self, service: Service, message: Any, context: Any) -> Any:
         request = _request(message)
         call = service.call(
             context.peer().rpartition(":")[0], request.parameters, context.time_remaining()

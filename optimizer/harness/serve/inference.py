@@ -63,10 +63,6 @@ class Service:
             "outputs": outputs,
         }
 
-    def check(self, name: str, version: str = "") -> None:
-        """Raises UnknownError for a model that is not here."""
-        self._check(name, version)
-
     def call(self, client: str, parameters: Mapping[str, Any], seconds: float | None) -> Call:
         """Who asks, and until when: the parameters `timeout` (microseconds) and `priority` (0, the
         default, runs first) as Triton has them. seconds: what the transport says.

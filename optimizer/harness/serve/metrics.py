@@ -7,7 +7,7 @@ read on the event loop's thread.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -96,13 +96,9 @@ class Metrics:
         self.rechecked = count("batch_rechecked_total", "Batches whose rows were run alone as well")
         self.unequal = count("batch_unequal_total", "Of those, whose answers were not the same")
 
-    def text(self) -> str:
-        """The exposition, as /metrics gives it."""
-        lines = []
-        for metric in self._all:
-            lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
-            lines += metric.lines(self._labels)
-        return "\n".join([*lines, ""])
+    def lines(self) -> dict[tuple[str, str, str], list[str]]:
+        """The lines of each metric, by its name, text and kind."""
+        return {(m.name, m.text, m.kind): m.lines(self._labels) for m in self._all}
 
     def _counter(self, name: str, text: str, kind: str = "counter") -> Counter:
         return self._kept(Counter(name, text, kind))
@@ -113,3 +109,15 @@ class Metrics:
     def _kept(self, metric: Metric) -> Metric:
         self._all.append(metric)
         return metric
+
+
+def exposition(models: Sequence[Metrics]) -> str:
+    """What /metrics gives: the lines of one name together, as the format has it."""
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for metrics in models:
+        for metric, lines in metrics.lines().items():
+            together.setdefault(metric, []).extend(lines)
+    text = []
+    for (name, meaning, kind), lines in together.items():
+        text += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *lines]
+    return "\n".join([*text, ""])

@@ -6,7 +6,7 @@ https://platform.openai.com/docs/api-reference/embeddings/create
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,31 @@ import numpy as np
 from .engine import Result
 from .inference import Service
 from .refusals import RequestError, UnknownError
+from .versions import Served
 
 FORMATS = ("float", "base64")
 FIELD = "embedding"
 KNOWN = ("input", "model", "encoding_format", "dimensions", "user")
 
 
-def models(service: Service, created: int) -> dict[str, Any]:
+def models(names: Sequence[str], created: int) -> dict[str, Any]:
     """GET /v1/models."""
-    entry = {"id": service.name, "object": "model", "created": created, "owned_by": "bundle"}
-    return {"object": "list", "data": [entry]}
+    entries = [
+        {"id": name, "object": "model", "created": created, "owned_by": "bundle"} for name in names
+    ]
+    return {"object": "list", "data": entries}
 
 
-def unknown_model(service: Service) -> UnknownError:
-    """What a request for another model is answered."""
-    return UnknownError(
-        f"unknown model; here is {service.name}", param="model", code="model_not_found"
+def named(current: Sequence[Served], name: object) -> Served:
+    """The model that a request names. Raises UnknownError."""
+    for served in current:
+        if served.name == name:
+            return served
+    names = [served.name for served in current]
+    raise UnknownError(
+        f"unknown model; here {'is' if len(names) == 1 else 'are'} {' and '.join(names)}",
+        param="model",
+        code="model_not_found",
     )
 
 
@@ -45,8 +54,6 @@ async def embeddings(
         raise UnknownError(
             f"the model takes {model.contract.input_kind}s; ask /v2/models/{service.name}/infer"
         )
-    if document.get("model") != service.name:
-        raise unknown_model(service)
     unknown = sorted(set(document) - set(KNOWN))
     if unknown:
         raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(KNOWN)}")

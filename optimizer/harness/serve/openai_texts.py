@@ -34,8 +34,6 @@ async def answer(
     if not isinstance(engine, Decoding):
         task = engine.model.task.name
         raise UnknownError(f"the model does {task}; ask /v2/models/{service.name}/infer")
-    if body.get("model") != service.name:
-        raise openai.unknown_model(service)
     request = read(body, engine.model, chat=chat)
     writer = Writer(request, engine.model.name, engine.model.encoder)
     result = Result([])

@@ -18,6 +18,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=bounds.whole(0, 65535),
         help="v2 over gRPC as well, where grpcio is installed; default: not at all",
     )
+    add(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BUNDLE",
+        help="serve this one too: another model, or another version of one; repeatable",
+    )
     add("--rows", type=bounds.whole(1, bounds.BATCH), default=8, help="of a batch, at most")
     add("--slots", type=bounds.whole(1, 64), default=8, help="texts that are continued at once")
     add(

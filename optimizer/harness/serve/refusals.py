@@ -60,6 +60,12 @@ class TokenError(RequestError):
     http, grpc = 401, "UNAUTHENTICATED"
 
 
+class ForbiddenError(RequestError):
+    """Not for this client, whatever it shows."""
+
+    http, grpc = 403, "PERMISSION_DENIED"
+
+
 class OverloadError(RequestError):
     """More waits than can be answered soon."""
 

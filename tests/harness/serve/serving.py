@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from optimizer.harness.bundle import Bundle
-from optimizer.harness.serve import command, options
+from optimizer.harness.serve import options, starting
 from optimizer.harness.serve.app import App, Security
+from optimizer.harness.serve.versions import Served
 
 
 class Reply(NamedTuple):
@@ -38,6 +39,7 @@ class Client:
 
     def __init__(self, app: App, lines: list[dict[str, Any]]) -> None:
         self.app, self.lines = app, lines
+        self.address = "127.0.0.1"
 
     async def ask(
         self,
@@ -63,7 +65,7 @@ class Client:
 
         pairs = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
         scope = {"type": "http", "method": method, "path": path, "headers": pairs}
-        await self.app({**scope, "client": ("127.0.0.1", 1)}, receive, send)
+        await self.app({**scope, "client": (self.address, 1)}, receive, send)
         if not sent:
             return Reply(499, {}, b"")
         head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
@@ -102,12 +104,13 @@ async def serving(
         lines.append(fields)
 
     app = App(security or Security(), say)
-    model = command.model(Bundle(bundle), parsed(*words))
-    app.service = await command.started(model, parsed(*words), say)
+    model = starting.model(Bundle(bundle), parsed(*words))
+    service = await starting.started(model, parsed(*words), say)
+    app.versions.add(Served(service, "", model.close))
     try:
         yield Client(app, lines)
     finally:
-        await app.service.engine.drained()
+        await app.versions.drained()
         model.close()
 
 

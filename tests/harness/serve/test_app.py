@@ -48,7 +48,6 @@ def test_answers_are_those_of_predict_whatever_comes_at_once(
             expected = [{**predicted[t], "engine": "onnxruntime-cpu"} for t in asked]
             assert answers == expected
         metrics = (await client.ask("GET", "/metrics")).body.decode()
-        assert client.app.service is not None
         batches = float(metrics.split("nv_inference_exec_count{")[1].split("} ")[1].split()[0])
         assert batches < len(texts)  # some shared one
 
@@ -126,8 +125,7 @@ def test_health_is_json_and_ready_only_with_a_model(made: Path) -> None:
         for path in ("/v2/health/ready", "/v2/models/tiny/ready", "/v2/models/tiny-tensors/ready"):
             reply = await client.ask("GET", path)
             assert (reply.status, reply.json["ready"]) == (200, True)
-        assert client.app.service is not None
-        client.app.service.engine.drain()
+        client.app.first().engine.drain()
         assert (await client.ask("GET", "/readyz")).status == 503
         refused = await client.infer(["good"])
         assert (refused.status, "retry-after" in refused.headers) == (503, True)

@@ -1,6 +1,7 @@
 """Clients that others wrote get the answers of predict: tritonclient, kserve's and openai's."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ import pytest
 
 from optimizer.harness.bundle import Bundle
 from tests.harness.serve.test_command import started
+from tests.package.small_bundle import edited
 
 CLIENTS = ("tritonclient[http,grpc]==2.73.0", "kserve==0.21.0", "openai==3.54.0")
 TEXTS = ["good", "a good film"]
@@ -113,6 +115,42 @@ def test_every_client_gets_the_answers_of_predict(bundle: Path, python: Path) ->
             command = [str(python), "-c", HEAD + client, str(port), str(grpc), expected]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-2000:]
+    finally:
+        process.terminate()
+        process.wait(20)
+        if process.stderr:
+            process.stderr.close()
+
+
+LOADS = """
+import sys
+import tritonclient.http
+port, link, folder = sys.argv[1:]
+client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}")
+headers = {"Authorization": "Bearer key"}
+rows = client.get_model_repository_index(headers=headers)
+assert [(r["version"], r["state"]) for r in rows] == [("1", "READY")], rows
+import pathlib
+pathlib.Path(link).unlink()
+pathlib.Path(link).symlink_to(folder)
+client.load_model("tiny", headers=headers)
+rows = client.get_model_repository_index(headers=headers)
+assert rows[0]["version"] == "2", rows
+"""
+
+
+@pytest.mark.slow
+def test_tritonclient_loads_a_new_version(bundle: Path, python: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "second"))
+    second = edited(copy, lambda manifest: manifest.update(version="2"))
+    (tmp_path / "token").write_text("key")
+    (tmp_path / "link").symlink_to(bundle)
+    words = ("--bundle", str(tmp_path / "link"), "--token-file", str(tmp_path / "token"))
+    process, port, _ = started(bundle, *words)
+    try:
+        command = [str(python), "-c", LOADS, str(port), str(tmp_path / "link"), str(second)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
     finally:
         process.terminate()
         process.wait(20)

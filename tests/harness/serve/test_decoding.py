@@ -23,8 +23,7 @@ FOREVER = float("inf")
 
 
 def engine_of(client: Client) -> Decoding:
-    assert client.app.service is not None
-    engine = client.app.service.engine
+    engine = client.app.first().engine
     assert isinstance(engine, Decoding)
     return engine
 

@@ -31,8 +31,7 @@ class Slow:
 
 
 def slowed(client: Client, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    assert client.app.service is not None
-    model = client.app.service.engine.model
+    model = client.app.first().engine.model
     slow = Slow(model)
     monkeypatch.setattr(model, "run", slow)
     return slow
@@ -67,8 +66,7 @@ def test_a_drained_engine_answers_what_it_accepted(
         accepted = [asyncio.create_task(client.infer([t])) for t in ("good", "bad film", "a film")]
         await asyncio.to_thread(slow.started.wait, 20)
         await asyncio.sleep(0.05)
-        assert client.app.service is not None
-        ending = asyncio.create_task(client.app.service.engine.drained())
+        ending = asyncio.create_task(client.app.first().engine.drained())
         await asyncio.sleep(0.05)
         assert (await client.infer(["late"])).status == 503
         slow.go.set()
@@ -105,8 +103,7 @@ def test_a_model_that_fails_fails_its_own_batch_and_no_other(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(client: Client) -> None:
-        assert client.app.service is not None
-        model = client.app.service.engine.model
+        model = client.app.first().engine.model
         run = model.run
 
         def broken(rows: Sequence[Any]) -> list[Any]:
@@ -126,8 +123,7 @@ def test_a_batch_that_changes_answers_after_all_is_noticed_and_not_sent(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(client: Client) -> None:
-        assert client.app.service is not None
-        engine = client.app.service.engine
+        engine = client.app.first().engine
         assert engine.model.sharing == "equal"
         run = engine.model.run
 

@@ -1,0 +1,52 @@
+"""The bundle that a command line names: unpacked where it is a tar, verified, opened."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import signed
+from .errors import BundleError
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
+
+Say = Callable[[str], None]
+
+
+def verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
+    """The bundle's folder, whose it is and how old as the options ask for."""
+    folder = _folder(args.bundle, stack)
+    signed.check(folder, args, say)
+    return folder
+
+
+def _folder(bundle: Path | None, stack: ExitStack) -> Path:
+    """The bundle's folder; a tar is unpacked into a temporary one."""
+    folder = bundle if bundle is not None else Path(__file__).parent.parent
+    try:
+        plain = folder.is_file()
+    except (OSError, ValueError) as e:
+        raise BundleError(f"cannot be read ({e})", where=f"{str(folder)[:200]}") from None
+    if not plain:
+        return folder
+    from .archive import unpack
+    from .temporary import temporary_folder
+
+    return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
+
+
+def opened(folder: Path, args: argparse.Namespace, say: Say) -> Bundle:
+    from .bundle import Bundle
+
+    return Bundle(
+        folder,
+        runtime=args.runtime,
+        threads=args.threads,
+        say=say,
+        genai=args.genai,
+        cache=args.cache,
+    )

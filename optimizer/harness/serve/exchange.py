@@ -1,0 +1,119 @@
+"""One HTTP request while it is answered."""
+
+from __future__ import annotations
+
+import hmac
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+
+from .asgi import Receive, Response, read_body
+from .engine import Result
+from .inference import Service
+from .refusals import ForbiddenError, MethodError, RequestError, TokenError
+from .versions import Served
+
+OPEN = ("live", "ready", "healthz", "readyz")  # paths that need no token: a cluster asks them
+
+
+@dataclass(frozen=True)
+class Security:
+    """token: what a client's `Authorization: Bearer` must hold; "" for no such check. largest:
+    bytes of a body. body_seconds: in which it must have come."""
+
+    token: str = ""
+    largest: int = 16 << 20
+    body_seconds: float = 10.0
+
+
+@dataclass
+class Exchange:
+    """route: what a request asks for, as a log and its errors need it; never the path itself, which
+    is the client's. leases: the versions that it may submit work to, until they are closed."""
+
+    method: str
+    parts: list[str]
+    headers: dict[str, str]
+    client: str
+    receive: Receive
+    id: str
+    security: Security
+    route: str = "unknown"
+    log: dict[str, Any] = field(default_factory=dict)
+    streamed: Result | None = None  # complete once the stream has ended
+    service: Service | None = None
+    leases: ExitStack = field(default_factory=ExitStack)
+
+    def lease(self, served: Served) -> Service:
+        """The version that answers; not drained before the leases are closed."""
+        self.service = self.leases.enter_context(served.lease())
+        return self.service
+
+    def accept(self, route: str, method: str) -> None:
+        """Raises MethodError, and TokenError where one is needed."""
+        self.route = route
+        if self.method != method and not (method == "GET" and self.method == "HEAD"):
+            raise MethodError(method)
+        token = self.security.token
+        if not token or route in OPEN:
+            return
+        scheme, _, value = self.headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(value.strip().encode("utf-8"), token.encode("utf-8"))
+        if scheme.lower() != "bearer" or not right:
+            raise TokenError("a bearer token is needed")
+
+    def accept_owner(self, route: str) -> None:
+        """Raises ForbiddenError for whoever is not on this machine with the server's token, and as
+        `accept`."""
+        self.accept(route, "POST")
+        if not self.security.token:
+            raise ForbiddenError("models are changed with a token alone: serve --token-file FILE")
+        if not _is_loopback(self.client):
+            raise ForbiddenError("models are changed from this machine alone")
+
+    async def body(self) -> bytes:
+        """Raises RequestError, Disconnected."""
+        security = self.security
+        return await read_body(self.headers, self.receive, security.largest, security.body_seconds)
+
+    def timeout(self) -> float | None:
+        """The header X-Request-Timeout, in seconds. Raises RequestError."""
+        value = self.headers.get("x-request-timeout")
+        if value is None:
+            return None
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise RequestError("header x-request-timeout is not a number of seconds")
+        return seconds
+
+    def finished(self, response: Response, result: Result) -> Response:
+        """Count an answer, and say of it what is no text."""
+        if result.truncated:  # the model read the beginning of so many texts
+            response.headers["x-truncated-texts"] = str(result.truncated)
+        self.log = counts(result)
+        if self.service is not None:
+            self.service.engine.metrics.success.add()
+        return response
+
+
+def counts(result: Result) -> dict[str, Any]:
+    """What a log line says of an answer."""
+    return {
+        "tokens": result.tokens,
+        "queue_ms": round(1000 * result.queued, 3),
+        "model_ms": round(1000 * result.model, 3),
+        "truncated": result.truncated,
+    }
+
+
+def _is_loopback(client: str) -> bool:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
