@@ -138,6 +138,7 @@ BEYOND = (
     "llama-3.2-1b-pruned-int4",
     "qwen3-4b-int4",
     "vit-fashion-int8",
+    "resnet-fashion-int8",
 )
 """Recipes whose compression does not fit beside the other parts."""
 

@@ -13,9 +13,12 @@ import hashlib
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from make_fashion import INSTALLED, read
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import ViTConfig, ViTForImageClassification
@@ -46,15 +49,19 @@ def model() -> ViTForImageClassification:
     )
 
 
-def pixels(split: str) -> tuple[Tensor, Tensor]:
-    """(images normalized (n, 1, 28, 28), labels)."""
+def pixels(split: str, side: int = 28) -> tuple[Tensor, Tensor]:
+    """(images normalized (n, 1, side, side), labels). side: larger ones as Pillow resizes them."""
     images, labels = read(INSTALLED, split)
+    if side != images.shape[1]:
+        images = np.stack(
+            [Image.fromarray(i).resize((side, side), Image.Resampling.BILINEAR) for i in images]
+        )
     scaled = (torch.from_numpy(images.copy()).float() / 255 - MEAN) / STD
     return scaled[:, None], torch.from_numpy(labels.astype("int64"))
 
 
-def accuracy(trained: ViTForImageClassification, split: str) -> float:
-    images, labels = pixels(split)
+def accuracy(trained: Any, split: str, side: int = 28) -> float:
+    images, labels = pixels(split, side)
     with torch.no_grad():
         right = [
             (trained.eval()(i).logits.argmax(1) == k).sum()
@@ -63,10 +70,10 @@ def accuracy(trained: ViTForImageClassification, split: str) -> float:
     return float(torch.stack(right).sum() / len(labels))
 
 
-def train() -> ViTForImageClassification:
+def train(trained: Any, side: int = 28) -> None:
     """AdamW with one cycle of the rate; images are flipped at random."""
-    images, labels = pixels("train")
-    trained, draw = model(), torch.Generator().manual_seed(1)
+    images, labels = pixels("train", side)
+    draw = torch.Generator().manual_seed(1)
     steps = EPOCHS * (len(images) // BATCH)
     optimizer = torch.optim.AdamW(trained.parameters(), RATE, weight_decay=0.05)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.2)
@@ -86,7 +93,6 @@ def train() -> ViTForImageClassification:
                 took, recent = time.monotonic() - started, sum(losses[-50:]) / 50
                 at = f"epoch {epoch + 1}/{EPOCHS}, step {len(losses)}"
                 print(f"{at}: loss {recent:.3f}, {took:.0f} s")
-    return trained
 
 
 def main() -> None:
@@ -94,7 +100,8 @@ def main() -> None:
     if (OUT / DIGEST).is_file() and (OUT / DIGEST).read_text() == own:
         print(f"{OUT} was made by this file")
         return
-    trained = train()
+    trained = model()
+    train(trained)
     shutil.rmtree(OUT, ignore_errors=True)
     trained.save_pretrained(OUT)
     size = {"height": 28, "width": 28}

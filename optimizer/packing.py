@@ -2,8 +2,8 @@
 
 A QTensor has codes (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N]
 with K = in, N = out. Laws (tested): from_kn(to_kn(a)) == a; unpack4(pack4(a)) == a;
-unpack4_unsigned(pack4_unsigned(a)) == a; to_signed(to_unsigned(a)) == a;
-unpack32(pack32(a, bits), bits, columns) == a.
+unpack4_unsigned(pack4_unsigned(a)) == a; unpack4_rows(pack4_rows(a), columns) == a;
+to_signed(to_unsigned(a)) == a; unpack32(pack32(a, bits), bits, columns) == a.
 """
 
 from __future__ import annotations
@@ -42,6 +42,19 @@ def unpack4(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int
     """The inverse of pack4 for a tensor of `shape`."""
     nibbles = _unpack(packed, shape)
     return (nibbles ^ 8).astype(np.int8) - np.int8(8)
+
+
+def pack4_rows(codes: Array) -> NDArray[np.uint8]:
+    """int8 (rows, columns) in -8..7 -> (rows, ceil(columns/2)): pack4 of each row, an odd one
+    padded with 0."""
+    even = np.pad(codes, ((0, 0), (0, 1))) if codes.shape[1] % 2 else codes
+    return pack4(even).reshape(len(codes), -1)
+
+
+def unpack4_rows(packed: NDArray[np.uint8], columns: int) -> NDArray[np.int8]:
+    """The inverse of pack4_rows for that many columns."""
+    rows, wide = packed.shape
+    return unpack4(packed.reshape(-1), (rows, 2 * wide))[:, :columns]
 
 
 def pack4_unsigned(codes: Array) -> NDArray[np.uint8]:

@@ -2,6 +2,8 @@
 
     value[o, i] = (codes[o, i] - zero_point[o, g]) * scale[o, g]        g = i // group_size
 
+A convolution's weight W[o, c, h, w] is the row value[o, (c * height + h) * width + w].
+
 codes are signed integers of `bits` bits kept in int8; `zero_point` None means 0. One group
 spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1).
 

@@ -5,7 +5,7 @@ Byte specification (version 1)
 A folder with two files.
 
 tensors.safetensors, entries as safetensors_stream orders them (wider elements first, then names):
-    <parameter>.codes        8 bits: int8 (out, in)
+    <parameter>.codes        8 bits: int8 (out, in); of a convolution as qtensor.py says
                              4 bits: uint8 (out, ceil(in/2)); input 2j in the low nibble of byte
                              j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
                              3 bits: as 4 bits (the runtime format decides the packing)
@@ -22,7 +22,8 @@ state.json, keys sorted, UTF-8, no spaces after separators:
                  true where the scales may be negative; absent where they may not
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
-                 "encoder.layer.0.output.dense:input"; of the input after its factor
+                 "encoder.layer.0.output.dense:input"; of the input after its factor. A module
+                 without codes hands on what a residual add reads
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
                  are coded; the module's codes hold the inverse, its replaced weight does not
     activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
@@ -148,6 +149,12 @@ class CompressedState:
         """Those whose weight is quantized."""
         return [owner_of(parameter) for parameter in self.weights]
 
+    @property
+    def summands(self) -> dict[str, Range]:
+        """{identity in front of a residual add: range}."""
+        ranges = ((owner_of(site), covered) for site, covered in self.ranges.items())
+        return {name: r for name, r in ranges if weight_name(name) not in self.weights}
+
     def weight_of(self, module: str) -> QTensor:
         """Raises KeyError for a module whose weight is not quantized."""
         return self.weights[weight_name(module)]
@@ -186,18 +193,13 @@ def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> Non
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """int8 (out, in) in -8..7 -> uint8 (out, ceil(in/2)), low nibble first."""
-    if codes.shape[1] % 2:
-        codes = torch.nn.functional.pad(codes, (0, 1))
-    packed = packing.pack4(codes.numpy())
-    return torch.from_numpy(packed).view(codes.shape[0], codes.shape[1] // 2)
+    """packing.pack4_rows of a tensor."""
+    return torch.from_numpy(packing.pack4_rows(codes.numpy()))
 
 
 def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
     """The inverse of pack_nibbles for `inputs` columns."""
-    rows, columns = packed.shape[0], 2 * packed.shape[1]
-    values = packing.unpack4(packed.reshape(-1).numpy(), (rows, columns))
-    return torch.from_numpy(values)[:, :inputs]
+    return torch.from_numpy(packing.unpack4_rows(packed.numpy(), inputs))
 
 
 def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:

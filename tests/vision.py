@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from optimizer.recipe.schema import Recipe
 from tests.conftest import heavy_tailed
 
 SIDE = 32
@@ -30,6 +32,9 @@ def config(kind: str, **changes: Any) -> Any:
     if kind == "resnet":
         shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
         shape["layer_type"] = "basic"
+    if kind == "regnet":
+        shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "x"}
+        shape["groups_width"] = 1  # depthwise
     if kind == "deit":  # without it transformers has the classifier of two heads
         shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
@@ -62,13 +67,37 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
             if name.endswith("running_var"):
                 buffer.copy_(0.5 + heavy_tailed(tuple(buffer.shape), 700 + i, 0.1).abs())
     model.save_pretrained(folder)
-    if kind == "resnet":
+    if kind in ("resnet", "regnet"):
         own = processor("convnext", size={"shortest_edge": SIDE})
     else:
         mean, std = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]  # each channel its own
         own = processor(size={"height": SIDE, "width": SIDE}, image_mean=mean, image_std=std)
     own.save_pretrained(folder)
     return folder
+
+
+def recipe(folder: Path, kind: str, quantize: dict[str, Any], **changes: Any) -> Recipe:
+    """Of a model that `write` makes there, and 16 pictures; with a budget that it keeps."""
+    write(folder / kind, kind, **changes)
+    for i in range(16):
+        (folder / f"{i}.png").write_bytes(encoded(picture(35, 40, seed=100 + i)))
+    rows = "".join(json.dumps({"image": f"{i}.png"}) + "\n" for i in range(16))
+    (folder / "rows.jsonl").write_text(rows)
+    data = {"source": "json", "files": ("rows.jsonl",), "columns": {"image": "image"}}
+    made = Recipe.model_validate(
+        {
+            "name": f"tiny-{kind}",
+            "model": {"source": str(folder / kind), "task": "image-classification"},
+            "calibrate": {"data": data, "samples": 16},
+            "quantize": quantize,
+            "targets": ({"runtime": "onnxruntime", "threads": 1},),
+            "validate": {"data": data, "metric": "cosine", "quantization_budget": 0.5},
+        }
+    )
+    assert made.calibrate is not None
+    placed = made.calibrate.data.model_copy(update={"base": str(folder)})
+    calibrate = made.calibrate.model_copy(update={"data": placed})
+    return made.model_copy(update={"calibrate": calibrate})
 
 
 def picture(height: int, width: int, seed: int = 0, mode: str = "RGB") -> Image.Image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from optimizer.errors import RecipeError, closest
 from optimizer.harness import tasks
@@ -15,6 +16,9 @@ from optimizer.harness.tasks import (
     image_feature_extraction,
     sentence_embedding,
 )
+
+if TYPE_CHECKING:
+    from optimizer.load.families import Family
 
 MODEL = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
@@ -54,14 +58,20 @@ targets:
   # - {{runtime: onnxruntime-web}}         # a page whose browser runs it: docs/web.md
 """
 
-OF_IMAGES = f"""\
-  samples: 256
+FILTERS = """\
+quantize:
+  method: rtn                   # the one for convolutions
+  weights: {bits: 8, granularity: channel}
+  activations: {bits: 8, granularity: tensor, range: minmax}
+  # keep_float: ["*.shortcut.convolution"]   # module patterns to leave in float
+"""
 
-{QUANTIZE}
+OF_IMAGES = """\
+
 targets:
-  - {{runtime: onnxruntime, device: cpu}}
+  - {runtime: onnxruntime, device: cpu}
   # - runtime: tensorrt-rtx
-  #   shapes: {{batch: [1, 8, 32]}}      # [min, usual, max]; an image has one size
+  #   shapes: {batch: [1, 8, 32]}      # [min, usual, max]; an image has one size
   #   float: fp16
 """
 
@@ -147,14 +157,14 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
     columns = "{" + ", ".join(f"{c}: {c}" for c in (column, *needs)) + "}"
     sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
     if record.inputs is IMAGE:
-        sections, margin = OF_IMAGES, IMAGE_MARGIN
+        quantize = FILTERS if _convolves(model) else QUANTIZE
+        sections, margin = f"  samples: 256\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
     proof = PROOF.format(columns=columns, metric=metric)
     return "".join((model_and_data, sections, proof, margin))
 
 
 def _guess(model: str, gguf_file: str | None) -> str:
     """From the checkpoint's files when they are on this machine."""
-    from optimizer.load.families import FAMILIES
     from optimizer.load.source import local_folder
 
     if gguf_file is not None:
@@ -168,12 +178,28 @@ def _guess(model: str, gguf_file: str | None) -> str:
         )
     if (Path(folder) / "modules.json").is_file():
         return sentence_embedding.TASK.name
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config, family = _architecture(folder)
     named = config.get("architectures")
     for architecture in named if isinstance(named, list) else ():
         for task in tasks.TASKS.values():
             if task.heads and str(architecture).endswith(task.heads):
                 return task.name
-    family = FAMILIES.get(str(config.get("model_type")))
     of_images = family is not None and family.inputs == IMAGE.name
     return image_feature_extraction.TASK.name if of_images else feature_extraction.TASK.name
+
+
+def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
+    """(config.json, its row of families.py)."""
+    from optimizer.load.families import FAMILIES
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config, FAMILIES.get(str(config.get("model_type")))
+
+
+def _convolves(model: str) -> bool:
+    """Whether its convolutions are quantized, as far as the files on this machine say."""
+    from optimizer.load.source import local_folder
+
+    folder = local_folder(model)
+    family = None if folder is None else _architecture(Path(folder))[1]
+    return family is not None and family.batch_norms is not None

@@ -16,13 +16,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress import convolutions
 from optimizer.compress.apply import bias_correction, rounding
 from optimizer.compress.apply.activation_ranges import ranges
 from optimizer.compress.apply.folding import Folded
 from optimizer.compress.apply.rounding import Inputs, Rounded
 from optimizer.compress.methods.rtn import relative_error
 from optimizer.compress.module_rows import Row, joined, label, significant
-from optimizer.compress.simulate import QuantLinear, set_parameter
+from optimizer.compress.simulate import (
+    QuantConvolution,
+    QuantInput,
+    QuantLinear,
+    set_parameter,
+)
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.qtensor import QTensor, Scheme
@@ -63,10 +69,11 @@ def compress(
     replaced = {**replaced, **{weight_name(name): w for name, w in chosen.floats.items()}}
     quantized, rows = _replaced_by(group, inputs, chosen, folded)
     corrections: dict[str, Tensor] = {}
+    replaced = {**replaced, **_integer_biases(inputs, chosen, quantized)}
     if quantize.bias_correction:
         biases, corrections, why = bias_correction.correct(group, quantized)
         replaced, notes = {**replaced, **biases}, [*notes, *why]
-    measured = _measured(group, quantized)
+    measured = _measured(group, quantized, covered)
     rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
     state = CompressedState(
         weights,
@@ -107,6 +114,20 @@ def compress_uncalibrated(
 
 def _values(q: QTensor | Tensor) -> Tensor:
     return q if isinstance(q, Tensor) else q.dequantize()
+
+
+def _integer_biases(
+    inputs: Inputs, chosen: Rounded, quantized: Mapping[str, QuantLinear]
+) -> dict[str, Tensor]:
+    """Give the quantized convolutions biases that integer sums can start from; returns these."""
+    biases: dict[str, Tensor] = {}
+    for name, module in quantized.items():
+        if isinstance(module, QuantConvolution) and module.bias is not None:
+            scale = chosen.weights[name].scale
+            value = convolutions.rounded_bias(module.bias, inputs.ranges[name], scale)
+            biases[f"{name}.bias"] = value
+            module.bias = nn.Parameter(value, requires_grad=False)
+    return biases
 
 
 def _replaced_by(
@@ -160,7 +181,9 @@ class _Measure:
         }
 
 
-def _measured(group: BlockGroup, quantized: Mapping[str, QuantLinear]) -> dict[str, _Measure]:
+def _measured(
+    group: BlockGroup, quantized: Mapping[str, QuantLinear], ranges: Mapping[str, Range]
+) -> dict[str, _Measure]:
     """Move the stream through the quantized blocks, measuring each module on the way."""
     measures = {
         name: _Measure(cast(nn.Linear, group.model.get_submodule(name)), q)
@@ -171,6 +194,7 @@ def _measured(group: BlockGroup, quantized: Mapping[str, QuantLinear]) -> dict[s
         if not measures[name].enough:
             measures[name].update(rows)
 
-    with walk.swapped(group.model, quantized):
+    summands = {n: QuantInput(ranges[n]) for n in group.summands}
+    with walk.swapped(group.model, {**quantized, **summands}):
         walk.advance(group, hook, quantized)
     return measures

@@ -3,6 +3,7 @@ weight is read or any text is run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from optimizer.compress import convolutions
 from optimizer.compress.walk.blocks import inside
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError, closest
@@ -47,6 +49,9 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
     size or an N:M that does not divide a module's inputs, and when nothing would be left to
     compress."""
     chosen = _quantized(source, quantize)
+    modules = {n: source.model.get_submodule(n) for n in chosen.quantized}
+    filters = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d)}
+    convolutions.check(quantize, sparsity, filters, [chosen.quantized[n] for n in filters])
     if sparsity is None:
         return chosen
     pruned = _pruned(source, tuple(chosen.quantized), sparsity)
@@ -86,20 +91,19 @@ def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
     patterns = matched(model, quantize.keep_float, "quantize.keep_float")
     rules = _rules(model, quantize)
     outside = _outside(source, quantize)
-    path, blocks = f"{source.prefix}{family.blocks}", source.blocks
+    blocks = source.blocks
     listed = {f"{block}.{linear}" for block in blocks for linear in family.linears}
     quantized: dict[str, Scheme] = {}
     notes: list[Note] = []
     for name, module in model.named_modules():
         if not isinstance(module, WEIGHTED) or name in outside:
             continue
-        why = _why_float(name, module, patterns, name in listed, f"{path}.")
+        why = _why_float(name, module, patterns, name in listed, blocks)
         if why:
             notes.append(Note(name, "float", why))
             continue
-        assert isinstance(module, nn.Linear)
         where, weights = rules.get(name, ("quantize.weights", quantize.weights))
-        quantized[name] = _scheme(name, module.in_features, weights, where)
+        quantized[name] = _scheme(name, _inputs(module), weights, where)
     if not quantized:
         raise RecipeError(
             "every linear layer is kept in float, so there is nothing to compress",
@@ -114,7 +118,7 @@ def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
 def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> tuple[Scheme, ...]:
     """The scheme asked for, and those of quantize.allocate whose groups divide the inputs."""
     assert quantize.allocate is not None
-    inputs = cast(nn.Linear, model.get_submodule(name)).in_features
+    inputs = _inputs(model.get_submodule(name))
     choices = quantize.allocate.choices
     schemes = [scheme_of(weights) for weights in choices]
     fitting = [s for s in schemes if divides(s.group_size, inputs)]
@@ -207,17 +211,26 @@ def _nearest(pattern: str, names: list[str]) -> str:
 
 
 def _why_float(
-    name: str, module: nn.Module, patterns: Mapping[str, str], listed: bool, blocks: str
+    name: str,
+    module: nn.Module,
+    patterns: Mapping[str, str],
+    listed: bool,
+    blocks: Collection[str],
 ) -> str | None:
     if name in patterns:
         return f"keep_float: {patterns[name]}"
     if isinstance(module, nn.Embedding):
         return "an embedding is looked up, not multiplied"
-    if not name.startswith(blocks):
+    if not inside(name, blocks):
         return "outside the blocks: a small part of the work, and its error reaches the answer"
-    if not isinstance(module, nn.Linear):
-        return f"{type(module).__name__} is not compressed, only linear layers are"
-    return None if listed else "not among the linear layers that load/families.py lists"
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return f"{type(module).__name__} is not compressed, only linear and 2-D convolutions are"
+    return None if listed else "not among the layers that load/families.py lists"
+
+
+def _inputs(module: nn.Module) -> int:
+    """How many values an output of a weighted module is computed from."""
+    return math.prod(cast(Tensor, module.weight).shape[1:])
 
 
 def scheme_of(weights: Weights) -> Scheme:

@@ -6,6 +6,10 @@ A quantized linear multiplies de-quantized weights with inputs that were coded a
     activations "token"    round(x / s) * s, s = max|x| / 127 of each row (a row of zeros stays 0)
     activations None       x itself
 
+A convolution does the same with the image that its filters are laid over, whose padding is 0; its
+weight (out, in of a group, height, width) is quantized as (out, in * height * width). What a
+residual add reads is quantized alike, where the state has its range.
+
 x is first multiplied, feature by feature, by its module's factor where the state has one; the codes
 of the weight hold the inverse.
 """
@@ -14,11 +18,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
+from optimizer.filters import Filters
 from optimizer.qtensor import QTensor
 from optimizer.state import Activations, CompressedState, Range, input_name, owner_of
 
@@ -66,6 +72,22 @@ class QuantLinear(nn.Module):
         shape = weight.codes.shape if isinstance(weight, QTensor) else weight.shape
         self.out_features, self.in_features = shape
 
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        weight: Tensor | QTensor,
+        activations: Activations,
+        covered: Range | None,
+        factor: Tensor | None = None,
+    ) -> QuantLinear:
+        """What stands for `module`, a linear layer or a convolution, with its bias."""
+        bias = cast(Tensor | None, module.bias)
+        if not isinstance(module, nn.Conv2d):
+            return QuantLinear(weight, bias, activations, covered, factor)
+        assert factor is None
+        return QuantConvolution(weight, module, activations, covered)
+
     @property
     def weight(self) -> Tensor:
         """(out, in): the values that are multiplied with, which some models ask a linear for."""
@@ -110,6 +132,38 @@ class QuantLinear(nn.Module):
         return torch.cat(parts, -1)
 
 
+class QuantConvolution(QuantLinear):
+    """y = code(x) * W + b, a convolution laid as that of `like`. weight (out, in of a group *
+    height * width)."""
+
+    def __init__(
+        self,
+        weight: Tensor | QTensor,
+        like: nn.Conv2d,
+        activations: Activations,
+        covered: Range | None,
+    ) -> None:
+        super().__init__(weight, like.bias, activations, covered)
+        self.filters = Filters.of(like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.filters.convolved(self.code(x), self.weight, self.bias)
+
+
+class QuantInput(nn.Module):
+    """In the place of an identity: hands on what it reads as its codes say it is."""
+
+    factor = None
+    activations: Activations = "tensor"
+
+    def __init__(self, covered: Range) -> None:
+        super().__init__()
+        self.covered = covered
+
+    def forward(self, x: Tensor) -> Tensor:
+        return code_static(x, self.covered)
+
+
 def simulated(
     model: nn.Module,
     state: CompressedState,
@@ -145,12 +199,16 @@ def simulated(
         if isinstance(twin.get_submodule(module), nn.Embedding):
             set_parameter(twin, name, state.weights[name].dequantize())
             continue
-        bias = parameters.get(f"{module}.bias")
         mode = state.activations_of(module) if activations else None
         covered = state.ranges[input_name(module)] if mode == "tensor" else None
         factor = state.factor_of(module)
         values = state.weights[name].dequantize()
-        set_module(twin, module, QuantLinear(values, bias, mode, covered, factor))
+        filled = QuantLinear.of(twin.get_submodule(module), values, mode, covered, factor)
+        set_module(twin, module, filled)
+    if activations:
+        for module, range_ in state.summands.items():
+            if only is None or module in only:
+                set_module(twin, module, QuantInput(range_))
     return twin
 
 

@@ -180,7 +180,16 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
     if job.batches:
         for block in blocks:
             materialize(source.model, block, source.tensors)
-        group = BlockGroup(source.model, source.family, stream, uses, blocks, schemes, sparsity)
+        group = BlockGroup(
+            source.model,
+            source.family,
+            stream,
+            uses,
+            blocks,
+            schemes,
+            sparsity,
+            source.summands(schemes, blocks) if quantize.static_activations else (),
+        )
         part, rows, corrections = segments.compress(group, quantize, job.progress / "scratch")
         for block in blocks:
             release(source.model, block)

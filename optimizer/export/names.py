@@ -7,11 +7,14 @@ after transposing for a weight stored [K, N] and casting to the graph's float ty
 names.json
     modules     {module: {parameter, initializer, layout, node, op, input, site, also}}
                 layout   "KN" the initializer is [inputs, outputs]; "NK" it is transposed by a
-                         node before the MatMul (a weight that something else uses as well)
+                         node before the MatMul (a weight that something else uses as well);
+                         "OIHW" of a convolution
                 node     the operator's name; input: the tensor whose range "site" describes
                 also     [{node, input}, ...] further uses of a shared module
     lookups     {module: {parameter, initializer, nodes}} of each embedding whose rows, [V, H], the
                 Gathers `nodes` look up; one whose ids are constants may be folded away
+    summands    {module: {input, node}} of each identity in front of a residual add: the tensor it
+                hands on, and the Add that reads it; only where there are some
     parameters  {parameter: initializer}
     folded      [parameter, ...] parameters with no initializer: not used by the graph, or
                 folded into another value; never a weight of a module
@@ -31,6 +34,7 @@ from torch import Tensor
 
 from optimizer.errors import OptimizeError
 from optimizer.export.clean import module_of
+from optimizer.load.residual_blocks import Summand
 from optimizer.state import input_name
 
 Array = NDArray[Any]
@@ -75,6 +79,7 @@ class Names:
     parameters: Mapping[str, str]
     folded: tuple[str, ...] = field(default=())
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
+    summands: Mapping[str, Use] = field(default_factory=dict)
 
     @property
     def parameter_of(self) -> dict[str, str]:
@@ -83,7 +88,9 @@ class Names:
         return multiplied | {m: entry.parameter for m, entry in self.lookups.items()}
 
     def as_dict(self) -> dict[str, Any]:
+        summands = {m: asdict(use) for m, use in self.summands.items()}
         return {
+            **({"summands": summands} if summands else {}),
             "modules": {m: asdict(entry) for m, entry in self.modules.items()},
             "lookups": {m: asdict(entry) for m, entry in self.lookups.items()},
             "parameters": dict(self.parameters),
@@ -101,7 +108,8 @@ def from_dict(document: Mapping[str, Any]) -> Names:
         name: Lookup(**{**entry, "nodes": tuple(entry["nodes"])})
         for name, entry in document["lookups"].items()
     }
-    return Names(modules, document["parameters"], tuple(document["folded"]), lookups)
+    summands = {name: Use(**use) for name, use in document.get("summands", {}).items()}
+    return Names(modules, document["parameters"], tuple(document["folded"]), lookups, summands)
 
 
 def pair(
@@ -248,6 +256,8 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
 
     Of an initializer that holds several parameters, only operators traced inside `module` count.
     """
+    if len(value.shape or ()) == 4:
+        return _convolution(module, weight, value)
     products = value if transposed else None
     if not transposed:  # W -> Transpose -> MatMul
         transposes = [n.outputs[0] for n, _ in value.uses() if n.op_type == "Transpose"]
@@ -273,6 +283,53 @@ def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared:
         site=input_name(module),
         also=tuple(read_by[1:]),
     )
+
+
+def _convolution(module: str, weight: str, value: ir.Value) -> Module:
+    uses = [n for n, i in value.uses() if n.op_type == "Conv" and i == 1]
+    if len(uses) != 1:
+        raise OptimizeError(
+            f"{weight} is initializer {value.name!r} of the exported graph, and {len(uses)} Conv "
+            "multiply by it, not one",
+            where="export",
+            fix=f"Add {module} to quantize.keep_float, and report the architecture.",
+        )
+    node = uses[0]
+    return Module(
+        weight,
+        _name(value),
+        "OIHW",
+        str(node.name),
+        "Conv",
+        _name(node.inputs[0]),
+        input_name(module),
+    )
+
+
+def residual_adds(
+    model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
+) -> dict[str, Use]:
+    """The tensor and the Add of each of `summands`, {module: (its block, what it hands on)}.
+
+    Raises OptimizeError for one whose tensor no single Add of the block reads.
+    """
+    nodes = {str(n.name): n for n in model.graph}
+    uses = {}
+    for name, (block, summand) in summands.items():
+        entry = modules.get(f"{block}.{summand.convolution}")
+        node = None if entry is None else nodes[entry.node]
+        tensor = None if node is None else node.inputs[0] if summand.input else node.outputs[0]
+        readers = [] if tensor is None else [n for n, _ in tensor.uses()]
+        adds = [n for n in readers if n.op_type == "Add" and module_of(n) == block]
+        if len(adds) != 1:
+            raise OptimizeError(
+                f"{name} hands on what a residual add of {block} reads, and the exported graph has "
+                f"{len(adds)} such adds, not one",
+                where="export",
+                fix=f"Add {block}.* to quantize.keep_float, and report the architecture.",
+            )
+        uses[name] = Use(str(adds[0].name), _name(tensor))
+    return uses
 
 
 def _name(value: ir.Value | None) -> str:

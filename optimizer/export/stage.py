@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -30,10 +31,12 @@ from optimizer.export.repeat import TRACED, alike, grow, shortened
 from optimizer.export.weights import Values, fill_buffers, stand_in, untie
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.families import Family
 from optimizer.load.model import skeleton
+from optimizer.load.residual_blocks import Summand
 from optimizer.progress import say
 from optimizer.recipe.schema import Export
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, weight_name
 from optimizer.store import Estimate, Shapes, Stage
 
 
@@ -53,11 +56,15 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     values = Values(model, checkpoint.tensors, compressed.replaced)
     architecture = family(checkpoint.config, checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
-    graph = float_graph(model, values, contract, section, blocks)
+    graph = float_graph(model, values, contract, section, None if architecture.uneven else blocks)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
-    linear, tables = linear_modules(model), embeddings(model)
+    linear, tables = multiplying(model, compressed), embeddings(model)
     paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
+    summands = names.residual_adds(
+        written, paired.modules, {n: _summand(n, architecture) for n in compressed.summands}
+    )
+    paired = replace(paired, summands=summands)
     text = json.dumps(paired.as_dict(), indent=1, sort_keys=True)
     (out / "names.json").write_text(text, encoding="utf-8")
     lend(model, values)
@@ -105,6 +112,19 @@ def longest(contract: Mapping[str, Any]) -> int:
 def linear_modules(model: nn.Module) -> list[str]:
     """Every nn.Linear, under each name it is reachable by first."""
     return [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+
+
+def multiplying(model: nn.Module, state: CompressedState) -> list[str]:
+    """Every linear module, and the convolutions that are quantized."""
+    filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    return [*linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
+
+
+def _summand(module: str, architecture: Family) -> tuple[str, Summand]:
+    """(its block, what it hands on)."""
+    known = (s for s in architecture.summands if module.endswith(f".{s.module}"))
+    summand = max(known, key=lambda s: len(s.module))
+    return module.removesuffix(f".{summand.module}"), summand
 
 
 def embeddings(model: nn.Module) -> list[str]:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from optimizer import reading
 from optimizer.errors import CheckpointError
+from optimizer.load.batch_norms import PARTS, folded
 from optimizer.load.families import FAMILIES
+from optimizer.load.residual_blocks import BatchNorms
 
 DTYPES = {
     "F64": torch.float64,
@@ -197,9 +199,72 @@ class Tensors(Mapping[str, Tensor]):
         a transposed view where the file holds (in, out). For comparing with other readers."""
         return tensor.t() if name in self._transposed else tensor
 
+    @property
+    def as_written(self) -> Tensors:
+        """Those of the files, nothing computed."""
+        return Tensors(self._entries, self._transposed)
+
+    @property
+    def computed(self) -> frozenset[str]:
+        """Names whose values are computed of several tensors in the files."""
+        return frozenset()
+
     def entry(self, name: str) -> Entry:
         """Where it lies; the shape there is the stored one."""
         return self._entries[name]
+
+
+class FoldedTensors(Tensors):
+    """Tensors of a checkpoint whose norms are folded: without theirs, and with the convolutions'
+    biases."""
+
+    def __init__(
+        self, entries: Mapping[str, Entry], transposed: Iterable[str], norms: BatchNorms
+    ) -> None:
+        super().__init__(entries, transposed)
+        self._epsilon = norms.epsilon
+        last = f".{norms.norm}.running_var"
+        self._norm_of = {  # {convolution: its norm}
+            f"{name.removesuffix(last)}.{norms.convolution}": name.removesuffix(".running_var")
+            for name in entries
+            if name.endswith(last)
+            and f"{name.removesuffix(last)}.{norms.convolution}.weight" in entries
+        }
+        gone = {f"{norm}.{part}" for norm in self._norm_of.values() for part in PARTS}
+        biases = [f"{convolution}.bias" for convolution in self._norm_of]
+        self._names = dict.fromkeys([*(n for n in entries if n not in gone), *biases])
+
+    @property
+    def computed(self) -> frozenset[str]:
+        return frozenset(f"{c}.{part}" for c in self._norm_of for part in ("weight", "bias"))
+
+    def __getitem__(self, name: str) -> Tensor:
+        convolution, _, part = name.rpartition(".")
+        norm = self._norm_of.get(convolution)
+        if norm is None:
+            return super().__getitem__(name)
+        own = f"{convolution}.bias"
+        weight, bias = folded(
+            super().__getitem__(f"{convolution}.weight"),
+            super().__getitem__(own) if own in self._entries else None,
+            {p: super(FoldedTensors, self).__getitem__(f"{norm}.{p}") for p in PARTS[:4]},
+            self._epsilon,
+        )
+        return {"weight": weight, "bias": bias}[part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._entries:
+            return super().shape(name)
+        return super().shape(name.removesuffix("bias") + "weight")[:1]
 
 
 @dataclass(frozen=True)
@@ -229,6 +294,8 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
         )
     family = FAMILIES.get(str(config.get("model_type")))
     transposed = [n for n in entries if family is not None and family.is_transposed(n)]
+    if family is not None and family.batch_norms is not None:
+        return Checkpoint(folder, config, FoldedTensors(entries, transposed, family.batch_norms))
     return Checkpoint(folder, config, Tensors(entries, transposed))
 
 

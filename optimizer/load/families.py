@@ -22,6 +22,7 @@ from typing import Any, Literal
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
+from optimizer.load.residual_blocks import BatchNorms, Summand
 from optimizer.recipe.schema import Task
 
 
@@ -76,9 +77,12 @@ class Heads:
 class Family:
     """One architecture.
 
-    inputs: the kind of what it takes. base: the attribute that holds the base model in a model with
+    blocks: the list of blocks, "*" for each of a list of lists of unequal ones. inputs: the kind of
+    what it takes. base: the attribute that holds the base model in a model with
     a head. linears: those that every block has (options of a config can add some, such as
-    DeBERTa's own position projections when share_att_key is off).
+    DeBERTa's own position projections when share_att_key is off); of unequal blocks, those that
+    any has. batch_norms: those that are folded. summands: quantized as inputs of modules are, where
+    they are an identity in the model, so that a runtime can add integers.
 
     Of a decoder, all but `head` relative to the base model or to a block: head, its output
     projection, a name in the whole model. final_norm: between the last block and the head, "" when
@@ -116,6 +120,13 @@ class Family:
     depth: str = ""
     per_block: tuple[str, ...] = ()
     stored_as: tuple[tuple[str, str], ...] = ()
+    batch_norms: BatchNorms | None = None
+    summands: tuple[Summand, ...] = ()
+
+    @property
+    def uneven(self) -> bool:
+        """Whether its blocks differ in the shapes of what they read."""
+        return "*" in self.blocks
 
     def is_transposed(self, parameter: str) -> bool:
         """Whether a checkpoint holds this parameter as (in, out)."""
@@ -250,6 +261,24 @@ _DINOV2 = replace(
     stored_as=_VIT.stored_as[1:5],
 )
 
+_RESNET = Family(
+    model_type="resnet",
+    base="resnet",
+    blocks="encoder.stages.*.layers",
+    embeddings="embedder",
+    linears=(*(f"layer.{i}.convolution" for i in range(4)), "shortcut.convolution"),
+    smooth=(),
+    inputs=IMAGE.name,
+    batch_norms=BatchNorms(),
+    # the last convolution of a block has no activation; a shortcut is nothing, or a convolution
+    # whose norm is folded
+    summands=(
+        *(Summand(f"layer.{i}.activation", f"layer.{i}.convolution") for i in (1, 2, 3)),
+        Summand("shortcut", "layer.0.convolution", input=True),
+        Summand("shortcut.normalization", "shortcut.convolution"),
+    ),
+)
+
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
@@ -347,15 +376,8 @@ FAMILIES: Mapping[str, Family] = {
         _VIT,
         replace(_VIT, model_type="deit", base="deit"),
         _DINOV2,
-        Family(
-            model_type="resnet",
-            base="resnet",
-            blocks="encoder.stages",
-            embeddings="embedder",
-            linears=(),
-            smooth=(),
-            inputs=IMAGE.name,
-        ),
+        _RESNET,
+        replace(_RESNET, model_type="regnet", base="regnet"),
     )
 }
 

@@ -23,7 +23,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
+from optimizer.load import batch_norms
 from optimizer.load.checkpoint import Checkpoint
+from optimizer.load.families import FAMILIES
 from optimizer.reading import DOUBT, words
 from optimizer.recipe.schema import Task
 
@@ -37,7 +39,8 @@ def auto_class(task: Task) -> Any:
 
 
 def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
-    """The model of the task in eval mode, eager attention, every parameter on the meta device.
+    """The model of the task in eval mode, eager attention, every parameter on the meta device, and
+    norms folded into their convolutions (batch_norms.py).
 
     Of a task without a head (tasks.Task.headless) a pooler that has weights is removed: the output
     is last_hidden_state. Raises CheckpointError when transformers has no such model.
@@ -47,7 +50,11 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     # the load stage copies a model's own code only when the recipe trusts it
     trusted = any(checkpoint.folder.glob("*.py"))
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trusted)
-    return skeleton_from_config(config, task, trusted)
+    model = skeleton_from_config(config, task, trusted)
+    family = FAMILIES.get(str(config.model_type))
+    if family is not None and family.batch_norms is not None:
+        batch_norms.fold_skeleton(model, family.batch_norms)
+    return model
 
 
 def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = False) -> nn.Module:

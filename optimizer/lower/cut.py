@@ -23,20 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimizer.errors import OptimizeError
 from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
-from optimizer.lower import norm_epsilons, ort_product
+from optimizer.lower import convolution, norm_epsilons, ort_product
 from optimizer.lower.opened import Opened, Source, model_of, place_of
 from optimizer.lower.qdq import codes_name, read_back, scale_name
 
 OF_INTEGERS = ("MatMulInteger", ort_product.OPERATOR)
-PRODUCTS = ("MatMul", "Gemm", *OF_INTEGERS)
-BIASES = {"Gemm": 2, ort_product.OPERATOR: ort_product.BIAS}  # which operand
+PRODUCTS = ("MatMul", "Gemm", convolution.OPERATOR, *OF_INTEGERS)
 LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in another shape
 
 
@@ -46,7 +44,9 @@ class Edge:
 
     A model may have flattened (batch, sequence, width) to rank 2. integers: what its input is
     quantized to, "" where it stays float; step: the tensor that holds the step of each row, where
-    that is computed at run time; both have integers_rank.
+    that is computed at run time; both have integers_rank. sides: (top, left, bottom, right), how
+    much larger an image the integers are, padded with that of 0. multiplies: False of what a
+    residual add reads.
     """
 
     module: str
@@ -57,15 +57,8 @@ class Edge:
     integers: str = ""
     step: str = ""
     integers_rank: int = 0
-
-
-@dataclass(frozen=True)
-class InputQuantization:
-    """How a module's input is coded: round((x - offset) / scale) + zero_point."""
-
-    scale: float
-    zero_point: int
-    offset: float
+    sides: tuple[int, ...] = ()
+    multiplies: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,14 +91,15 @@ def summary(source: Source) -> GraphSummary:
     return GraphSummary(inputs, outputs, norm_epsilons.epsilons(graph), gelus, by_column)
 
 
-def edges(source: Source, modules: Collection[str]) -> list[Edge]:
-    """Every use of every linear module in graph order; `modules` names all of them.
+def edges(source: Source, modules: Collection[str], summands: Collection[str] = ()) -> list[Edge]:
+    """Every use of every linear module in graph order; `modules` names all of them. Then what
+    residual adds read, of `summands`.
 
     Raises OptimizeError naming a module that the graph does not multiply by.
     """
     model = model_of(source)
     products = [
-        n for n in model.graph if n.op_type in PRODUCTS and _owner(n, modules) and _weighted(n)
+        n for n in model.graph if n.op_type in PRODUCTS and owned(n, modules) and weighted(n)
     ]
     missing = sorted(set(modules) - {module_of(n) for n in products})
     if missing:
@@ -125,14 +119,28 @@ def edges(source: Source, modules: Collection[str]) -> list[Edge]:
                 *_quantized(product, entering),
             )
         )
-    return cuts
+    return cuts + [_summand(model, name) for name in summands]
 
 
-def _owner(node: ir.Node, modules: Collection[str]) -> bool:
+def _summand(model: ir.Model, module: str) -> Edge:
+    """From the float tensor that its own operators read to the one that they give."""
+    own = [n for n in model.graph if module_of(n) == module]
+    inside = {v for n in own for v in n.outputs}
+    inputs = [n.inputs[0] for n in own if n.inputs[0] not in inside]
+    outputs = [v for v in inside if not any(module_of(n) == module for n, _ in v.uses())]
+    coded = [n.outputs[0] for n in own if n.op_type == "QuantizeLinear"]
+    if not len(inputs) == len(outputs) == len(coded) == 1 or inputs[0] is None:
+        raise OptimizeError(f"what {module} hands on is not quantized once", where="cut")
+    x, y, rank = str(inputs[0].name), str(outputs[0].name), _rank(inputs[0])
+    return Edge(module, x, y, rank, rank, str(coded[0].name), "", rank, multiplies=False)
+
+
+def owned(node: ir.Node, modules: Collection[str]) -> bool:
+    """Whether it came from one of the modules."""
     return module_of(node) in modules
 
 
-def _weighted(node: ir.Node) -> bool:
+def weighted(node: ir.Node) -> bool:
     """Whether the second operand is an initializer, perhaps behind operators on it alone."""
     value = node.inputs[1]
     while value is not None and not value.is_initializer():
@@ -161,7 +169,7 @@ def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]
     assert value is not None
     while value not in leaving:
         node = value.producer()
-        if node is None or not _owner(node, modules) or not node.inputs:
+        if node is None or not owned(node, modules) or not node.inputs:
             break
         before = node.inputs[0]
         assert before is not None
@@ -169,9 +177,9 @@ def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]
     return value
 
 
-def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int]:
-    """(integers, step, integers_rank) of an Edge: the integers that are multiplied or dequantized,
-    so that what is done to them after QuantizeLinear belongs to the quantizer."""
+def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tuple[int, ...]]:
+    """(integers, step, integers_rank, sides) of an Edge: the integers that are multiplied or
+    dequantized, so that what is done to them after QuantizeLinear belongs to the quantizer."""
     value = product.inputs[0]
     integers = value if product.op_type in OF_INTEGERS else None
     while value is not None and value is not entering:
@@ -182,12 +190,22 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int]:
             step, integers = node.inputs[1], integers or node.outputs[0]
             assert step is not None
             name = "" if step.is_initializer() else str(step.name)
-            return str(integers.name), name, _rank(node.inputs[0])
+            return str(integers.name), name, _rank(node.inputs[0]), _sides(node.inputs[0])
         moved = value is integers and node.op_type in LAYOUT
         if node.op_type == "DequantizeLinear" or moved:
             integers = node.inputs[0]
         value = node.inputs[0]
-    return "", "", 0
+    return "", "", 0, ()
+
+
+def _sides(value: ir.Value | None) -> tuple[int, ...]:
+    """Of the image that a quantizer reads, if that is padded."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Pad" or node.inputs[1] is None:
+        return ()
+    assert node.inputs[1].const_value is not None
+    _, _, top, left, _, _, bottom, right = node.inputs[1].const_value.numpy().tolist()
+    return top, left, bottom, right
 
 
 def _rank(value: ir.Value | None) -> int:
@@ -276,7 +294,7 @@ def float_weights(source: Source, modules: Collection[str]) -> list[str]:
     look rows of one up."""
     wrong = set()
     for node in model_of(source).graph:
-        if node.op_type == "Gather" and _owner(node, modules):
+        if node.op_type == "Gather" and owned(node, modules):
             table = node.inputs[0]
             scale = scale_name(f"{module_of(node)}.weight")
             if (
@@ -286,7 +304,7 @@ def float_weights(source: Source, modules: Collection[str]) -> list[str]:
                 and _float(table)
             ):
                 wrong.add(module_of(node))
-        if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
+        if node.op_type not in PRODUCTS or not owned(node, modules) or not weighted(node):
             continue
         ends, pending = [], [node.inputs[1]]
         while pending:
@@ -328,59 +346,3 @@ def dequantized(source: Source, parameters: Iterable[str]) -> dict[str, NDArray[
             raise OptimizeError(f"no codes of {name}", where=place_of(source))
         arrays[name] = read_back(model, name)
     return arrays
-
-
-def biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
-    """{module: what the graph adds to its product, None where nothing}, of those that multiply by a
-    weight."""
-    added: dict[str, NDArray[Any] | None] = {}
-    for node in model_of(source).graph:
-        if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
-            continue
-        module, value = module_of(node), node.outputs[0]
-        place = BIASES.get(node.op_type)
-        added.setdefault(module, None if place is None else _operand(node, place))
-        while True:
-            users = [n for n, _ in value.uses()]
-            if len(users) != 1 or module_of(users[0]) != module:
-                break
-            if users[0].op_type == "Add":
-                other = 0 if users[0].inputs[1] is value else 1
-                added[module] = _operand(users[0], other)
-            value = users[0].outputs[0]
-    return added
-
-
-def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
-    value = node.inputs[place] if len(node.inputs) > place else None
-    if value is None or value.const_value is None:
-        return None
-    return np.asarray(value.const_value.numpy())
-
-
-def input_quantizations(source: Source, modules: Collection[str]) -> dict[str, InputQuantization]:
-    """{module: quantization} of each module whose input is coded with constants of the graph."""
-    by_module = {}
-    for node in model_of(source).graph:
-        if node.op_type not in PRODUCTS or not _owner(node, modules) or not _weighted(node):
-            continue
-        scale = zero = None
-        offset = 0.0
-        step = node.inputs[0].producer() if node.inputs[0] is not None else None
-        while step is not None and step.inputs and _owner(step, modules):
-            if step.op_type == "QuantizeLinear":
-                scale = _constant(step.inputs[1])
-                zero = _constant(step.inputs[2]) if len(step.inputs) > 2 else 0.0
-            elif step.op_type == "Sub":
-                offset = _constant(step.inputs[1]) or 0.0
-            step = step.inputs[0].producer() if step.inputs[0] is not None else None
-        if scale is not None and zero is not None:
-            by_module[module_of(node)] = InputQuantization(scale, int(zero), offset)
-    return by_module
-
-
-def _constant(value: ir.Value | None) -> float | None:
-    """The single number of an initializer."""
-    if value is None or value.const_value is None or value.const_value.size != 1:
-        return None
-    return float(value.const_value.numpy().reshape(-1)[0])

@@ -25,6 +25,7 @@ INTEGER = frozenset(
         "MatMulNBits",
         "QAttention",
         "QGemm",
+        "QLinearConv",
         "QLinearMatMul",
     }
 )

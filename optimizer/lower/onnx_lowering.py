@@ -63,6 +63,7 @@ def write(
         "modules": modules,
         "float": sorted(set(names.modules) - set(modules)),
         "attention": lowered.attention,
+        **({"summands": sorted(state.summands)} if state.summands else {}),
         **_sparse(lowered, names, state),
     }
     text = json.dumps(document, indent=1, sort_keys=True)

@@ -13,6 +13,7 @@
       of a power of two from 16 to 256, int8 also per channel. It leaves a product in float whose
       codes or scales another operator reads too (its pull request 28326), so a layer that is used
       n times holds n copies of them.
+A convolution is case 1, with its bias in integers (convolution.py).
 Where the state has a factor for a site, x is multiplied by it first. Asymmetric weights (3) are
 unsigned with an unsigned zero point. Products of rank 2 in 1 and 3 are of rank 3 by then
 (ort_rank.py). An embedding is no product: lookup.py.
@@ -24,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.names import Module, Names
-from optimizer.lower import lookup, ort_rank
+from optimizer.lower import convolution, lookup, ort_rank
 from optimizer.lower.qdq import (
     Surgeon,
     dequantized_weight,
@@ -67,6 +68,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
             coded[name] = _static(surgeon, name, module, q, products, state.ranges[module.site])
         else:
             coded[name] = _weight_only(surgeon, name, module, q, products)
+    convolution.summands(surgeon, names, state.summands, signed=False)
     surgeon.finish()
     return coded
 
@@ -90,6 +92,8 @@ def _static(
             )
         product.replace_input_with(0, surgeon.inputs[key])
         product.replace_input_with(1, weight)
+        if product.op_type == convolution.OPERATOR:
+            convolution.integer_bias(surgeon, product, name, q, covered)
     return "uint8"
 
 

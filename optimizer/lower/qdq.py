@@ -6,6 +6,8 @@ What a quantized parameter `p` becomes, by granularity (K inputs, N outputs):
     tensor     p_codes [K, N] int8    p_scale []           DequantizeLinear
     group      p_codes [K, N] int4/8  p_scale [groups, N]  DequantizeLinear axis=0, block_size
 
+    (a convolution's: convolution.py)
+
 plus p_zero_point of p_scale's shape where the dialect takes one; an embedding's lie the other way
 round (lookup.py). A second copy of the three ends in "_1". New nodes and values are
 named after the module: "<module>/weight", "<module>/input_codes", ...
@@ -174,7 +176,14 @@ def dequantized_weight(
     copy: int = 0,
 ) -> ir.Value:
     """Insert a DequantizeLinear of the weight before that node and return the float value."""
-    codes, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
+    filters = before.inputs[1].shape if before.op_type == "Conv" and before.inputs[1] else None
+    if filters is not None:
+        shape = tuple(filters.numpy())
+        codes = surgeon.constant(codes_name(parameter), q.codes.numpy().reshape(shape))
+        scale = surgeon.number(scale_name(parameter), q.scale[:, 0].numpy())
+        zero, attributes = None, {"axis": 0}
+    else:
+        codes, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
     operands = [codes, scale] if zero is None else [codes, scale, zero]
     label = surgeon.fresh(f"{name}/weight")
     return surgeon.insert(before, "DequantizeLinear", [*operands], label, name, **attributes)
@@ -231,6 +240,9 @@ def read_back(model: ir.Model, parameter: str) -> Array:
     if any(n.op_type == "Gather" for n, _ in users):
         by_row: Array = (codes - points) * scale
         return by_row.reshape(len(codes), -1)
+    if codes.ndim == 4:
+        rows: Array = codes.reshape(len(codes), -1) * scale[:, None]
+        return rows
     if scale.ndim == 2:
         repeat = codes.shape[0] // scale.shape[0]
         scale, points = np.repeat(scale, repeat, 0), np.repeat(points, repeat, 0)

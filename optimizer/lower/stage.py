@@ -9,6 +9,7 @@ that takes ONNX, model.onnx (and model.onnx.data above 2 GiB) and there:
     modules   {module: {weight: "int8 channel", activation: "uint8", codes: initializer}}; the
               activation of an embedding is "ids"
     float     [module, ...] linear modules left as they were
+    summands  [module, ...] identities in front of residual adds, where these are quantized
     sparsity  {module: pattern}, where weights are pruned
     attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions on ONNX
               Runtime

@@ -3,6 +3,7 @@
     weights       as qdq.py lays them out; scales in the graph's float type
     activations   x factor - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per
                   tensor; modules that read one tensor in one range share it
+    a convolution is padded before it is quantized, see convolution.py
     an embedding  lookup.py, where the runtime looks rows of int8 up (targets.py)
 
 A range whose zero point is not 128 is centred by its offset (state.Range), and W offset is added
@@ -21,7 +22,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from optimizer.export.names import Names
-from optimizer.lower import lookup
+from optimizer.lower import convolution, lookup
 from optimizer.lower.qdq import (
     Surgeon,
     dequantized_weight,
@@ -55,6 +56,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
             product.replace_input_with(0, x)
             product.replace_input_with(1, weight)
         coded[name] = "int8" if static else "float"
+    convolution.summands(surgeon, names, state.summands, signed=True)
     surgeon.finish()
     return coded
 
@@ -62,12 +64,14 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
 def _quantized_input(
     surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None, covered: Range
 ) -> ir.Value:
-    """product's first operand times its factor and centred, through Q and DQ; once per tensor,
-    factor and range."""
+    """product's first operand times its factor, centred and padded, through Q and DQ; once per
+    tensor, factor, range and padding."""
     x = product.inputs[0]
     assert x is not None
     factors = None if factor is None else factor.numpy()
-    key = (x, covered.scale, covered.zero_point, None if factors is None else factors.tobytes())
+    sides = convolution.take_padding(product) if covered.offset else ()
+    seen = None if factors is None else factors.tobytes()
+    key = (x, covered.scale, covered.zero_point, seen, sides)
     if key in surgeon.inputs:
         shared: ir.Value = surgeon.inputs[key]
         return shared
@@ -86,6 +90,10 @@ def _quantized_input(
     if covered.offset:
         offset = single("offset", covered.offset)
         x = surgeon.insert(product, "Sub", [x, offset], f"{label}_centred", name)
+    if sides:
+        pads = surgeon.constant(f"{label}_sides", np.array(sides, np.int64))
+        zero = single("zero", -covered.offset)
+        x = surgeon.insert(product, "Pad", [x, pads, zero], f"{label}_padded", name)
     scale = surgeon.number(f"{label}_scale", covered.scale)
     step = single("step", covered.scale) if wide else scale
     kind = int(ir.DataType.INT8)
@@ -102,6 +110,9 @@ def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offse
     if not offset:
         return
     shift = offset * q.dequantize().double().sum(1).numpy()
+    if product.op_type == convolution.OPERATOR:
+        convolution.shift_bias(surgeon, product, name, shift)
+        return
     users = [node for node, _ in product.outputs[0].uses()]
     biased = len(users) == 1 and users[0].op_type == "Add"
     operand = _other(users[0], product.outputs[0]) if biased else None

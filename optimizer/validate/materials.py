@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
+from optimizer.filters import Filters
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.load.datasets import alike_together, batches, calibration_rows, windows
@@ -121,12 +122,19 @@ class Materials(RunArtifacts):
         alone = [0] if self.contract.task_record.generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
 
-    def traces(self, model: nn.Module, kept: Sequence[int], inputs: bool = False) -> list[Trace]:
+    def traces(
+        self,
+        model: nn.Module,
+        kept: Sequence[int],
+        inputs: bool = False,
+        summands: Collection[str] = (),
+    ) -> list[Trace]:
         """Of every batch the model's outputs; of those in `kept` also what enters and leaves each
-        linear module, which is far more. inputs: what enters them in all batches."""
+        linear module and each of `summands`, which is far more. inputs: what enters them in all
+        batches."""
         kept_traces = []
         for i, batch in enumerate(self.batches):
-            modules = self.modules if inputs or i in kept else ()
+            modules = (*self.modules, *summands) if inputs or i in kept else ()
             one = trace.traced(model, batch, self.compared, modules)
             kept_traces.append(one if i in kept else replace(one, outputs={}))
         return kept_traces
@@ -170,7 +178,9 @@ class Materials(RunArtifacts):
 
     @cached_property
     def simulated_traces(self) -> list[Trace]:
-        return self.traces(self.simulated_model, self.sampled, self.compares_outputs)
+        return self.traces(
+            self.simulated_model, self.sampled, self.compares_outputs, self.state.summands
+        )
 
     @property
     def compares_outputs(self) -> bool:
@@ -196,6 +206,11 @@ class Materials(RunArtifacts):
         named = self.folded_model.named_parameters(remove_duplicate=False)
         return {name: p.detach() for name, p in named}
 
+    def filters(self, module: str) -> Filters | None:
+        """How a convolution is laid; None of another module."""
+        own = self.float_model.get_submodule(module)
+        return Filters.of(own) if isinstance(own, nn.Conv2d) else None
+
     def folded_bias(self, module: str) -> Tensor | None:
         """The bias of a linear module after folding and correction."""
         return self.folded_parameters.get(f"{module}.bias")
@@ -211,7 +226,7 @@ class Materials(RunArtifacts):
         """The float weight (out, in) that was compressed: folded, without its input's factor."""
         replaced = self.state.replaced
         folded = parameter in replaced and parameter not in self.state.pruned_floats
-        value = replaced[parameter] if folded else self.parameters[parameter]
+        value = (replaced[parameter] if folded else self.parameters[parameter]).flatten(1)
         factor = self.state.factor_of(owner_of(parameter))
         return value.float() if factor is None else value.float() / factor[None]
 

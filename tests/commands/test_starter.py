@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from optimizer.commands.starter import starter_recipe
+from optimizer.compress.selection import select
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError
 from optimizer.harness import tasks
+from optimizer.load.families import FAMILIES
+from optimizer.load.model import skeleton_from_config
 from optimizer.recipe import file as recipe_file
+from tests.vision import config, write
 
 
 @pytest.mark.parametrize("task", tasks.names())
@@ -45,6 +50,22 @@ def test_the_task_of_a_model_of_images_is_read_too(head: str, task: str, tmp_pat
     config = {"model_type": "vit", "architectures": [f"ViT{head}"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert f"  task: {task}\n" in starter_recipe(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("vit", "smoothquant"), ("resnet", "rtn")])
+@pytest.mark.parametrize("task", [None, "image-feature-extraction"])
+def test_the_recipe_of_images_is_one_that_compress_takes(
+    kind: str, method: str, task: str | None, tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "recipe.yaml", write(tmp_path / kind, kind)
+    file.write_text(starter_recipe(str(folder), task))
+    made = recipe_file.read(file)
+    assert made.quantize is not None
+    assert made.quantize.chosen[0].name == method
+    architecture = FAMILIES[kind]
+    model = skeleton_from_config(config(kind), made.model.task)
+    source = ModelSource(model, {}, architecture, architecture.prefix(made.model.task))
+    assert select(source, made.quantize).quantized
 
 
 def test_a_gguf_file_is_a_language_model(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from optimizer.compress.walk.blocks import inside
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.load import weights
 from optimizer.load.families import FAMILIES
@@ -19,6 +21,7 @@ from tests.vision import SIDE, config, write
 
 CLASSIFY, FEATURES = "image-classification", "image-feature-extraction"
 OF_IMAGES = sorted(n for n, f in FAMILIES.items() if f.inputs == IMAGE.name)
+ALIKE = [n for n in OF_IMAGES if not FAMILIES[n].uneven]
 IMAGES = torch.randn((2, 3, SIDE, SIDE), generator=torch.Generator().manual_seed(3))
 
 
@@ -30,7 +33,7 @@ def random_model(model_type: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("model_type", OF_IMAGES)
+@pytest.mark.parametrize("model_type", ALIKE)
 def test_a_row_names_the_linears_of_every_block_and_the_base_of_a_classifier(
     model_type: str,
 ) -> None:
@@ -43,6 +46,24 @@ def test_a_row_names_the_linears_of_every_block_and_the_base_of_a_classifier(
         for block in blocks:
             assert sorted(linear_names(block)) == sorted(facts.linears)
         assert isinstance(model.get_submodule(prefix + facts.embeddings), nn.Module)
+
+
+@pytest.mark.parametrize("model_type", [n for n in OF_IMAGES if FAMILIES[n].uneven])
+@pytest.mark.parametrize("layer_type", ["basic", "bottleneck"])
+@pytest.mark.parametrize("task", [FEATURES, CLASSIFY])
+def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has(
+    model_type: str, layer_type: str, task: str
+) -> None:
+    facts, kind = FAMILIES[model_type], "y" if model_type == "regnet" else layer_type
+    model = skeleton_from_config(config(model_type, depths=[2, 2], layer_type=kind), task)
+    source = ModelSource(model, {}, facts, facts.prefix(task))
+    assert len(source.blocks) == 4
+    weighted = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    outside = {n for n in weighted if not inside(n, source.blocks)}
+    assert all(source.embedding in n or n.startswith("classifier") for n in outside)
+    listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
+    gates = {n for n in weighted if ".attention." in n}  # of RegNet Y: they stay float
+    assert set(weighted) - outside - gates == listed & set(weighted)
 
 
 @pytest.mark.parametrize("model_type", [n for n in OF_IMAGES if FAMILIES[n].smooth])

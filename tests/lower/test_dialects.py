@@ -14,7 +14,7 @@ import torch
 from optimizer.compress.simulate import simulated
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, input_name, owner_of
 from tests.export.folders import Exported
 from tests.lower.running import (
     ORT,
@@ -196,7 +196,9 @@ def test_a_module_without_a_bias_gets_one_for_the_offset(tiny: Exported, tmp_pat
 
     state = state_of(tiny, PER_CHANNEL, "tensor")
     name = "encoder.layer.0.output.dense.weight"
-    state = dataclasses.replace(state, weights={name: state.weights[name]})
+    site = input_name(owner_of(name))
+    one = {"weights": {name: state.weights[name]}, "ranges": {site: state.ranges[site]}}
+    state = dataclasses.replace(state, **one)
     answers = []
     for i, lower in enumerate((ort_qdq.lower, lambda *a: trt_qdq.lower(*a, "fp32"))):
         model = bare()

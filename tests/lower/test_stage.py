@@ -11,7 +11,7 @@ import pytest
 from optimizer.errors import LedgerError, OptimizeError
 from optimizer.lower import onnx_lowering, qdq, stage
 from optimizer.recipe.schema import TargetSection
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, input_name, owner_of
 from tests.export.folders import Exported
 from tests.lower.running import ORT, TRT, TRT16, lowered
 from tests.lower.states import PER_CHANNEL, SCHEMES, state_of
@@ -20,7 +20,10 @@ DENSE = "encoder.layer.1.output.dense"
 
 
 def only(state: CompressedState, *parameters: str) -> CompressedState:
-    return dataclasses.replace(state, weights={p: state.weights[p] for p in parameters})
+    sites = {input_name(owner_of(p)) for p in parameters}
+    ranges = {site: r for site, r in state.ranges.items() if site in sites}
+    weights = {p: state.weights[p] for p in parameters}
+    return dataclasses.replace(state, weights=weights, ranges=ranges)
 
 
 def test_lowering_says_what_became_of_every_module(tiny: Exported, tmp_path: Path) -> None:

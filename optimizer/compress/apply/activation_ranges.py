@@ -17,7 +17,7 @@ from optimizer.state import Range
 def ranges(
     group: BlockGroup, activations: Activations, factors: Mapping[str, Tensor]
 ) -> dict[str, Range]:
-    """One range per module, over all uses of its block; modules of one tensor share theirs.
+    """One range per module and summand, over all uses of its block; those of one tensor share it.
     factors: {module: what its input is multiplied by first}."""
     leader = walk.sharing_of_all(group, "its range is unknown")
     histograms = {name: Histogram() for name in leader.values()}
@@ -31,7 +31,7 @@ def ranges(
     walk.observe(group, hook, histograms)
     choose = range_chooser(activations)
     chosen = {name: choose(histogram) for name, histogram in histograms.items()}
-    return {n: chosen[leader[n]] for n in group.schemes}
+    return {n: chosen[leader[n]] for n in (*group.schemes, *group.summands)}
 
 
 def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:

@@ -81,12 +81,12 @@ class Inputs:
             return QuantLinear(q, linear.bias, None, None)
         covered, factor = self.ranges.get(name), self.factors.get(name)
         values = q.dequantize() if q.codes.numel() <= HELD else q
-        return QuantLinear(values, linear.bias, self.mode, covered, factor)
+        return QuantLinear.of(linear, values, self.mode, covered, factor)
 
     def weight(self, name: str, linear: nn.Linear) -> Tensor:
-        """What is coded: the weight without the factor its input gets."""
+        """What is coded, a matrix: the weight without the factor its input gets."""
         factor = self.factors.get(name)
-        return linear.weight if factor is None else linear.weight / factor
+        return linear.weight.flatten(1) if factor is None else linear.weight / factor
 
 
 @dataclass

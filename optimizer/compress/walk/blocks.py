@@ -17,13 +17,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import set_module
+from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.errors import CheckpointError
 from optimizer.load.families import Family
 from optimizer.qtensor import Scheme
 from optimizer.recipe.sparsity import Sparsity
 
+_OF_IMAGES = nn.Conv2d, nn.Identity, QuantConvolution, QuantInput
 Hook = Callable[[str, Tensor, Tensor], None]
 
 
@@ -116,7 +117,7 @@ class BlockGroup:
 
     model: a skeleton but for `blocks`. segment: of stream.uses. schemes: {module: scheme} of the
     modules in these blocks that are quantized; sparsity: {module: the recipe's section} of those
-    that are pruned.
+    that are pruned. summands: the identities whose input is quantized for a residual add.
     """
 
     model: nn.Module
@@ -126,6 +127,7 @@ class BlockGroup:
     blocks: tuple[str, ...]
     schemes: Mapping[str, Scheme]
     sparsity: Mapping[str, Sparsity] = field(default_factory=dict)
+    summands: tuple[str, ...] = ()
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
     """hook(name, rows, real) whenever one of the modules `names` runs on the stream.
 
     rows (tokens, features) of the tokens that are real, text by text, and the batch's real (texts,
-    sequence); an input without tokens is shown whole. The stream stays.
+    sequence); an input without tokens, or one of images, is shown whole. The stream stays.
     """
     for i in range(len(group.stream.hidden)):
         _observed_output(group, i, group.stream.hidden[i], hook, names)
@@ -204,8 +206,9 @@ def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
 
     Raises CheckpointError naming one that does not run.
     """
-    leader = sharing(group, group.modules)
-    unused = [name for name in group.modules if name not in leader]
+    quantized = (*group.modules, *group.summands)
+    leader = sharing(group, quantized)
+    unused = [name for name in quantized if name not in leader]
     if unused:
         raise CheckpointError(
             f"never ran on the calibration data, so {unknown}",
@@ -232,7 +235,8 @@ def _observed_output(
     def show(name: str, x: Tensor) -> None:
         if hook is not None:
             with torch.autocast("cpu", enabled=False):
-                hook(name, real_rows(x, real).float(), real)
+                images = isinstance(group.model.get_submodule(name), _OF_IMAGES)
+                hook(name, x.float() if images else real_rows(x, real).float(), real)
 
     with observed(group.model, names, show):
         return _output(group, batch, hidden)

@@ -121,6 +121,8 @@ def _record(source: ModelSource, blocks: Sequence[str], batch: Batch) -> tuple[T
         with torch.no_grad():
             if source.decodes:
                 source.base(**batch, use_cache=False)
+            elif source.family.uneven:  # the head does not take what the first block reads
+                source.base(**batch)
             else:
                 source.model(**batch)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,9 +48,24 @@ class ModelSource:
     @property
     def blocks(self) -> tuple[str, ...]:
         """The names of the blocks, in the list's order."""
-        path = f"{self.prefix}{self.family.blocks}"
-        count = len(list(self.model.get_submodule(path).children()))
-        return tuple(f"{path}.{i}" for i in range(count))
+        path, _, inner = self.family.blocks.partition(".*.")
+        outer = self._children(f"{self.prefix}{path}")
+        return tuple(b for o in outer for b in self._children(f"{o}.{inner}")) if inner else outer
+
+    def _children(self, path: str) -> tuple[str, ...]:
+        return tuple(f"{path}.{n}" for n, _ in self.model.get_submodule(path).named_children())
+
+    def summands(self, quantized: Collection[str], blocks: Collection[str]) -> tuple[str, ...]:
+        """Of these blocks, the identities in front of residual adds of what quantized convolutions
+        give or read."""
+        modules = dict(self.model.named_modules())
+        names = (
+            f"{block}.{s.module}"
+            for block in blocks
+            for s in self.family.summands
+            if f"{block}.{s.convolution}" in quantized
+        )
+        return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
 
     @property
     def embedding(self) -> str:

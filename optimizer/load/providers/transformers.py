@@ -26,7 +26,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
 
 def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
     """Raises OptimizeError naming the first parameter that differs."""
-    faithful.check(folder, section, open_checkpoint(out).tensors, chosen)
+    faithful.check(folder, section, open_checkpoint(out).tensors.as_written, chosen)
 
 
 TRANSFORMERS = Provider("transformers", takes, read, verify)

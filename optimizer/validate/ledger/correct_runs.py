@@ -165,8 +165,9 @@ class CorrectRuns:
             m = self._m
             batches = [m.batches[i] for i in m.sampled]
             rounding = RandomRounding(arithmetic, _seed(key))
+            modules = [*m.modules, *(m.state.summands if kind == "state" else ())]
             self._cached[key] = monte_carlo.runs(
-                self._model(kind), batches, m.compared, m.modules, rounding, RUNS
+                self._model(kind), batches, m.compared, modules, rounding, RUNS
             )
         return self._cached[key]
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from optimizer.lower import cut
+from optimizer.lower.graph_constants import biases as biases_of
+from optimizer.lower.graph_constants import input_quantizations
 from optimizer.lower.opened import Opened, Source, opened
 from optimizer.state import owner_of
 from optimizer.validate.ledger import constant_laws, linears
@@ -62,7 +64,7 @@ def activations(m: Materials, graph: Source) -> list[str]:
     """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
     if m.state.activations != "tensor":
         return []
-    quantizers = cut.input_quantizations(graph, set(m.state.modules))
+    quantizers = input_quantizations(graph, set(m.state.modules), m.state.summands)
     problems = []
     for site, ours in m.state.ranges.items():
         name = owner_of(site)
@@ -85,7 +87,7 @@ def activations(m: Materials, graph: Source) -> list[str]:
 def biases(m: Materials, graph: Source) -> list[str]:
     """Modules whose bias in the graph is not the state's, rounded once to the graph's type."""
     problems = []
-    for name, bias in cut.biases(graph, m.modules).items():
+    for name, bias in biases_of(graph, m.modules).items():
         expected = linears.stored_bias(m, name)
         if (bias is None) != (expected is None):
             problems.append(f"{name}: the graph has {'no' if bias is None else 'a'} bias")

@@ -30,6 +30,7 @@ from optimizer.validate.ledger import (
     contract_laws,
     graph_laws,
     linears,
+    norm_laws,
     pieces,
     resampled,
     rounding_laws,
@@ -69,7 +70,10 @@ def load(m: Materials) -> Entry:
         )
     results = [trace.run(theirs.eval(), b, m.outputs) for b in m.batches]
     problems = []
-    ours = dict(m.float_model.named_parameters())
+    every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
+    if m.family.batch_norms is not None:
+        problems += norm_laws.folded(theirs, every, m.family.batch_norms)
+    ours = {n: p for n, p in every.items() if n not in computed}
 
     def stored(name: str, file: Any) -> Tensor:
         tensor: Tensor = file.get_tensor(name)
@@ -106,10 +110,12 @@ def fold(m: Materials) -> Entry:
             for name in state_laws.learned_norm_weights(m.state, m.parameters)
         }
     problems += _corrected(m)
+    integer_biases = state_laws.integer_biases(m.state, m.parameters)
+    problems += [words for words in integer_biases.values() if words]
     others = {
         name: m.state.replaced[name] - m.corrections.get(name, 0)
         for name in m.state.replaced
-        if name not in m.state.pruned_floats
+        if name not in m.state.pruned_floats and name not in integer_biases
     } | learned
     if not others:
         same = Distance(0.0, 0.0, 1.0, 0.0)
@@ -253,7 +259,7 @@ def lower(m: Materials) -> Entry:
     ]
     traces = m.with_continuations(m.simulated_traces, path)
     with temporary_folder("ledger") as work:
-        at = cut.edges(graph, m.modules)
+        at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
         parts = pieces.quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
@@ -292,7 +298,7 @@ def engine(m: Materials) -> Entry:
     path = m.model / "model.onnx"
     graph, opener = opened(path), on_gpu.kernels(m)
     with temporary_folder("ledger") as work:
-        at = cut.edges(graph, m.modules)
+        at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.correct.sampled(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
         parts = pieces.quantizers(graph, at, sample, linear, work, opener)

@@ -28,10 +28,10 @@ def of_float_graph(m: Materials) -> Callable[[str], Linear]:
 
     def linear(module: str) -> Linear:
         def product() -> Product:
-            weight = _stored(m.folded_parameters[f"{module}.weight"], m.precision)
+            weight = _stored(m.folded_parameters[f"{module}.weight"].flatten(1), m.precision)
             bias = m.folded_bias(module)
             stored = None if bias is None else _stored(bias, m.precision)
-            return Product(weight, stored, m.precision)
+            return Product(weight, stored, m.precision, filters=m.filters(module))
 
         return Linear(None, product)
 
@@ -43,6 +43,8 @@ def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
 
     def linear(module: str) -> Linear:
         name = f"{module}.weight"
+        if module in m.state.summands:
+            return Linear(_static(m, module, fused), _no_product)
         if name not in m.state.weights:
             return of_float_graph(m)(module)
         return _quantized(m, module, fused)
@@ -71,15 +73,36 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
         return Linear(None, weight_only)
     if mode == "token":
         return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
-    quantizer = static(m.state.ranges[input_name(module)], factor, m.signed, m.precision)
-    if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
-        quantizer = replace(quantizer, reciprocal=True)
+    quantizer = _static(m, module, fused)
     float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
     integer = fused and not coarse and module not in float_kernels
-    operands = 2 if coarse else 0
+    operands, filters = 2 if coarse else 0, m.filters(module)
+    if filters is not None and quantizer.offset:  # its input is padded before it is quantized
+        filters = replace(filters, padding=(0, 0))
     return Linear(
-        quantizer, lambda: Product(*values(), m.precision, integer=integer, operands=operands)
+        quantizer,
+        lambda: Product(
+            *values(),
+            m.precision,
+            # a Conv is one of integers only where another quantizer follows, which no piece has
+            integer=integer and filters is None,
+            operands=operands,
+            filters=filters,
+        ),
     )
+
+
+def _static(m: Materials, module: str, fused: bool) -> Quantizer:
+    """Of what a module or a residual add reads."""
+    factor = m.state.factor_of(module)
+    quantizer = static(m.state.ranges[input_name(module)], factor, m.signed, m.precision)
+    if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
+        return replace(quantizer, reciprocal=True)
+    return quantizer
+
+
+def _no_product() -> Product:
+    raise ValueError("what a residual add reads is not multiplied")
 
 
 def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:

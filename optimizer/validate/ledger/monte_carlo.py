@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import QuantLinear, set_module
+from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
+from optimizer.filters import Filters
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Array
@@ -114,17 +115,19 @@ def _linears(
     def after(name: str, weight: Tensor) -> Callable[..., Tensor]:
         shift = arithmetic.shifts.get(name)
         stored = None if shift is None else arithmetic.unit * shift * mode.noise(shift)
-        width = weight.shape[1]
+        width = weight[0].numel()
         # sum of x_i^2 w_i^2 where neither knows the other
-        weights = weight.float().norm(dim=1) / math.sqrt(width)
+        weights = weight.flatten(1).float().norm(dim=1) / math.sqrt(width)
         # Sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one.
         by = arithmetic.sums * math.sqrt(width / 2)
         by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
 
-        def hook(_: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
-            terms = args[0].norm(dim=-1, keepdim=True) * weights
+        def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
+            filters = _filters(module)
+            terms = _terms(args[0], filters, weights)
             if shift is not None and stored is not None:
-                result = mode.moved(result - shift, arithmetic.unit) + shift + stored
+                by_output, error = (_along(t, filters) for t in (shift, stored))
+                result = mode.moved(result - by_output, arithmetic.unit) + by_output + error
             result = torch.addcmul(result, terms, mode.noise(result), value=by)
             result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
             mode.resume()
@@ -136,9 +139,35 @@ def _linears(
         for name in modules:
             module = model.get_submodule(name)
             hooks.callback(module.register_forward_pre_hook(before(name)).remove)
+            if isinstance(module, QuantInput):
+                hooks.callback(module.register_forward_hook(lambda *_: mode.resume()).remove)
+                continue
             assert isinstance(module.weight, Tensor)
             hooks.callback(module.register_forward_hook(after(name, module.weight)).remove)
         yield place
+
+
+def _filters(module: nn.Module) -> Filters | None:
+    if isinstance(module, QuantConvolution):
+        return module.filters
+    return Filters.of(module) if isinstance(module, nn.Conv2d) else None
+
+
+def _terms(x: Tensor, filters: Filters | None, weights: Tensor) -> Tensor:
+    """The norm of what each output sums, where neither factor knows the other. weights: the rms of
+    each output's."""
+    if filters is None:
+        norms: Tensor = x.norm(dim=-1, keepdim=True)
+        return norms * weights
+    inputs = x.shape[1] // filters.groups * math.prod(filters.kernel)
+    squares = filters.convolved(x.square(), x.new_ones(filters.groups, inputs))
+    norms = squares.sqrt().repeat_interleave(len(weights) // filters.groups, 1)
+    return norms * _along(weights, filters)
+
+
+def _along(values: Tensor, filters: Filters | None) -> Tensor:
+    """A number per output, where an image has its channels."""
+    return values if filters is None else values[:, None, None]
 
 
 @contextmanager
@@ -159,7 +188,7 @@ def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterato
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     """One step of the integers that x becomes, as a change of x (..., 1) or (..., in); None where
     it stays float."""
-    if not isinstance(module, QuantLinear):
+    if not isinstance(module, QuantLinear | QuantInput):
         return None
     if module.covered is not None:
         step = torch.full_like(x[..., :1], module.covered.scale)
@@ -175,7 +204,9 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
 
 def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
     """x with one value of one real token of each example moved by a step, or of every token."""
-    if x.shape[:-1] != mask.shape or mask.ndim < 2:
+    if x.ndim == 4:  # an image
+        mask = torch.ones((len(x), x.shape[1] * x.shape[2]), dtype=torch.bool)
+    elif x.shape[:-1] != mask.shape or mask.ndim < 2:
         mask = torch.ones(x.shape[:-1] if x.ndim > 2 else (1, len(x)), dtype=torch.bool)
     rows = x.reshape(*mask.shape, -1).clone()
     steps = step.expand_as(x).reshape(rows.shape)
@@ -254,7 +285,8 @@ class _Answering(nn.Module):
             x.detach().numpy().reshape(one.inputs[name, use].shape)
         )
         output = torch.from_numpy(np.ascontiguousarray(one.outputs[name, use]))
-        value = self._mode.moved(output.reshape(*x.shape[:-1], -1), self._mode.arithmetic.unit)
+        shaped = output if output.ndim == 4 else output.reshape(*x.shape[:-1], -1)
+        value = self._mode.moved(shaped, self._mode.arithmetic.unit)
         self._mode.resume()
         return value
 

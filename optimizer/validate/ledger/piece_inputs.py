@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,12 @@ Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
     """Of a module whose input stays float. kind: the element type that the piece takes."""
     x = shaped(array, edge.input_rank).astype(kind or np.float32)
-    return {edge.input: x}, x.reshape(-1, array.shape[-1]).astype(np.float64)
+    return {edge.input: x}, multiplied(x, array).astype(np.float64)
+
+
+def multiplied(values: Array, like: Array) -> Array:
+    """(tokens, in), or of images as they are."""
+    return values.reshape(like.shape if like.ndim == 4 else (-1, like.shape[-1]))
 
 
 def integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
@@ -29,11 +34,35 @@ def integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multip
         return _as_float(edge, array, kind)
     whole, exact = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
     codes = whole.astype(np.uint8 if q.low == 0 else np.int8)
-    inputs = {edge.integers: _for_integers(codes.reshape(array.shape), edge)}
+    shaped_codes: Array = codes.reshape(array.shape)
+    if edge.sides:
+        shaped_codes = _padded(shaped_codes, edge.sides, quantizer.of_zero(q))
+    inputs = {edge.integers: _for_integers(shaped_codes, edge)}
     step = exact.astype(np.float32)
     if edge.step:
         inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
-    return inputs, np.asarray((whole - q.zero_point) * step.astype(np.float64))
+    values = np.asarray((whole - q.zero_point) * step.astype(np.float64))
+    images = multiplied(values, array)
+    if edge.sides:  # as the product pads no more
+        images = _padded(images, edge.sides, -q.offset)
+    return inputs, np.asarray(images, np.float64)
+
+
+def unpadded(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
+    """(what was padded, the values it was padded with)."""
+    if not sides:
+        return images, images[:0]
+    top, left, bottom, right = sides
+    height, width = images.shape[2:]
+    inside = np.zeros(images.shape, bool)
+    inside[:, :, top : height - bottom, left : width - right] = True
+    inner = images[:, :, top : height - bottom, left : width - right]
+    return np.ascontiguousarray(inner), images[~inside]
+
+
+def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
+    top, left, bottom, right = sides
+    return np.pad(images, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
 
 
 def middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
@@ -44,7 +73,8 @@ def middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multipl
     values = (whole - q.zero_point) * step
     moved = values + q.offset if q.factor is None else (values + q.offset) / q.factor
     x = np.asarray(moved, np.float32).reshape(array.shape)
-    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(values)
+    multiplied_values = multiplied(np.asarray(values), array)
+    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(multiplied_values, np.float64)
 
 
 def shaped(array: Array, rank: int) -> Array:

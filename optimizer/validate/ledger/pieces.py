@@ -12,9 +12,10 @@ shows at full size in the one piece that has it, and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +201,11 @@ def quantizers(
                 x = arrays[edge.input]
                 rows = x.reshape(-1, x.shape[-1])
                 reference = quantizer.reference(rows, q)
-                integers = out[edge.integers].reshape(rows.shape)
+                integers, padding = piece_inputs.unpadded(out[edge.integers], edge.sides)
+                integers = integers.reshape(rows.shape)
                 judgement = quantizer.judge(integers, reference, q, count_flips=real)
+                if padding.size and (padding != quantizer.of_zero(q)).any():
+                    judgement = replace(judgement, wrong=judgement.wrong + padding.size)
                 judged.setdefault(edge.integers, []).append(judgement)
                 if judgement.at and edge.integers not in worst:
                     worst[edge.integers] = _integer(judgement.at[0], integers, reference)
@@ -236,21 +240,20 @@ def _inputs(
         probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
     joined = {name: np.concatenate(rows) for name, rows in probes.items()}
     most = max(map(len, joined.values()))  # a graph has one length for all its tensors
-    fixed = {e.input: _positions(traces[0], key) or most for e, key in uses}
+    forms = {e.input: _form(traces[0], key) or (most,) for e, key in uses}
+    # one number of inputs for all, which holds each tensor's probes
+    count = max(-(-len(rows) // math.prod(forms[n])) for n, rows in joined.items())
     yield (
-        {
-            n: np.resize(rows, (-(-most // fixed[n]), fixed[n], rows.shape[1]))
-            for n, rows in joined.items()
-        },
+        {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in joined.items()},
         False,
     )
 
 
-def _positions(trace: Trace, key: Key) -> int:
-    """How many every input has there, where nothing is padded and the graph takes no other number;
-    0 where it takes any."""
+def _form(trace: Trace, key: Key) -> tuple[int, ...]:
+    """What lies between an input's number and its width there, where nothing is padded and the
+    graph takes no other; () where it takes any."""
     array = trace.inputs[key]
-    return array.shape[1] if trace.mask.ndim == 1 and array.ndim == 3 else 0
+    return array.shape[1:-1] if trace.mask.ndim == 1 and array.ndim > 2 else ()
 
 
 def products(
@@ -264,6 +267,7 @@ def products(
     """A Piece for every linear module: of its arithmetic, or of its product where its input stays
     float."""
     keys = {id(edge): key for edge, key in numbered(at)}
+    at = [edge for edge in at if edge.multiplies]
     piece = work / "products.onnx"
     inputs = piece_inputs.middles if opener.behind_quantizers else piece_inputs.integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
@@ -293,9 +297,8 @@ def _multiply(
         batch |= arrays
     out = runner.infer(batch)
     for edge, key in uses:
-        x = multiplied[key]
-        output = out[edge.output].reshape(len(x), -1)
-        yield key[0], _furthest(x, output, linear(key[0]).product)
+        product = linear(key[0]).product
+        yield key[0], _furthest(multiplied[key], product.outputs(out[edge.output]), product)
 
 
 def _furthest(x: roundoff.Floats, output: Array, product: Product) -> list[tuple[float, Element]]:

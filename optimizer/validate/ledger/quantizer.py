@@ -179,6 +179,12 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
         return np.asarray(same & (t.astype(np.float64) * step == centred))
 
 
+def of_zero(q: Quantizer) -> int:
+    """The integer of 0, of one step for all: what images are padded with."""
+    assert q.step is not None
+    return round(-q.offset / q.step) + q.zero_point
+
+
 def judge(
     integers: Array, expected: Reference, q: Quantizer, count_flips: bool = True
 ) -> Judgement:

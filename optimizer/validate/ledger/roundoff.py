@@ -19,7 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from optimizer.filters import Filters, by_place
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -46,7 +49,8 @@ class Product:
     of the result. integer: sums are of integers, so exact, and only the epilogue rounds.
     operands: how many of x and weight are rounded to `out`'s type before they are multiplied.
     scaled: x was multiplied by a factor first, in float32. block: inputs per block that the kernel
-    itself quantizes to int8 before it multiplies; 0: none.
+    itself quantizes to int8 before it multiplies; 0: none. filters: of a convolution, whose places
+    are the tokens.
     """
 
     weight: Array
@@ -56,6 +60,26 @@ class Product:
     operands: int = 0
     scaled: bool = False
     block: int = 0
+    filters: Filters | None = None
+
+    def times(self, x: Array, weight: Array) -> Array:
+        """x weight^T (places, out), in their type. x (tokens, in), or images for a convolution."""
+        if self.filters is None:
+            return np.asarray(x @ weight.T)
+        filters = torch.from_numpy(weight.astype(x.dtype))
+        images = self.filters.convolved(torch.from_numpy(x), filters)
+        return by_place(images).numpy()
+
+    def outputs(self, output: Array) -> Array:
+        """(places, out) of what a graph gave."""
+        if self.filters is None:
+            return output.reshape(-1, output.shape[-1])
+        return by_place(torch.from_numpy(output)).numpy()
+
+    @property
+    def together(self) -> bool:
+        """Whether its outputs cannot be computed apart."""
+        return self.filters is not None and self.filters.groups > 1
 
     @property
     def limit(self) -> str:
@@ -69,16 +93,18 @@ class Product:
 def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
     """(outputs, exact, bound) for a few outputs at a time, each (tokens, those outputs) float64.
 
-    x (tokens, in): the values that are multiplied, integers times their step included.
+    x (tokens, in), or images: the values that are multiplied, integers times their step included.
     """
-    tokens, inputs = x.shape
-    outputs = len(product.weight)
-    step = max(1, AT_ONCE // max(tokens, 1))
+    outputs, inputs = product.weight.shape
+    tokens = (
+        len(x) if product.filters is None else len(product.times(x[:1], product.weight)) * len(x)
+    )
+    step = outputs if product.together else max(1, AT_ONCE // max(tokens, 1))
     wide = deviations(tokens * outputs, inputs)
     coarse = _block_variance(x, product.block) if product.block else None
     for part in (slice(i, min(i + step, outputs)) for i in range(0, outputs, step)):
         weight = product.weight[part].astype(np.float64)
-        total = x @ weight.T
+        total = product.times(x, weight)
         exact = total if product.bias is None else total + product.bias[part].astype(np.float64)
         chosen = replace(product, weight=weight)
         yield part, exact, _bound(x, chosen, (total, exact), wide, coarse)
@@ -96,7 +122,7 @@ def _bound(
     x: Floats, product: Product, sums: tuple[Floats, Floats], wide: float, coarse: Floats | None
 ) -> Floats:
     """sums: without and with the bias. wide: lambda. coarse: the variance of int8 blocks."""
-    weight, unit, inputs = product.weight, UNIT[product.out], x.shape[1]
+    weight, unit, inputs = product.weight, UNIT[product.out], product.weight.shape[1]
     size = np.abs(sums[0])
     # The epilogue: the product and its sum with the bias are stored once each; and once more where
     # a kernel converts between types on its way.
@@ -105,11 +131,13 @@ def _bound(
         # int32 -> float, times the step of the input, times that of the output.
         bound += 3 * UNIT["fp32"] * size
     else:
-        small = np.abs(x).astype(np.float32) @ np.abs(weight).astype(np.float32).T
+        small = product.times(np.abs(x).astype(np.float32), np.abs(weight).astype(np.float32))
         bound += wide * math.sqrt(inputs) * UNIT["fp32"] * small
     rounded = product.operands * unit**2 + product.scaled * UNIT["fp32"] ** 2
     if rounded:
-        squares = np.square(x).astype(np.float32) @ np.square(weight).astype(np.float32).T
+        squares = product.times(
+            np.square(x).astype(np.float32), np.square(weight).astype(np.float32)
+        )
         bound += wide * np.sqrt(rounded * squares.astype(np.float64))
     if coarse is not None:
         squares = weight**2

@@ -9,7 +9,9 @@ do not depend on the budget.
               holds oddly much or little of its float weight, <W, Q> / <W, W>, and one whose low
               bits look lost, is suspected (resampled.py)
  2. others    every parameter that is replaced is one a method may replace
- 3. norms     a learned norm weight lies as near to where folding alone puts it as its steps allow
+ 3. biases    that of a quantized convolution is made of steps of its input times those of its
+              weight, and lies within half a step of the checkpoint's
+ 4. norms     a learned norm weight lies as near to where folding alone puts it as its steps allow
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from optimizer.compress.convolutions import bias_step, rounded_bias
 from optimizer.compress.methods.rtn import candidates
 from optimizer.load.families import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
-from optimizer.state import CompressedState
+from optimizer.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.resampled import Statistic, Suspect
 from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, SCREEN, Rounding
+from optimizer.validate.ledger.roundoff import UNIT
 
 
 def weights(
@@ -190,7 +194,7 @@ def norm_weights(
     rotated: bool,
     limit: float,
 ) -> list[str]:
-    """Law 3. limit: how far they may lie from where folding put them, in units of their mean."""
+    """Law 4. limit: how far they may lie from where folding put them, in units of their mean."""
     broken = []
     for name in learned_norm_weights(state, source):
         folded = folded_norm_weight(state, source, name, known, rotated)
@@ -209,6 +213,30 @@ def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -
     return [
         n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
     ]
+
+
+def integer_biases(state: CompressedState, source: Mapping[str, Tensor]) -> dict[str, str]:
+    """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}."""
+    words = {}
+    for name in state.replaced:
+        module, _, part = name.rpartition(".")
+        covered, weight = state.range_of(module), weight_name(module)
+        if part != "bias" or covered is None or weight not in state.weights:
+            continue
+        if name not in source or source[weight].ndim != 4:
+            continue
+        value, own = state.replaced[name], source[name]
+        scale = state.weights[weight].scale
+        step = bias_step(covered, scale)
+        moved = ((value.double() - own.double()).abs() / step).max()
+        words[name] = ""
+        # half a step, and half a unit of the last place of the sum in float32
+        limit = 0.5 + float((own.double().abs() / step).max()) * UNIT["fp32"]
+        if not torch.equal(rounded_bias(value, covered, scale), value):
+            words[name] = f"{name}: is not made of steps of its input times those of its weight"
+        elif not float(moved) <= limit:
+            words[name] = f"{name}: lies {float(moved):.4g} steps from the checkpoint's, not 0.5"
+    return words
 
 
 def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:

@@ -24,7 +24,8 @@ from optimizer.validate.ledger.distance import Array
 
 @dataclass
 class Trace:
-    """inputs, outputs: {(module, use): (batch, sequence, width)}; use counts the calls of a shared
+    """inputs, outputs: {(module, use): (batch, sequence, width)}, of images (batch, channels,
+    height, width); use counts the calls of a shared
     module. result: the model's outputs by name. mask (batch, sequence), or (batch) of inputs
     that nothing pads. past: tokens that are not
     in all these but in the cache that `batch` holds. by_column: see cut.GraphSummary; the cached
@@ -40,7 +41,7 @@ class Trace:
 
     def examples(self, array: Array) -> list[Array]:
         """One array of real tokens per row of `array`, which this trace's graph gave."""
-        if array.ndim == 4:  # a cache
+        if array.ndim == 4 and "attention_mask" in self.batch:  # a cache
             mask = self.batch["attention_mask"]
             rows = distance.examples(array.swapaxes(1, 2), mask)
             return [r for r, m in zip(rows, mask, strict=True) if m.all() or not self.by_column]
@@ -161,4 +162,5 @@ def _real_rows(x: Tensor, real: Tensor) -> Tensor:
 def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
     """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
     flat = tensor.ndim == 2 and len(shape) == 2 and len(tensor) == shape[0] * shape[1]
-    return (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()
+    array: Array = (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()
+    return array.copy() if array.ndim == 4 else array  # residual adds of images are in place

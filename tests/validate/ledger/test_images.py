@@ -17,47 +17,23 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import image as images
 from optimizer.harness.inputs.image_settings import ImageSettings
-from optimizer.recipe.schema import Recipe, TensorRTTarget
+from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger import contract_laws, hops, ledger
 from optimizer.validate.materials import Materials
 from tests.harness import small_model
 from tests.validate.runs import FOLDERS, Run, for_target, make
-from tests.vision import encoded, picture, write
+from tests.vision import encoded, picture, recipe
 
 PHOTOGRAPHS = [encoded(picture(30 + i % 7, 40, seed=i)) for i in range(12)]
 
 
-def recipe(folder: Path) -> Recipe:
-    write(folder / "vit")
-    for i in range(16):
-        (folder / f"{i}.png").write_bytes(encoded(picture(35, 40, seed=100 + i)))
-    rows = "".join(json.dumps({"image": f"{i}.png"}) + "\n" for i in range(16))
-    (folder / "rows.jsonl").write_text(rows)
-    data = {"source": "json", "files": ("rows.jsonl",), "columns": {"image": "image"}}
-    made = Recipe.model_validate(
-        {
-            "name": "tiny-vit",
-            "model": {"source": str(folder / "vit"), "task": "image-classification"},
-            "calibrate": {"data": data, "samples": 16},
-            "quantize": {
-                "method": "smoothquant",
-                "activations": {"range": "minmax"},
-                "bias_correction": True,
-            },
-            "targets": ({"runtime": "onnxruntime", "threads": 1},),
-            "validate": {"data": data, "metric": "cosine", "quantization_budget": 0.5},
-        }
-    )
-    assert made.calibrate is not None
-    placed = made.calibrate.data.model_copy(update={"base": str(folder)})
-    calibrate = made.calibrate.model_copy(update={"data": placed})
-    return made.model_copy(update={"calibrate": calibrate})
+SMOOTH = {"method": "smoothquant", "activations": {"range": "minmax"}, "bias_correction": True}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     root = tmp_path_factory.mktemp("vit_run")
-    return make(root / "run", recipe(root))
+    return make(root / "run", recipe(root, "vit", SMOOTH))
 
 
 def materials(run: Run, bundle: Path | None = None) -> Materials:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.errors import LedgerError
-from optimizer.lower import cut
+from optimizer.lower.graph_constants import input_quantizations
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
 from tests.conftest import write_tiny_bert
@@ -84,7 +84,7 @@ def test_the_other_dialect_is_clean_and_its_engine_recorded_as_not_run(
 
 def test_a_dropped_offset_is_caught_at_the_lowering(runs: dict[str, Run], tmp_path: Path) -> None:
     run = for_tensorrt(runs["static"], tmp_path)
-    found = cut.input_quantizations(run.folder("model") / "model.onnx", [OUTPUT])
+    found = input_quantizations(run.folder("model") / "model.onnx", [OUTPUT])
     assert found[OUTPUT].offset != 0, "the fault would change nothing"
     values("model", f"{OUTPUT}/input_offset", lambda x: 0 * x)(run)
     entry = next(e for e in ledger.run(run.materials()) if e.hop == "lower")

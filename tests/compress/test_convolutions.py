@@ -1,0 +1,187 @@
+"""Convolutions are quantized after their norms are folded, by a rule that is stated, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from optimizer import state as compressed_state
+from optimizer.compress import convolutions
+from optimizer.compress.methods.rtn import rtn
+from optimizer.compress.selection import Selection, select
+from optimizer.compress.simulate import QuantConvolution
+from optimizer.compress.stage import STAGE as COMPRESS
+from optimizer.compress.walk.model_source import ModelSource, open_source
+from optimizer.errors import RecipeError
+from optimizer.filters import Filters
+from optimizer.load.stage import STAGE as LOAD
+from optimizer.qtensor import Scheme
+from optimizer.recipe.schema import Model, Quantize
+from optimizer.recipe.sparsity import Sparsity
+from optimizer.state import CompressedState, Range
+from tests.conftest import heavy_tailed
+from tests.vision import recipe, write
+
+INT8 = Scheme(8)
+STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
+LAYERS: dict[str, dict[str, Any]] = {
+    "padded": {"kernel_size": 3, "padding": 1},
+    "strided": {"kernel_size": (3, 2), "padding": (1, 0), "stride": (2, 1)},
+    "dilated": {"kernel_size": 3, "padding": 2, "dilation": 2},
+    "grouped": {"kernel_size": 3, "padding": 1, "groups": 2},
+    "depthwise": {"kernel_size": 3, "padding": 1, "groups": 4, "bias": False},
+    "of one place": {"kernel_size": 1},
+}
+
+
+def layer(name: str) -> nn.Conv2d:
+    made = nn.Conv2d(4, 8, **LAYERS[name])
+    with torch.no_grad():
+        for i, parameter in enumerate(made.parameters()):
+            parameter.copy_(heavy_tailed(tuple(parameter.shape), 20 + i, 0.3))
+    return made
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("convolutions")
+    (root / "load").mkdir()
+    model = Model(source=str(write(root / "regnet", "regnet")), task="image-classification")
+    LOAD.run(model, out=root / "load")
+    return root / "load"
+
+
+@pytest.fixture(scope="module")
+def source(loaded: Path) -> ModelSource:
+    return open_source("image-classification", loaded)
+
+
+@pytest.fixture(scope="module")
+def state(loaded: Path, tmp_path_factory: pytest.TempPathFactory) -> CompressedState:
+    root = tmp_path_factory.mktemp("state")
+    (root / "state").mkdir()
+    COMPRESS.run(recipe(root, "regnet", STATIC).compression, loaded, out=root / "state")
+    return compressed_state.read(root / "state")
+
+
+@pytest.fixture
+def choose(source: ModelSource) -> Callable[..., Selection]:
+    def call(sparsity: Sparsity | None = None, **quantize: Any) -> Selection:
+        return select(source, Quantize(**{**STATIC, **quantize}), sparsity)
+
+    return call
+
+
+def test_every_convolution_of_the_blocks_is_quantized(choose: Callable[..., Selection]) -> None:
+    chosen = choose()
+    assert len(chosen.quantized) == 3 * 3 + 2
+    assert all(".encoder.stages." in name for name in chosen.quantized)
+    assert {"regnet.embedder.embedder.convolution", "classifier.1"} <= {
+        n.module for n in chosen.notes
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"method": "gptq"}, "quantize.method"),
+        ({"method": "smoothquant"}, "quantize.method"),
+        ({"method": "awq", "activations": None}, "quantize.method"),
+        ({"activations": None}, "quantize.activations"),
+        ({"activations": {"granularity": "token"}}, "quantize.activations"),
+        ({"activations": {"symmetric": True}}, "quantize.activations"),
+        ({"bias_correction": True}, "quantize.bias_correction"),
+        ({"sparsity": Sparsity(method="magnitude", pattern="2:4")}, "sparsity"),
+        ({"weights": {"bits": 4}}, "quantize.weights"),
+        ({"weights": {"symmetric": False}}, "quantize.weights"),
+    ],
+)
+def test_what_a_convolution_is_not_quantized_with_is_refused(
+    choose: Callable[..., Selection], changes: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(RecipeError, match=r"keep_float") as e:
+        choose(**changes)
+    assert e.value.where == where
+
+
+@pytest.mark.parametrize("changes", [{"padding_mode": "reflect"}, {"padding": "same"}])
+def test_padding_that_no_integer_of_0_makes_is_refused_by_name(
+    source: ModelSource, choose: Callable[..., Selection], changes: dict[str, Any]
+) -> None:
+    name = "regnet.encoder.stages.0.layers.0.layer.1.convolution"
+    own = source.model.get_submodule(name)
+    before = {key: getattr(own, key) for key in changes}
+    try:
+        for key, value in changes.items():
+            setattr(own, key, value)
+        with pytest.raises(RecipeError, match=f"{name}.*padding"):
+            choose()
+    finally:
+        for key, value in before.items():
+            setattr(own, key, value)
+
+
+def test_the_quantizer_meets_the_folded_weights(
+    source: ModelSource, state: CompressedState
+) -> None:
+    assert len(state.weights) == 11
+    for name, q in state.weights.items():
+        ours = rtn(source.tensors[name].flatten(1), INT8)
+        assert torch.equal(q.codes, ours.codes)
+        assert torch.equal(q.scale, ours.scale)
+
+
+def test_biases_are_steps_of_the_integer_sums_and_half_a_step_off_at_most(
+    source: ModelSource, state: CompressedState
+) -> None:
+    assert len(state.replaced) == 11
+    for name, bias in state.replaced.items():
+        module = name.removesuffix(".bias")
+        covered = state.range_of(module)
+        assert covered is not None
+        step = covered.scale * state.weight_of(module).scale[:, 0].numpy().astype(np.float64)
+        count = np.rint(bias.numpy() / step)
+        assert np.array_equal((count * step).astype(np.float32), bias.numpy())
+        moved = np.abs(bias.double().numpy() - source.tensors[name].double().numpy())
+        assert (moved <= 0.5 * step + 2.0**-24 * np.abs(bias.numpy())).all()
+        again = convolutions.rounded_bias(bias, covered, state.weight_of(module).scale)
+        assert torch.equal(again, bias)
+
+
+def test_both_operands_of_residual_adds_have_ranges(state: CompressedState) -> None:
+    assert {name.partition(".stages.")[2] for name in state.summands} == {
+        *(f"{block}.layer.2.activation" for block in ("0.layers.0", "1.layers.0", "1.layers.1")),
+        *(f"{block}.shortcut.normalization" for block in ("0.layers.0", "1.layers.0")),
+        "1.layers.1.shortcut",
+    }
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_simulated_is_torchs_convolution_of_the_integers(name: str) -> None:
+    like, x, covered = layer(name), heavy_tailed((2, 4, 9, 8), 5), Range(-0.7, 2.1)
+    q = rtn(like.weight.detach().flatten(1), INT8)
+    integers = (torch.round(x / covered.scale) + covered.zero_point).clamp(0, 255)
+    with torch.no_grad():
+        found = QuantConvolution(q, like, "tensor", covered)(x)
+        like.weight.copy_(q.dequantize().reshape(like.weight.shape))
+        expected = like((integers - covered.zero_point) * covered.scale)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_of_the_matrix_is_a_filter_in_the_order_that_is_stated() -> None:
+    weight = heavy_tailed((8, 2, 3, 2), 4)
+    q = rtn(weight.flatten(1), INT8)
+    x, (_, channels, height, width) = torch.zeros(1, 2, 3, 2), weight.shape
+    filters = Filters((height, width), (1, 1), (0, 0), (1, 1), 1)
+    for c, h, w in np.ndindex(channels, height, width):
+        one = x.clone()
+        one[0, c, h, w] = 1.0
+        found = filters.convolved(one, q.dequantize())[0, :, 0, 0]
+        assert torch.equal(found, q.dequantize()[:, (c * height + h) * width + w])
+        assert torch.allclose(found, weight[:, c, h, w], atol=float(q.scale.max()) / 2)
