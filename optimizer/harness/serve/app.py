@@ -167,7 +167,9 @@ class App:
         if only:
             self.first().engine.check(exchange.client)
         body = read_object(data)
-        service = exchange.lease(openai.named(self.versions.current, body.get("model")))
+        named = openai.named(self.versions.current, body.get("model"))
+        version = exchange.headers.get("x-model-version", "")
+        service = exchange.lease(self.versions.chosen(named.name, version))
         if not only:
             service.engine.check(exchange.client)
         seconds = exchange.timeout()

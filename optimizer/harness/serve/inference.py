@@ -17,8 +17,9 @@ import numpy as np
 from ..inputs.kind import InputKind
 from .decoding import Decoding
 from .engine import Call, Engine, Result
+from .mirror import Mirror
 from .model import as_json
-from .refusals import RequestError, UnknownError
+from .refusals import ModelError, RequestError, UnknownError
 from .tensors import Array, OutputChoice, Request, datatype
 
 SERVER = "optimize-harness"
@@ -40,6 +41,7 @@ class Service:
         self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
         self._tensors = dict(model.task.tensors(model.contract))
         self.columns = model.task.inputs.columns
+        self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
 
     def server(self) -> dict[str, Any]:
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
@@ -82,6 +84,24 @@ class Service:
         last = now + min(seconds, LONGEST_TIMEOUT)
         return Call(client, last, priority, last)
 
+    async def answer(
+        self,
+        inputs: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        call: Call,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """The engine's answers, which a trial compares. Raises RequestError."""
+        try:
+            result = await self.engine.answer(inputs, pairs, call, parameters)
+        except ModelError:
+            if self.mirror is not None:
+                self.mirror.answered(self, inputs, pairs, None)
+            raise
+        if self.mirror is not None:
+            self.mirror.answered(self, inputs, pairs, result.answers)
+        return result
+
     async def infer(
         self, name: str, version: str, request: Request, call: Call
     ) -> tuple[Named, Result]:
@@ -94,7 +114,7 @@ class Service:
         inputs, pairs = inputs_of(self.engine.model.task.inputs, request.inputs, request.textual)
         names = [*self._tensors, ANSWER]
         _check_names(request.outputs, names)
-        result = await self.engine.answer(inputs, pairs, call, request.parameters)
+        result = await self.answer(inputs, pairs, call, request.parameters)
         chosen = (
             (list(self._tensors) or [ANSWER])
             if request.outputs is None

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import HarnessError, InputError
+from .mirror import Mirror
 from .refusals import DrainingError, RequestError
 from .starting import model, started
+from .trial import Terms, Trial
 from .versions import Served, Versions
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class Loader:
         for path in (self._args.bundle, *self._args.beside):
             served = await self._ready(path)
             if served is not None:
+                if self._args.trial is not None:
+                    _terms(served, self._args)
                 self._versions.add(served)
 
     async def load(self, name: str) -> None:
@@ -53,6 +57,8 @@ class Loader:
         same one. Raises RequestError, and then nothing has changed."""
         async with self._one:
             old = self._versions.of(name)
+            if old.service.mirror is not None:
+                raise RequestError("not loaded: a version of this model is on trial")
             try:
                 new = await self._ready(self._paths[old], old.digest)
             except (HarnessError, OSError) as e:
@@ -72,6 +78,8 @@ class Loader:
     async def close(self) -> None:
         """Wait for versions that are leaving; close what is still open."""
         async with self._one:
+            mirrors = [s.service.mirror for s in self._paths]
+            await asyncio.gather(*{t for m in mirrors if m is not None for t in m.tasks})
             await asyncio.gather(*self._leaving)
             for served in list(self._paths):
                 await self._dropped(served)
@@ -83,10 +91,40 @@ class Loader:
         if new.name != old.name:
             raise InputError(f"the bundle is of another model, {new.name!r:.80}", where="load")
         self._versions.add(new)
-        self._versions.promote(new)
+        trial = self._args.trial
+        event = "loaded" if trial is None else "trial"
         self._say(
-            level="info", event="loaded", model=new.name, version=new.version, before=old.version
+            level="info", event=event, model=new.name, version=new.version, before=old.version
         )
+        if trial is None:
+            self._versions.promote(new)
+            self._leave(old)
+            return
+        mirror = Mirror(old, new, Trial(_terms(old, self._args)), lambda: self._end(mirror))
+        old.service.mirror = new.service.mirror = mirror
+        self._versions.give(new, trial)
+
+    def _end(self, mirror: Mirror) -> None:
+        """A trial is over: the new version takes the old one's place, or leaves."""
+        old, new, trial = mirror.old, mirror.new, mirror.trial
+        old.service.mirror = new.service.mirror = None
+        self._versions.give(new, 0)
+        passed = trial.verdict == "pass"
+        self._say(
+            level="info" if passed else "error",
+            event="trial_passed" if passed else "trial_not_passed",
+            model=new.name,
+            version=new.version,
+            verdict=trial.verdict,
+            examples=trial.examples,
+            differing=trial.differing,
+        )
+        if passed:
+            self._versions.promote(new)
+        if not self._versions.ending:
+            self._leave(old if passed else new)
+
+    def _leave(self, old: Served) -> None:
         leaving = asyncio.create_task(self._left(old, self._versions.retire(old)))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -119,3 +157,21 @@ class Loader:
         self._paths.pop(served, None)
         await served.service.engine.drained()
         served.close()
+
+
+def _terms(served: Served, args: argparse.Namespace) -> Terms:
+    """What a trial of this model goes by. Raises InputError for what is not said, or cannot be."""
+    model, margin = served.service.engine.model, args.max_differing
+    if model.task.generates:
+        raise InputError(
+            f"answers of {served.name} are not compared: it continues texts",
+            where="--trial",
+            accepted="models that answer in one run",
+        )
+    if not margin:
+        raise InputError("--max-differing is missing", where="--trial", accepted="a share above 0")
+    if "embedding" in model.task.tensors(model.contract) and not args.same_cosine:
+        raise InputError("--same-cosine is missing", where="--trial", accepted="such as 0.999")
+    if not args.trial_confidence:
+        raise InputError("0 was given", where="--trial-confidence", accepted="such as 0.95")
+    return Terms(margin, args.trial_confidence, args.same_cosine or 1.0)

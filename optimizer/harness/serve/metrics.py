@@ -95,6 +95,9 @@ class Metrics:
         self.batch_rows = self._histogram("batch_rows", "Rows of a batch", ROWS)
         self.rechecked = count("batch_rechecked_total", "Batches whose rows were run alone as well")
         self.unequal = count("batch_unequal_total", "Of those, whose answers were not the same")
+        self.trial_compared = count("trial_compared_total", "Requests that both versions answered")
+        self.trial_differing = count("trial_differing_total", "Of those, with another answer")
+        self.trial_skipped = count("trial_skipped_total", "Requests that one had no time for")
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
         """The lines of each metric, by its name, text and kind."""

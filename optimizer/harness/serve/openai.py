@@ -67,7 +67,7 @@ async def embeddings(
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise RequestError("input is neither a text nor a list of texts")
-    result = await service.engine.answer(texts, None, service.call(client, {}, seconds))
+    result = await service.answer(texts, None, service.call(client, {}, seconds))
     vectors = [answer[FIELD] for answer in result.answers]
     usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
     data = [

@@ -18,14 +18,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=bounds.whole(0, 65535),
         help="v2 over gRPC as well, where grpcio is installed; default: not at all",
     )
-    add(
-        "--beside",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="BUNDLE",
-        help="serve this one too: another model, or another version of one; repeatable",
-    )
+    _add_versions(command)
     add("--rows", type=bounds.whole(1, bounds.BATCH), default=8, help="of a batch, at most")
     add("--slots", type=bounds.whole(1, 64), default=8, help="texts that are continued at once")
     add(
@@ -63,6 +56,39 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--token-file", type=Path, help="clients must send its content as a bearer token")
     add("--ask", metavar="TEXT", help="start, answer this, show some metrics, and end")
     add("--plain", action="store_true", help="the standard library's HTTP, also where uvicorn is")
+
+
+def _add_versions(command: argparse.ArgumentParser) -> None:
+    """Of several bundles, and of how a new version takes the old one's place."""
+    add = command.add_argument
+    add(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BUNDLE",
+        help="serve this one too: another model, or another version of one; repeatable",
+    )
+    add(
+        "--trial",
+        type=_share,
+        metavar="SHARE",
+        help="a version that is loaded answers so much of the requests, and is compared with the "
+        "old one, before it takes its place; 0: is compared alone",
+    )
+    add("--max-differing", type=_share, metavar="SHARE", help="of requests, that passes a trial")
+    add("--same-cosine", type=_share, help="of two embeddings that count as one in a trial")
+    add("--trial-confidence", type=_share, default=0.95, help="default: %(default)s")
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given. Accepted: from 0, below 1")
+    return share
 
 
 def _seconds(text: str) -> float:

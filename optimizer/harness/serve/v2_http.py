@@ -34,7 +34,7 @@ async def model(
     if rest != ["infer"]:
         raise UnknownError("no such path")
     exchange.accept("v2 infer", "POST")
-    service = exchange.lease(versions.of(name, version))
+    service = exchange.lease(versions.chosen(name, version))
     body = await exchange.body()
     service.engine.check(exchange.client)
     request = read(body, whole_header(exchange.headers, LENGTH))

@@ -58,10 +58,20 @@ class Served:
                 self.idle.set()
 
 
+@dataclass
+class _Share:
+    """A version that answers a share of what names no version. due: of the next request."""
+
+    served: Served
+    share: float
+    due: float = 0.0
+
+
 class Versions:
     """See the module."""
 
     def __init__(self) -> None:
+        self._shares: dict[str, _Share] = {}  # by the name of the model
         self._models: dict[str, list[Served]] = {}  # by name; the first is the one by default
         self._leaving: list[Served] = []
         self.ending = False
@@ -108,10 +118,29 @@ class Versions:
             f"{' and '.join(names)}" + (f", version {' and '.join(numbers)}" if numbers else "")
         )
 
+    def chosen(self, name: str, version: str = "") -> Served:
+        """The version that answers a request: `of`, or the one that has a share of those which name
+        no version. Raises as `of`."""
+        served = self.of(name, version)
+        share = self._shares.get(name)
+        if version or share is None:
+            return served
+        share.due += share.share
+        if share.due < 1:
+            return served
+        share.due -= 1
+        return share.served
+
+    def give(self, served: Served, share: float) -> None:
+        """This version answers so large a share of its model's requests; 0 ends that."""
+        self._shares.pop(served.name, None)
+        if share:
+            self._shares[served.name] = _Share(served, share)
+
     @contextmanager
     def lease(self, name: str, version: str = "") -> Iterator[Service]:
         """The service that answers a request. Raises as `of`."""
-        with self.of(name, version).lease() as service:
+        with self.chosen(name, version).lease() as service:
             yield service
 
     def check(self, served: Served) -> None:

@@ -10,10 +10,7 @@ so a candidate whose true drop is the margin or more passes with probability at 
 one whose true drop is the margin or less fails with probability at most alpha. `interval` holds
 the two one-sided bounds: together a two-sided interval at 1 - 2 alpha.
 
-Right/wrong outcomes use the exact unconditional test of the score statistic of Tango (1998,
-Statistics in Medicine 17, 891-908), maximised over the unknown rate of disagreement as Berger
-and Boos (1994, JASA 89, 1012-1016) do. The score interval itself is not used because it is not
-exact: with 900 examples, a margin of 0.01 and no recoveries it passes 5.5 % of boundary cases.
+Right/wrong outcomes use the exact test of harness/paired_test.py, which servers use as well.
 Means of many tokens each (perplexity) use Student's t and Hall's transformation of it (1992, JRSS
 B 54, 221-228), which allows for skewness; the more cautious of the two decides.
 Everything else uses the bias-corrected accelerated bootstrap (Efron 1987, JASA 82, 171-185) with
@@ -30,13 +27,13 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.harness.paired_test import Floats, exact_verdict, p_value
 from optimizer.verdicts import Verdict
 
-Floats = npt.NDArray[np.float64]
+__all__ = ["Floats", "Verdict", "exact_verdict"]
+
 WeightedDrop = Callable[[Floats], Floats]
 
-NUISANCE_POINTS = 17
-MISSED = 0.02  # share of alpha spent on the disagreement rate lying outside its interval
 FEWEST_WINDOWS = 20  # below this many examples their skewness is not known
 FEWEST_RESAMPLED = 50  # below this many examples a bootstrap knows too little of the tails
 CAUTION = 0.6  # approximate bounds are read at this share of alpha: at alpha they err in up to 7 %
@@ -85,103 +82,6 @@ def discordant_pairs(
         never_seen = math.log(alpha) / math.log1p(-margin)  # enough when nothing disagrees
         needed = examples_needed(drop, spread, margin, alpha, examples, math.ceil(never_seen))
     return Decision(verdict, drop, (lower, upper), margin, confidence, examples, needed)
-
-
-def exact_verdict(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
-    """The verdict alone, without the interval (which costs twenty times as much)."""
-    if p_value(lost, won, examples, margin, alpha) <= alpha:
-        return "pass"
-    if p_value(won, lost, examples, -margin, alpha) <= alpha:
-        return "fail"
-    return "inconclusive"
-
-
-def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
-    """Tango's statistic: (lost - won - n drop) over its standard error when the drop is `drop`.
-
-    The rate of `won` is the maximum-likelihood one under that restriction, the larger root of a
-    quadratic.
-    """
-    n = float(examples)
-    b = -lost - won + (2 * n - lost + won) * drop
-    c = -won * drop * (1 - drop)
-    rate = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)
-    rate = np.maximum(rate, max(0.0, -drop))
-    variance = n * np.maximum(2 * rate + drop * (1 - drop), 0)
-    distance = lost - won - n * drop
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(distance == 0, 0.0, distance / np.sqrt(variance))
-
-
-def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> float:
-    """P(a score as low as the one seen), at most, when the true drop is `drop`.
-
-    The maximum is over the disagreement rates in an interval that holds the true one with
-    probability 1 - gamma, and gamma is added (Berger and Boos), gamma = MISSED alpha.
-    """
-    gamma = MISSED * alpha
-    low, high = _rate_interval(lost + won, examples, gamma)
-    low, high = max(low, abs(drop)), max(min(high, 1.0), abs(drop))
-    rates = np.linspace(low, high, NUISANCE_POINTS)
-    loses, wins = (rates + drop) / 2, (rates - drop) / 2
-    b = _window(examples, float(loses.min()), float(loses.max()))[:, None]
-    c = _window(examples, float(wins.min()), float(wins.max()))[None, :]
-    possible = b + c <= examples
-    seen = score(np.array(float(lost)), np.array(float(won)), examples, drop)
-    extreme = possible & (score(b, c, examples, drop) <= seen + 1e-9)
-    b, c = np.broadcast_arrays(b, c)
-    b, c = b[extreme], c[extreme]
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, examples + 1)))])
-    rest = examples - b - c
-    ways = logs[examples] - logs[b.astype(int)] - logs[c.astype(int)] - logs[rest.astype(int)]
-    worst = 0.0
-    for p, q in zip(loses, wins, strict=True):
-        terms = ways + _power(p, b) + _power(q, c) + _power(1 - p - q, rest)
-        worst = max(worst, float(np.exp(terms).sum()))
-    return min(1.0, worst + gamma)
-
-
-def _power(probability: float, count: Floats) -> Floats:
-    """count * log(probability), with 0 log 0 = 0."""
-    if probability <= 1e-300:
-        return np.where(count > 0, -np.inf, 0.0)
-    return count * math.log(probability)
-
-
-def _window(examples: int, low: float, high: float) -> Floats:
-    """The counts a binomial rate between `low` and `high` can show, all but about 1e-12."""
-    reach = 7.5 * math.sqrt(examples * max(high * (1 - low), 1e-12)) + 25
-    first = max(0, math.floor(examples * low - reach))
-    last = min(examples, math.ceil(examples * high + reach))
-    return np.arange(first, last + 1, dtype=np.float64)
-
-
-def _rate_interval(count: int, examples: int, gamma: float) -> tuple[float, float]:
-    """Rates that a binomial count does not refute at level gamma, by Chernoff's bound.
-
-    n KL(count/n, rate) <= log(2/gamma): guaranteed, a little wider than Clopper-Pearson.
-    """
-    seen, limit = count / examples, math.log(2 / gamma) / examples
-
-    def distance(rate: float) -> float:
-        total = 0.0
-        if seen > 0:
-            total += seen * math.log(seen / rate)
-        if seen < 1:
-            total += (1 - seen) * math.log((1 - seen) / (1 - rate))
-        return total
-
-    def edge(outside: float) -> float:
-        inside = seen
-        for _ in range(50):
-            middle = (inside + outside) / 2
-            if distance(min(max(middle, 1e-15), 1 - 1e-15)) <= limit:
-                inside = middle
-            else:
-                outside = middle
-        return outside
-
-    return edge(0.0) if count else 0.0, edge(1.0) if count < examples else 1.0
 
 
 def _bound(lost: int, won: int, examples: int, alpha: float) -> float:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def opened(path: Path | None, stack: ExitStack) -> Bundle:
 
 @asynccontextmanager
 async def loading(
-    bundle: Path, *beside: Path, token: str = "key"
+    bundle: Path, *beside: Path, token: str = "key", words: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Client, App]]:
     """A server whose bundles can be loaded again."""
     lines: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ async def loading(
         lines.append(fields)
 
     app = App(Security(token=token), say)
-    args = parsed("--rows", "2", *(w for b in beside for w in ("--beside", str(b))))
+    args = parsed("--rows", "2", *words, *(w for b in beside for w in ("--beside", str(b))))
     args.bundle = bundle
     loader = Loader(opened, args, app.versions, say)
     try:
@@ -250,3 +250,75 @@ def test_a_bundle_that_is_served_already_is_refused_at_the_start(made: Path) -> 
 
     with pytest.raises(InputError, match="served already"):
         on_loader(test, made, made)
+
+
+TRIAL = ("--max-differing", "0.2", "--same-cosine", "0.9999", "--trial")
+
+
+async def loaded_and_asked(client: Client, link: Path, folder: Path) -> list[str]:
+    """Which version answered each of some requests after a new one was loaded for trial."""
+    turn(link, folder)
+    assert (await client.ask("POST", LOAD, b"", TOKEN)).status == 200
+    versions = []
+    for _ in range(40):
+        version, _ = await embedded(client)
+        versions.append(version)
+        await asyncio.sleep(0.002)  # the copies have the lowest priority
+    return versions
+
+
+def ended(client: Client, event: str) -> dict[str, Any]:
+    (line,) = [line for line in client.lines if line["event"] == event]
+    return line
+
+
+@pytest.mark.parametrize("share", ["0", "0.5"])
+def test_a_version_that_answers_otherwise_is_rolled_back(
+    share: str, link: Path, second: Path
+) -> None:
+    async def test(client: Client, app: App) -> None:
+        versions = await loaded_and_asked(client, link, second)
+        while app.first().mirror is not None:
+            versions.append((await embedded(client))[0])
+        assert (share == "0") == ("2" not in versions)
+        line = ended(client, "trial_not_passed")
+        assert (line["verdict"], line["differing"]) == ("fail", line["examples"])
+        assert (await embedded(client))[0] == "1"
+        turn(link, second)  # and may be tried again
+        assert (await client.ask("POST", LOAD, b"", TOKEN)).status == 200
+
+    on_loader(test, link, words=(*TRIAL, share))
+
+
+@pytest.mark.parametrize("share", ["0", "0.5"])
+def test_a_version_that_answers_alike_takes_the_old_one_s_place(
+    share: str, link: Path, made: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(made, tmp_path / "alike"))
+    alike = edited(copy, lambda manifest: manifest.update(version="2"))
+
+    async def test(client: Client, app: App) -> None:
+        versions = await loaded_and_asked(client, link, alike)
+        assert ("2" in versions[:20]) == (share != "0")
+        while app.first().mirror is not None:
+            refused = await client.ask("POST", LOAD, b"", TOKEN)
+            assert refused.status == 400  # one trial at a time
+            await embedded(client)
+        assert ended(client, "trial_passed")["differing"] == 0
+        assert (await embedded(client))[0] == "2"
+        assert [s.version for s in app.versions.all] == ["2"]
+        metrics = (await client.ask("GET", "/metrics", b"", TOKEN)).body.decode()
+        assert 'trial_differing_total{model="tiny",version="2"} 0' in metrics
+
+    on_loader(test, link, words=(*TRIAL, share))
+
+
+@pytest.mark.parametrize("words", [("--trial", "0"), ("--trial", "0", "--max-differing", "0.1")])
+def test_a_trial_without_its_terms_is_refused_at_the_start(
+    words: tuple[str, ...], made: Path
+) -> None:
+    async def test(client: Client, app: App) -> None:
+        raise AssertionError
+
+    with pytest.raises(InputError, match="is missing"):
+        on_loader(test, made, words=words)
