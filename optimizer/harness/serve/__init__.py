@@ -3,6 +3,7 @@
 inference.py  the Open Inference Protocol v2, with its tensors in tensors.py; openai.py
 versions.py   which version of which model answers; loader.py: opens them, again where asked to;
               starting.py: warmed up and behind a scheduler
+cache.py      answers that were given before, where that is asked for
 trial.py      whether a new version answers as the old one does; mirror.py asks both
 app.py        paths to answers (ASGI); exchange.py, asgi.py: a request within limits; v2_http.py;
               refusals.py: errors

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..inputs.kind import InputKind
+from .cache import Cache, key_of
 from .decoding import Decoding
 from .engine import Call, Engine, Result
 from .mirror import Mirror
@@ -41,6 +42,8 @@ class Service:
         self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
         self._tensors = dict(model.task.tensors(model.contract))
         self.columns = model.task.inputs.columns
+        self.cache: Cache | None = None
+        self.digest = ""  # of the bundle, in the keys of the cache
         self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
 
     def server(self) -> dict[str, Any]:
@@ -91,7 +94,15 @@ class Service:
         call: Call,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """The engine's answers, which a trial compares. Raises RequestError."""
+        """The engine's answers, which a trial compares; those given before where they are cached.
+        Raises RequestError."""
+        key = b""
+        if self.cache is not None:
+            key = key_of(self.digest, self.engine.model.target, inputs, pairs)
+            before: Result | None = self.cache.get(key)
+            (self.engine.metrics.misses if before is None else self.engine.metrics.hits).add()
+            if before is not None:
+                return before
         try:
             result = await self.engine.answer(inputs, pairs, call, parameters)
         except ModelError:
@@ -100,6 +111,8 @@ class Service:
             raise
         if self.mirror is not None:
             self.mirror.answered(self, inputs, pairs, result.answers)
+        if self.cache is not None:
+            self.cache.put(key, Result(result.answers, result.truncated, result.tokens))
         return result
 
     async def infer(

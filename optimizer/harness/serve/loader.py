@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import HarnessError, InputError
+from .cache import Cache
 from .mirror import Mirror
 from .refusals import DrainingError, RequestError
 from .starting import model, started
@@ -40,6 +41,7 @@ class Loader:
     ) -> None:
         self._opened, self._args, self._versions, self._say = opened, args, versions, say
         self._paths: dict[Served, Path | None] = {}
+        self._cache = Cache(args.cache_mib << 20) if args.cache_mib else None
         self._one = asyncio.Lock()  # a warm-up at a time: two would time each other
         self._leaving = set[asyncio.Task[None]]()
 
@@ -144,7 +146,14 @@ class Loader:
                 await asyncio.to_thread(stack.close)
                 return None
             loaded = await asyncio.to_thread(model, bundle, self._args)
+            if self._cache is not None and loaded.task.generates:
+                raise InputError(
+                    f"answers of {loaded.name} are not kept: it continues texts",
+                    where="--cache-mib",
+                    accepted="models that answer in one run",
+                )
             service = await started(loaded, self._args, self._say)
+            service.cache, service.digest = self._cache, digest
         except BaseException:
             stack.close()
             raise

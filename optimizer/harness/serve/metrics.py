@@ -95,6 +95,8 @@ class Metrics:
         self.batch_rows = self._histogram("batch_rows", "Rows of a batch", ROWS)
         self.rechecked = count("batch_rechecked_total", "Batches whose rows were run alone as well")
         self.unequal = count("batch_unequal_total", "Of those, whose answers were not the same")
+        self.hits = count("nv_cache_num_hits_per_model", "Requests answered from the cache")
+        self.misses = count("nv_cache_num_misses_per_model", "Requests that were not in it")
         self.trial_compared = count("trial_compared_total", "Requests that both versions answered")
         self.trial_differing = count("trial_differing_total", "Of those, with another answer")
         self.trial_skipped = count("trial_skipped_total", "Requests that one had no time for")
