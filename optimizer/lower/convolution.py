@@ -10,7 +10,9 @@ TensorRT's dialect has no zero point, so an input is centred by its range's offs
 the padding of a Conv, 0, would be the offset: an operator before QuantizeLinear pads the centred 0.
 
 An identity in front of a residual add is found by the Add of names.json; what it reads goes through
-Q and DQ of its own for that Add alone.
+a DQ of its own for that Add alone. Its Q is that of a convolution that reads the same, so that ONNX
+Runtime finds one Q behind the add before, and fuses that as QLinearAdd. Behind a MaxPool it has its
+own: a single one would be moved in front, and MaxPool of uint8 takes many times longer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from optimizer.qtensor import QTensor
 from optimizer.state import Range
 
 OPERATOR = "Conv"
+SLOW_IN_INTEGERS = "MaxPool"
 BIAS = 2  # which of its inputs
 
 
@@ -106,6 +109,12 @@ def summands(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, sig
 def _unsigned(
     surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
 ) -> ir.Value:
+    """Through the integers that a convolution reads of the same tensor, if one does."""
+    maker = value.producer()
+    shared = surgeon.inputs.get((value, covered.scale, covered.zero_point))
+    if shared is not None and (maker is None or maker.op_type != SLOW_IN_INTEGERS):
+        operands = list(shared.producer().inputs)
+        return surgeon.insert(add, "DequantizeLinear", operands, f"{name}/input", name)
     scale = surgeon.number(f"{name}/input_scale", covered.scale)
     zero = surgeon.constant(f"{name}/input_zero_point", np.array(covered.zero_point, np.uint8))
     codes = surgeon.insert(add, "QuantizeLinear", [value, scale, zero], f"{name}/input_codes", name)

@@ -123,8 +123,8 @@ def edges(source: Source, modules: Collection[str], summands: Collection[str] = 
 
 
 def _summand(model: ir.Model, module: str) -> Edge:
-    """From the float tensor that its own operators read to the one that they give."""
-    own = [n for n in model.graph if module_of(n) == module]
+    """From the float tensor that its operators read to the one that they give."""
+    own = summand_operators(model, module)
     inside = {v for n in own for v in n.outputs}
     inputs = [n.inputs[0] for n in own if n.inputs[0] not in inside]
     outputs = [v for v in inside if not any(module_of(n) == module for n, _ in v.uses())]
@@ -133,6 +133,15 @@ def _summand(model: ir.Model, module: str) -> Edge:
         raise OptimizeError(f"what {module} hands on is not quantized once", where="cut")
     x, y, rank = str(inputs[0].name), str(outputs[0].name), _rank(inputs[0])
     return Edge(module, x, y, rank, rank, str(coded[0].name), "", rank, multiplies=False)
+
+
+def summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
+    """Those of a module in front of a residual add, and the QuantizeLinear that it may share."""
+    own = [n for n in model.graph if module_of(n) == module]
+    makers = [
+        n.inputs[0].producer() for n in own if n.op_type == "DequantizeLinear" and n.inputs[0]
+    ]
+    return [*(q for q in makers if q is not None and q not in own), *own]
 
 
 def owned(node: ir.Node, modules: Collection[str]) -> bool:

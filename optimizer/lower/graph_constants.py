@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from optimizer.export.clean import module_of
 from optimizer.lower import convolution, ort_product
-from optimizer.lower.cut import PRODUCTS, owned, weighted
+from optimizer.lower.cut import PRODUCTS, owned, summand_operators, weighted
 from optimizer.lower.opened import Source, model_of
 
 BIASES = {  # which operand
@@ -83,7 +83,7 @@ def input_quantizations(
             step = step.inputs[0].producer() if step.inputs[0] is not None else None
         by_module[module_of(node)] = _quantization(chain)
     for name in summands:
-        by_module[name] = _quantization([n for n in model.graph if module_of(n) == name])
+        by_module[name] = _quantization(summand_operators(model, name))
     return {name: q for name, q in by_module.items() if q is not None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from optimizer.errors import OptimizeError
 from optimizer.export import names, onnx_file
 from optimizer.export.clean import MODULE
 from optimizer.lower import cut, graph_constants, ort_qdq, trt_qdq
+from optimizer.lower.opened import Opened
 from optimizer.qtensor import Scheme
 from optimizer.state import CompressedState, Range, input_name
 from tests.compress.test_convolutions import LAYERS, layer
@@ -170,3 +172,32 @@ def test_a_range_of_no_residual_add_is_refused() -> None:
     module, ranges = layer("padded"), {"conv": COVERED, "elsewhere": COVERED}
     with pytest.raises(OptimizeError, match="elsewhere, which has no quantized weight"):
         lowered({"conv": module}, ranges, "trt")
+
+
+@pytest.mark.parametrize(("before", "quantizers"), [("Relu", 1), ("MaxPool", 2)])
+def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool(
+    before: str, quantizers: int
+) -> None:
+    module = nn.Conv2d(4, 4, 1)
+    state = state_of({"conv": module}, {"conv": COVERED})
+    model = graph({"conv": module})
+    x, product = model.graph.inputs[0], model.graph.node(0)
+    options = {"kernel_shape": [1, 1]} if before == "MaxPool" else {}
+    made = ir.node(before, [x], options, name="before")
+    made.outputs[0].name = "v"
+    model.graph.insert_before(product, made)
+    product.replace_input_with(0, made.outputs[0])
+    add = ir.node("Add", [product.outputs[0], made.outputs[0]], name="add")
+    add.outputs[0].name = "sum"
+    model.graph.append(add)
+    model.graph.outputs.append(add.outputs[0])
+    ranges = {"conv": COVERED, "shortcut": COVERED}
+    state = replace(state, ranges={input_name(n): r for n, r in ranges.items()})
+    parameters = {f"conv.{p}": t.detach() for p, t in module.named_parameters()}
+    paired = names.pair(model, parameters, ["conv"], state.weights)
+    ort_qdq.lower(model, replace(paired, summands={"shortcut": names.Use("add", "v")}), state)
+    assert len([n for n in model.graph if n.op_type == "QuantizeLinear"]) == quantizers
+    found = graph_constants.input_quantizations(
+        Opened(Path("model.onnx"), model), ["conv"], ["shortcut"]
+    )
+    assert found["shortcut"] == found["conv"]

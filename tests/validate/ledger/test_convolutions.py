@@ -19,6 +19,7 @@ from optimizer.load import batch_norms, checkpoint
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.state import CompressedState, Range
 from optimizer.validate.ledger import ledger
+from tests.lower.running import session
 from tests.validate import mutations as m
 from tests.validate.ledger.test_images import materials, refused
 from tests.validate.runs import Run, for_target, make
@@ -46,8 +47,19 @@ def test_a_correct_run_passes_on_onnx_runtime(run: Run) -> None:
     entries = ledger.run(materials(run))
     assert refused(entries) == []
     pieces = {e.hop: len(e.pieces) for e in entries}
-    # 11 convolutions, of which 2 read what another does; what 6 summands are; and the classifier
-    assert pieces["engine"] == (11 - 2) + 6 + (11 + 1)
+    # 11 convolutions and 6 summands, of which 3 read integers of another; and the classifier
+    assert pieces["engine"] == (11 - 2) + (6 - 1) + (11 + 1)
+
+
+def test_a_residual_add_between_convolutions_is_of_integers(run: Run, tmp_path: Path) -> None:
+    path = run.folder("model") / "model.onnx"
+    session(path, optimized=tmp_path / "optimized.onnx")
+    kernels = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert kernels.count("QLinearConv") == 11
+    assert kernels.count("QLinearAdd") == 2  # and the last, whose sum is read in float, is not
+    graph = onnx.load(path).graph
+    read = [n.input[0] for n in graph.node if n.op_type == "QuantizeLinear"]
+    assert len(read) == len(set(read))
 
 
 def test_a_correct_run_passes_in_the_other_dialect(rtx: Run) -> None:
