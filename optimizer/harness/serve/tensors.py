@@ -164,7 +164,7 @@ def to_raw(array: Array) -> bytes:
 
 def checked_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
     """Raises RequestError for a datatype or shape that the protocol has not."""
-    if kind not in DTYPES or not isinstance(kind, str):
+    if not isinstance(kind, str) or kind not in DTYPES:
         raise RequestError(f"{where} has datatype {_shown(kind)}; accepted: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > AXES:
         raise RequestError(f"{where} has no shape of at most {AXES} axes")

@@ -175,6 +175,8 @@ BAD: dict[str, tuple[str, str, Any, dict[str, str], int]] = {
     "announced": ("POST", INFER, b"", {"Content-Length": str(1 << 40)}, 413),
     "missing tensor": ("POST", RAW, {"inputs": [IDS]}, {}, 400),
     "unknown id": ("POST", RAW, {"inputs": [{**IDS, "data": [1, 1 << 40]}, MASK]}, {}, 400),
+    "type list": ("POST", RAW, {"inputs": [{**IDS, "datatype": ["INT64"]}, MASK]}, {}, 400),
+    "type object": ("POST", RAW, {"inputs": [{**IDS, "datatype": {}}, MASK]}, {}, 400),
     "wrong type": ("POST", RAW, {"inputs": [{**IDS, "datatype": "INT32"}, MASK]}, {}, 400),
     "wrong rank": ("POST", RAW, {"inputs": [{**IDS, "shape": [2]}, MASK]}, {}, 400),
     "uneven": ("POST", RAW, {"inputs": [{**IDS, "shape": [2, 1]}, MASK]}, {}, 400),
