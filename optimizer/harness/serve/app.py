@@ -37,6 +37,7 @@ from .refusals import (
     UnknownError,
 )
 from .tensors import read_object
+from .trace_context import HEADER, trace_fields
 from .v2_http import Load
 from .versions import Versions
 
@@ -236,6 +237,7 @@ class App:
             route=exchange.route,
             status=status,
             ms=round(1000 * seconds, 3),
+            **trace_fields(exchange.headers.get(HEADER)),
             **exchange.log,
         )
 

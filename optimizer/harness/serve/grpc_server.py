@@ -15,6 +15,7 @@ from .grpc_messages import PACKAGE, SERVICE, Method, methods
 from .inference import Service
 from .refusals import ModelError, RequestError, TokenError
 from .tensors import Array, OutputChoice, Request, checked_type, datatype, from_raw, to_raw
+from .trace_context import HEADER, trace_fields
 
 CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
     "BOOL": "bool_contents",
@@ -100,6 +101,7 @@ class GrpcServer:
 
         async def guarded(request: Any, context: Any) -> Any:
             with self._app.call(f"grpc {name}") as log:
+                log |= trace_fields(_metadata(context).get(HEADER))
                 try:
                     if name not in ("ServerLive", "ServerReady", "ModelReady"):
                         self._check_token(context)
@@ -121,8 +123,7 @@ class GrpcServer:
     def _check_token(self, context: Any) -> None:
         if not self._token:
             return
-        metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-        scheme, _, value = metadata.get("authorization", "").partition(" ")
+        scheme, _, value = _metadata(context).get("authorization", "").partition(" ")
         right = hmac.compare_digest(value.encode(), self._token.encode())
         if scheme.lower() != "bearer" or not right:
             raise TokenError("a bearer token is needed")
@@ -170,6 +171,10 @@ class GrpcServer:
         if result.truncated:  # the model read the beginning of so many texts
             context.set_trailing_metadata((("x-truncated-texts", str(result.truncated)),))
         return _response(self._methods["ModelInfer"], service, message, outputs)
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
 
 
 def _request(message: Any) -> Request:

@@ -167,3 +167,15 @@ def test_with_a_token_only_its_owners_are_answered(made: Path) -> None:
         await asyncio.sleep(0)
 
     over_grpc(made, test, token="sesame")
+
+
+@pytestmark_grpc
+def test_the_log_line_of_a_call_has_the_ids_of_its_trace(made: Path) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    header = f"00-{trace}-00f067aa0ba902b7-01"
+
+    async def test(client: Client, ask: Ask) -> None:
+        await ask("ModelInfer", texts_request([b"good"]), metadata=(("traceparent", header),))
+        assert client.lines[-1]["trace_id"] == trace
+
+    over_grpc(made, test)
