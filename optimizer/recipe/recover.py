@@ -143,8 +143,8 @@ class Recover(Learning):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
         description="what products are computed in while learning; weights, losses and what is "
-        "judged stay fp32. auto: bf16 where the processor has instructions for it, which is "
-        "several times faster; recorded",
+        "judged stay fp32. auto: bf16 where steps of this model, timed in both, are faster in it; "
+        "recorded, with the times",
     )
 
 

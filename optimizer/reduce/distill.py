@@ -144,7 +144,7 @@ def distill(
     start = _mean(pair, section, judged, processes)
     units = {name: value or 1.0 for name, value in start.items()}
     weights = {name: getattr(section.losses, name) / unit for name, unit in units.items()}
-    size = _rows_at_once(pair, section)
+    size = rows_at_once(pair, section)
     for p in trained.values():
         p.requires_grad_(True)
 
@@ -220,7 +220,7 @@ def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | N
     return [(held_out.batch(part), held_out.labels(part)) for part in parts]
 
 
-def _rows_at_once(pair: Pair, section: Learning) -> int:
+def rows_at_once(pair: Pair, section: Learning) -> int:
     """Rows of a batch whose gradients are computed together."""
     if not pair.task.generates:
         return section.batch_size
@@ -235,7 +235,7 @@ def _mean(
     processes: Processes = ALONE,
 ) -> dict[str, float]:
     """Each loss over all held-out texts."""
-    size = _rows_at_once(pair, section)
+    size = rows_at_once(pair, section)
     sums = dict.fromkeys(
         pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0
     )

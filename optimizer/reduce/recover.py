@@ -2,10 +2,11 @@
 
 out/checkpoint/, contract.json, source.json   laid out as load's
 out/reduced.json                              as reduce wrote it
-out/recovered.json                            {precision: of products while learning, device,
-                                              processes, steps, stopped, held_out: [[step, loss],
-                                              ...], train: [[step, mean loss], ...], start and end:
-                                              {loss: value on held-out data}, trained: [parameter]}
+out/recovered.json                            {precision: of products while learning, seconds:
+                                              of a step in each, device, processes, steps,
+                                              stopped, held_out: [[step, loss], ...], train: [[step,
+                                              mean loss], ...], start and end: {loss: value on
+                                              held-out data}, trained: [parameter]}
 
 While it runs, out/progress/ holds the trained values of some steps ago: a killed run resumes there,
 bit-identical on the same processor with the same number of threads and processes.
@@ -16,29 +17,28 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import read_json
-from optimizer.recipe.recover import Learning, Recover
+from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec, Recovery
+from optimizer.reduce import products
 from optimizer.reduce.distill import Distilled, Split, distill, texts
 from optimizer.reduce.estimate import recovery
 from optimizer.reduce.own_text import with_own_text
 from optimizer.reduce.pair import open_pair
 from optimizer.reduce.processes import Processes, count_of, device_of, launch
+from optimizer.reduce.products import Products
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.student import initialized
 from optimizer.reduce.write import REDUCED
 from optimizer.store import Shapes, Stage
 
-VERSION = 2
+VERSION = 3
 RECOVERED = "recovered.json"
-NATIVE = ("amx_bf16", "avx512_bf16", "bf16")  # instructions; elsewhere bf16 is emulated, slowly
 PROGRESS, FINISHED = "progress", "progress.done"
 
 
@@ -55,12 +55,10 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
         learned_texts(section.recover, section.data, reference, progress)  # own text: written once
         launch(learn, section.recover, progress, section, reference, smaller, progress)
     # of several processes: what they learned, out of the checkpoint that they left
-    distilled = learn(Processes(device=device), section, reference, smaller, progress)
+    distilled, multiplied = learn(Processes(device=device), section, reference, smaller, progress)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)
-    products = products_in(section.recover, device)
-    how: dict[str, Any] = {"precision": "bf16" if products == torch.bfloat16 else "fp32"}
-    how |= {"device": device.type, "processes": count}
+    how = asdict(multiplied) | {"device": device.type, "processes": count}
     text = json.dumps(how | document(distilled), indent=1)
     (out / RECOVERED).write_text(text + "\n", encoding="utf-8")
     progress.rename(out / FINISHED)
@@ -69,13 +67,14 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
 
 def learn(
     processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
-) -> Distilled:
+) -> tuple[Distilled, Products]:
     """The training, in one process or in one of several. progress: for its checkpoints."""
     split = learned_texts(section.recover, section.data, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
-    products = products_in(section.recover, processes.device)
-    pair = replace(pair, from_nothing=initialized(smaller), products=products)
-    return distill(pair.to(processes.device), section.recover, split, progress, processes=processes)
+    pair = replace(pair, from_nothing=initialized(smaller)).to(processes.device)
+    multiplied = products.taken(section.recover, pair, split.learned, progress, processes)
+    pair = replace(pair, products=multiplied.dtype)
+    return distill(pair, section.recover, split, progress, processes=processes), multiplied
 
 
 def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
@@ -83,19 +82,6 @@ def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: 
     contract = contracts.read(reference / "contract.json")
     split = texts(section, data, contract, reference / "checkpoint")
     return with_own_text(section, split, reference, progress)
-
-
-def products_in(section: Recover, device: torch.device) -> torch.dtype:
-    """The type of products under section.precision, on this device of this machine."""
-    if section.precision != "auto":
-        return torch.bfloat16 if section.precision == "bf16" else torch.float32
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch does not say
-        return torch.float32
-    processor = torch.cpu.get_capabilities()
-    native = any(processor.get(name) for name in NATIVE)
-    return torch.bfloat16 if native else torch.float32
 
 
 def document(distilled: Distilled) -> dict[str, Any]:

@@ -169,11 +169,3 @@ def test_a_planted_fault_is_named_at_the_hop(run: Run, tmp_path: Path, fault: Fa
 def test_what_follows_is_predicted_from_the_smaller_model() -> None:
     assert recover.STAGE.shapes is not None
     assert recover.STAGE.shapes(None, {"w": (8, 4)}, {"w": (6, 4)}) == {"w": (6, 4)}
-
-
-def test_products_are_in_bf16_where_the_processor_has_it_or_the_recipe_says_so() -> None:
-    sections = {p: SECTION.model_copy(update={"precision": p}) for p in ("auto", "fp32", "bf16")}
-    products = {p: recover.products_in(s, torch.device("cpu")) for p, s in sections.items()}
-    native = any(torch.cpu.get_capabilities().get(name) for name in recover.NATIVE)
-    assert products["auto"] == (torch.bfloat16 if native else torch.float32)
-    assert (products["fp32"], products["bf16"]) == (torch.float32, torch.bfloat16)
