@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from optimizer import portable_kernels, safetensors_stream, state
+from optimizer import portable_kernels, products, safetensors_stream, state
 from optimizer.atomic import finish
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
@@ -37,7 +37,7 @@ from optimizer.compress.estimate import estimate
 from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk import freed_memory
+from optimizer.compress.walk import freed_memory, precision
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
@@ -96,6 +96,8 @@ def compress(
     selection = select(opened, quantize, section.sparsity)
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
+    walked = precision.decided(section.compress, opened, progress, "compress")
+    section = section.model_copy(update={"compress": walked})
     for method in quantize.of_kind("model-transform"):
         opened = resolve(method.apply)(opened, quantize)
     windows = Windows([*batches()], [])
@@ -117,6 +119,8 @@ def compress(
             _keep(folder, part, rows, None)
         parts.append(folder)
     _assemble(parts, opened, selection, out)
+    if (progress / products.FILE).exists():
+        shutil.copyfile(progress / products.FILE, out / products.FILE)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
 
@@ -147,7 +151,7 @@ def _walk(job: _Job) -> list[Path]:
     hidden = Buffer(budget, progress / "hidden")
     reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
     stream = capture(job.source, selection.blocks, job.batches, hidden, reference)
-    stream.float = job.section.compress.precision
+    stream.float = job.section.compress.decided
     groups = (
         walk.segments(stream.uses[0])
         if job.batches

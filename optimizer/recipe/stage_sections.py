@@ -68,16 +68,23 @@ class Compress(Section):
         le=100_000,
         description="activations kept in memory; what is beyond it goes to disk",
     )
-    precision: Literal["fp32", "bf16"] = Field(
+    precision: Literal["fp32", "bf16", "auto"] = Field(
         "fp32",
-        description="what products are computed in while calibrating; bf16 is several times faster "
-        "on processors that have it",
+        description="what products are computed in while calibrating. bf16 is several times faster "
+        "than fp32 on some processors, and slower on others; auto: bf16 where a product of this "
+        "model, timed in both, is faster in it; recorded, with the times",
     )
     deterministic: bool = Field(
         False,
         description="the same bytes on every x86-64 processor: kernels that all of them have, on "
         "one thread; about twice as slow",
     )
+
+    @property
+    def decided(self) -> Literal["fp32", "bf16"]:
+        """`precision`, of a section in which it is no longer auto (compress/walk/precision.py)."""
+        assert self.precision != "auto"
+        return self.precision
 
     @model_validator(mode="after")
     def _portable_products_are_float32(self) -> Compress:

@@ -23,15 +23,15 @@ from typing import Any
 
 from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import read_json
+from optimizer.products import Products
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec, Recovery
-from optimizer.reduce import products
+from optimizer.reduce import step_times
 from optimizer.reduce.distill import Distilled, Split, distill, texts
 from optimizer.reduce.estimate import recovery
 from optimizer.reduce.own_text import with_own_text
 from optimizer.reduce.pair import open_pair
 from optimizer.reduce.processes import Processes, count_of, device_of, launch
-from optimizer.reduce.products import Products
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.student import initialized
 from optimizer.reduce.write import REDUCED
@@ -72,7 +72,7 @@ def learn(
     split = learned_texts(section.recover, section.data, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
     pair = replace(pair, from_nothing=initialized(smaller)).to(processes.device)
-    multiplied = products.taken(section.recover, pair, split.learned, progress, processes)
+    multiplied = step_times.taken(section.recover, pair, split.learned, progress, processes)
     pair = replace(pair, products=multiplied.dtype)
     return distill(pair, section.recover, split, progress, processes=processes), multiplied
 

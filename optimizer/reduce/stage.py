@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from optimizer import portable_kernels
 from optimizer.compress.data import calibration
+from optimizer.compress.walk import precision
 from optimizer.progress import say
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce import depth, latency_table, predicted, student, width
@@ -47,6 +49,8 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
     layout = opened(section, source, *map(latency_table.chosen, latencies))
     _say(layout)
     progress.mkdir(exist_ok=True)
+    walked = precision.decided(section.compress, layout.source, progress, "reduce")
+    layout = replace(layout, section=section.model_copy(update={"compress": walked}))
     batches = calibration.batches(section, source)
     left_out = depth.choose(layout, batches, progress)
     for gone in left_out:

@@ -31,7 +31,7 @@ def opened_stream(
     second = Buffer(budget, folder / "reference") if reference else None
     stream = capture(layout.source, layout.blocks, batches, hidden, second)
     stream.uses = [[use for use in uses if use.block in blocks] for uses in stream.uses]
-    stream.float = layout.section.compress.precision
+    stream.float = layout.section.compress.decided
     return stream
 
 

@@ -194,7 +194,7 @@ def document(smaller: Smaller) -> dict[str, Any]:
         "version": VERSION,
         **chosen,
         "methods": list(section.chosen),
-        "precision": layout.section.compress.precision,
+        "precision": layout.section.compress.decided,
         "sizes": {
             "blocks": [full.blocks, kept.blocks],
             "ffn": [full.ffn, kept.ffn],

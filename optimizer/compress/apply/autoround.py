@@ -10,8 +10,8 @@ from torch import nn
 from optimizer.compress.methods.autoround import AutoroundOptions, Block, Samples, learn_rounding
 from optimizer.compress.methods.tuned import Tuned
 from optimizer.compress.walk.blocks import BlockGroup
-from optimizer.compress.walk.model_source import products_in
 from optimizer.errors import CheckpointError
+from optimizer.products import TYPES
 from optimizer.qtensor import QTensor
 from optimizer.recipe.quantize import Quantize
 
@@ -31,9 +31,7 @@ def learn(group: BlockGroup, start: Mapping[str, QTensor], quantize: Quantize) -
             Block(group.output, linears, _norm_weights(group)),
             start,
             Samples(stream.hidden, stream.float_reference, stream.real),
-            AutoroundOptions(
-                steps=options.steps, seed=options.seed, dtype=products_in(stream.float)
-            ),
+            AutoroundOptions(steps=options.steps, seed=options.seed, dtype=TYPES[stream.float]),
         )
     except ValueError as e:
         raise CheckpointError(

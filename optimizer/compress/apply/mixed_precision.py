@@ -26,9 +26,10 @@ from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
-from optimizer.compress.walk.model_source import ModelSource, products_in
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.model import materialize, release
+from optimizer.products import TYPES
 from optimizer.progress import bar, say
 from optimizer.qtensor import Scheme
 from optimizer.recipe.quantize import Allocate
@@ -107,7 +108,7 @@ def _slopes(
             bar(windows, "sensitivity"),
             lambda name, slope: kept[name].append(slope),
             seed=options.seed,
-            dtype=products_in(section.compress.precision),
+            dtype=TYPES[section.compress.decided],
         )
     return kept
 
@@ -123,7 +124,7 @@ def _measured(
     """Walk the float blocks for the inputs, and say what each choice costs."""
     hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
     stream, model = capture(source, selection.blocks, windows, hidden), source.model
-    stream.float = section.compress.precision
+    stream.float = section.compress.decided
     leader: dict[str, str] = {}
     costs: dict[str, dict[Scheme, float]] = {}
     shapes: dict[str, tuple[int, int]] = {}

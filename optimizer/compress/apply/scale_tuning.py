@@ -9,8 +9,9 @@ from optimizer.compress.data.calibration import Windows, singly
 from optimizer.compress.methods.language_model import LanguageModel
 from optimizer.compress.methods.scale_tuning import ScaleTuningOptions, tune_scales
 from optimizer.compress.methods.tuned import Tuned
-from optimizer.compress.walk.model_source import ModelSource, products_in
+from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError
+from optimizer.products import TYPES
 from optimizer.progress import say
 from optimizer.recipe.schema import Compression
 from optimizer.state import CompressedState
@@ -37,7 +38,7 @@ def tune(
                     epochs=options.epochs,
                     batch_size=options.batch_size,
                     seed=options.seed,
-                    dtype=products_in(section.compress.precision),
+                    dtype=TYPES[section.compress.decided],
                 ),
             )
     except ValueError as e:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from optimizer.harness import tasks
@@ -68,6 +67,13 @@ class ModelSource:
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
 
     @property
+    def widest(self) -> tuple[int, int]:
+        """The shape of the first block's largest matrix."""
+        shapes = [p.shape for p in self.model.get_submodule(self.blocks[0]).parameters()]
+        rows, columns = max((s for s in shapes if len(s) == 2), key=lambda s: s.numel())
+        return rows, columns
+
+    @property
     def embedding(self) -> str:
         """The token embedding's name."""
         return f"{self.prefix}{self.family.embeddings}"
@@ -110,8 +116,3 @@ def open_source(task: Task, folder: Path) -> ModelSource:
         model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
     prefix, inputs = architecture.prefix(task), tasks.task(task).inputs
     return ModelSource(model, checkpoint.tensors, architecture, prefix, inputs)
-
-
-def products_in(precision: str) -> torch.dtype:
-    """The type of products under compress.precision."""
-    return torch.bfloat16 if precision == "bf16" else torch.float32

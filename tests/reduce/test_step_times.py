@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from optimizer.harness import contract as contracts
+from optimizer.products import TIMED, TYPES, Products
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import DataSpec
-from optimizer.reduce import products
+from optimizer.reduce import step_times
 from optimizer.reduce.distill import Texts, texts
 from optimizer.reduce.pair import Pair, open_pair
 from optimizer.reduce.processes import Processes
@@ -36,7 +37,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
 def taken(learned: Learned, folder: Path, seconds: dict[str, list[float]]) -> Any:
     """What is taken where the steps took so long."""
     pair, rows = learned
-    return products.taken(SECTION, pair, rows, folder, timing=lambda *_: seconds)
+    return step_times.taken(SECTION, pair, rows, folder, timing=lambda *_: seconds)
 
 
 def test_bf16_is_taken_where_its_slowest_step_was_faster_than_float32s_fastest(
@@ -58,15 +59,15 @@ def test_what_the_recipe_says_is_not_timed(learned: Learned, tmp_path: Path) -> 
     pair, rows = learned
     for precision in ("fp32", "bf16"):
         section = SECTION.model_copy(update={"precision": precision})
-        assert products.taken(section, pair, rows, tmp_path) == products.Products(precision, {})
+        assert step_times.taken(section, pair, rows, tmp_path) == Products(precision, {})
     assert not list(tmp_path.iterdir())
 
 
 def test_timing_changes_no_parameter_and_leaves_no_gradient(learned: Learned) -> None:
     pair, rows = learned
     before = {n: p.detach().clone() for n, p in pair.student.named_parameters()}
-    seconds = products.timed(SECTION, pair, rows)
-    assert {n: len(s) for n, s in seconds.items()} == dict.fromkeys(products.TYPES, products.TIMED)
+    seconds = step_times.timed(SECTION, pair, rows)
+    assert {n: len(s) for n, s in seconds.items()} == dict.fromkeys(TYPES, TIMED)
     assert all(torch.equal(p, before[n]) for n, p in pair.student.named_parameters())
     assert all(p.grad is None for p in pair.student.parameters())
 
@@ -78,6 +79,8 @@ def test_every_process_takes_what_the_first_measured(learned: Learned, tmp_path:
 
     pair, rows = learned
     timing = {"fp32": [1.0], "bf16": [2.0]}
-    got = products.taken(SECTION, pair, rows, tmp_path, Second(rank=1, count=2), lambda *_: timing)
+    got = step_times.taken(
+        SECTION, pair, rows, tmp_path, Second(rank=1, count=2), lambda *_: timing
+    )
     assert got.precision == "bf16"
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,17 @@
+"""The precision of a walk's products, where the recipe leaves it to this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer import products
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.recipe.schema import Compress
+
+
+def decided(section: Compress, source: ModelSource, progress: Path, step: str) -> Compress:
+    """The section with `precision` fp32 or bf16. progress, step: see products.of_linear."""
+    if section.precision != "auto":
+        return section
+    taken = products.of_linear(section.precision, source.widest, progress, step)
+    return section.model_copy(update={"precision": taken.precision})
