@@ -32,6 +32,7 @@ class _Body:
 
     def __init__(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> None:
         self._reader, self.left, self.done = reader, 0, False
+        self.broken = False  # what comes is no body
         lengths, coding = headers.get("content-length"), headers.get("transfer-encoding", "")
         self._chunked = coding.lower() == "chunked"
         if (coding and not self._chunked) or (coding and lengths is not None):
@@ -45,7 +46,13 @@ class _Body:
 
     async def receive(self) -> Message:
         if not self._delivered or not self.done:
-            data = b"" if self.done else await self._part()
+            try:
+                data = b"" if self.done else await self._part()
+            except BadRequest:
+                self.broken = True
+                return {"type": "http.disconnect"}
+            except (OSError, EOFError):  # the client left before all of it came
+                return {"type": "http.disconnect"}
             self._delivered = True
             return {"type": "http.request", "body": data, "more_body": not self.done}
         while not self._reader.at_eof():
@@ -172,6 +179,8 @@ class Server:
 
         await self._app(scope, body.receive, send)
         self._busy.discard(task)
+        if body.broken:
+            raise BadRequest("body")
         return keep and body.done
 
 

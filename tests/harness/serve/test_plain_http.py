@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from optimizer.harness.serve.app import App, Security
+from optimizer.harness.serve.metrics import Metrics
 from optimizer.harness.serve.plain_http import HEAD, Server
+from optimizer.harness.serve.versions import Served
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -16,6 +19,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     body, more = b"", True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return
         body, more = body + message["body"], message["more_body"]
     answer = json.dumps([scope["method"], scope["path"], body.decode("latin-1")]).encode()
     length = str(len(answer)).encode()
@@ -177,3 +182,30 @@ def test_closing_lets_a_request_that_runs_end() -> None:
         await closing
 
     asyncio.run(run())
+
+
+def test_a_body_that_is_none_or_does_not_come_is_no_bug() -> None:
+    lines: list[dict[str, Any]] = []
+
+    def say(**fields: Any) -> None:
+        lines.append(fields)
+
+    app = App(Security(), say)
+    service: Any = type("Service", (), {"names": ["m"], "name": "m", "version": "1"})()
+    metrics = Metrics({})
+    service.engine = type("Engine", (), {"metrics": metrics, "draining": False})()
+
+    async def test(port: int) -> None:
+        app.versions.add(Served(service, "", lambda: None))
+        head = b"POST /v2/models/m/infer HTTP/1.1\r\n"
+        chunked = head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
+        assert (await exchanged(port, chunked)).startswith(b"HTTP/1.1 400")
+        for sent in (b"Content-Length: 9\r\n\r\nhalf", b"Transfer-Encoding: chunked\r\n\r\n5\r\na"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head + sent)
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+        assert [line["status"] for line in lines] == [499] * 3
+
+    on_port(test, app)
