@@ -29,7 +29,8 @@ class LossWeights(Section):
         0.0,
         ge=0,
         le=1e6,
-        description="KL of the attention probabilities; needs as many heads in both models",
+        description="KL of the attention probabilities, of each head and the reference's that it "
+        "was made of; of the mean over heads where the models do not have as many",
     )
     labels: float = Field(
         0.0, ge=0, le=1e6, description="cross entropy of the data's own labels, for classification"

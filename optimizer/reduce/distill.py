@@ -22,6 +22,7 @@ from torch import Tensor
 
 from optimizer.errors import DataError
 from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import encode, load_tokenizer
 from optimizer.load import datasets
 from optimizer.progress import say
 from optimizer.recipe.recover import Learning
@@ -32,6 +33,7 @@ from optimizer.reduce.pair import Batch, Pair
 from optimizer.reduce.processes import ALONE, Processes, count_of
 from optimizer.reduce.training import Curve, TrainingOptions, train
 
+TOKENIZED = 1024  # texts at once: their tokens are counted and dropped
 LOGITS = 1 << 26  # values at once: a vocabulary makes a batch of them larger than all else
 
 
@@ -46,10 +48,17 @@ class Texts:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """In characters, which sort texts nearly as tokens do; of windows all alike."""
+        """In tokens, as `batch` cuts them: characters would leave a quarter of a batch padding."""
         if not isinstance(self.rows[0], datasets.Sample):
             return [self.sequence_length] * len(self.rows)
-        return [len(r.text) + len(r.text_pair or "") for r in self.rows]
+        limit = min(self.sequence_length, self.contract.longest)
+        sizes: list[int] = []
+        for start in range(0, len(self.rows), TOKENIZED):
+            part = self.rows[start : start + TOKENIZED]
+            first, second = [r.text for r in part], [r.text_pair for r in part]
+            encoded = encode(self.contract, self.tokenizer, first, second, limit)
+            sizes += [e.size for e in encoded]
+        return sizes
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Padded side by side, as the harness makes them."""
@@ -81,8 +90,6 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     spec: section.data, or the calibration's. checkpoint: the folder with the tokenizer. Raises
     DataError when there is too little.
     """
-    from optimizer.harness.inputs.text import load_tokenizer
-
     tokenizer = load_tokenizer(checkpoint, contract)
     windows = contract.task_record.calibration_items == "windows"
     length = section.sequence_length

@@ -2,9 +2,10 @@
 
 A student that was cut out of its teacher: hidden states where a block of the student begins, whose
 input should be the teacher's input of the block it was made of, and behind the last block; and
-the attention of a block with that of the block it was made of. A student of its own: its blocks
+the attention of a head with that of the head it was made of. A student of its own: its blocks
 are spread evenly over the teacher's, and what each gives is compared with what the last of its
-share of the teacher's blocks gives.
+share of the teacher's blocks gives; attention, where the heads are not as many, as the mean over
+them, which is a distribution over the keys too.
 """
 
 from __future__ import annotations
@@ -36,21 +37,37 @@ Batch = Mapping[str, Tensor]
 class Pairing:
     """For each block of the student, in order. states: which of the teacher's hidden states what it
     gives is compared with; i is what the teacher's first i blocks give. attention: which of the
-    teacher's blocks its attention is compared with."""
+    teacher's blocks its attention is compared with. heads: which of that block's query heads its
+    own were made of, in order; None: all, or of none of them."""
 
     states: Sequence[int]
     attention: Sequence[int]
+    heads: Sequence[Sequence[int] | None]
 
 
-def of_kept(kept: Sequence[int], blocks: int) -> Pairing:
-    """kept: the teacher's blocks, of `blocks`, that the student's were made of, in order."""
-    return Pairing((*kept[1:], blocks), tuple(kept))
+@dataclass(frozen=True)
+class Kept:
+    """What of a teacher its student was made of. blocks: the teacher's, in order. heads: for each
+    of them the key/value heads that stayed, in order; None: all."""
+
+    blocks: Sequence[int]
+    heads: Sequence[Sequence[int] | None]
+
+
+def of_kept(kept: Kept, blocks: int, share: int) -> Pairing:
+    """blocks: the teacher's; share: its query heads for one key/value head, which lie side by
+    side."""
+    heads = [
+        None if own is None else [head * share + i for head in own for i in range(share)]
+        for own in kept.heads
+    ]
+    return Pairing((*kept.blocks[1:], blocks), tuple(kept.blocks), heads)
 
 
 def evenly(student: int, teacher: int) -> Pairing:
     """Of models with so many blocks that were not made of each other."""
     ends = [max(1, round((i + 1) * teacher / student)) for i in range(student)]
-    return Pairing(ends, [end - 1 for end in ends])
+    return Pairing(ends, [end - 1 for end in ends], [None] * student)
 
 
 @dataclass(frozen=True)
@@ -145,8 +162,7 @@ class Pair:
         products: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
         """{name: value} of the output's loss and of every other that has a weight, computed in
-        float32 of models that multiply in `products`. Raises CheckpointError for attention of
-        models whose heads are not the same."""
+        float32 of models that multiply in `products`."""
         mine, theirs = self.answers(batch, weights, products)
         real = batch["attention_mask"].to(self.device).bool()
         values = {"output": self._output(mine, theirs, real, temperature)}
@@ -184,16 +200,13 @@ class Pair:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def _attention(self, mine: Any, theirs: Any, real: Tensor) -> Tensor:
-        heads = [answer.attentions[0].shape[1] for answer in (mine, theirs)]
-        if heads[0] != heads[1]:
-            raise CheckpointError(
-                f"the student has {heads[0]} heads and the reference {heads[1]}",
-                where="losses.attention",
-                accepted="as many heads in both",
-                fix="Leave losses.attention out.",
-            )
-        pairs = zip(mine.attentions, self.pairing.attention, strict=True)
-        each = [losses.attention(m, theirs.attentions[i], real) for m, i in pairs]
+        pairing, each = self.pairing, []
+        for own, i, heads in zip(mine.attentions, pairing.attention, pairing.heads, strict=True):
+            other = theirs.attentions[i]
+            other = other if heads is None else other[:, list(heads)]
+            if own.shape[1] != other.shape[1]:
+                own, other = (a.mean(1, keepdim=True) for a in (own, other))
+            each.append(losses.attention(own, other, real))
         return torch.stack(each).mean()
 
     def _output(self, mine: Any, theirs: Any, real: Tensor, temperature: float) -> Tensor:
@@ -239,12 +252,9 @@ def _in_float32(answer: Any) -> Any:
     return answer
 
 
-def open_pair(
-    teacher: Path, student: Path, kept: Sequence[int] | None, weights: LossWeights
-) -> Pair:
-    """The models of two folders that are laid out as load's. kept: as in of_kept; None: the student
-    was not made of the teacher's blocks, or of all. weights: of the losses that will be asked
-    for."""
+def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeights) -> Pair:
+    """The models of two folders that are laid out as load's. kept: None where the student was not
+    made of the teacher's blocks, or of all. weights: of the losses that will be asked for."""
     contract = contracts.read(teacher / "contract.json")
     opened = [open_checkpoint(folder) for folder in (teacher, student)]
     models: list[Any] = [torch_model(checkpoint, contract.task) for checkpoint in opened]
@@ -258,5 +268,8 @@ def open_pair(
     if kept is None or architecture.shared_blocks:  # where one stored block stands for all
         pairing = evenly(own, blocks)
     else:
-        pairing = of_kept(kept, blocks)
+        config = models[0].config
+        heads = int(config.num_attention_heads)
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        pairing = of_kept(kept, blocks, heads // int(groups))
     return Pair(models[0], models[1], architecture, prefix, contract, pairing)

@@ -42,7 +42,7 @@ from optimizer.reduce.write import REDUCED
 from optimizer.state import CompressedState, weight_name
 from optimizer.store import Shapes, Stage
 
-VERSION = 1
+VERSION = 2
 TRAINED = "trained.json"
 REMARK = "trained with the whole model"
 

@@ -30,14 +30,14 @@ from optimizer.reduce import step_times
 from optimizer.reduce.distill import Distilled, Split, distill, texts
 from optimizer.reduce.estimate import recovery
 from optimizer.reduce.own_text import with_own_text
-from optimizer.reduce.pair import open_pair
+from optimizer.reduce.pair import Kept, open_pair
 from optimizer.reduce.processes import Processes, count_of, device_of, launch
 from optimizer.reduce.rewrite import rewrite
 from optimizer.reduce.student import initialized
 from optimizer.reduce.write import REDUCED
 from optimizer.store import Shapes, Stage
 
-VERSION = 3
+VERSION = 4
 RECOVERED = "recovered.json"
 PROGRESS, FINISHED = "progress", "progress.done"
 
@@ -97,13 +97,13 @@ def document(distilled: Distilled) -> dict[str, Any]:
     }
 
 
-def kept(folder: Path) -> list[int] | None:
-    """Which blocks of the reference a model has, in order; None where it was not made of
-    them."""
+def kept(folder: Path) -> Kept | None:
+    """What a model keeps of the reference; None where it was not made of its blocks."""
     if not (folder / REDUCED).is_file():
         return None
     layers = read_json(folder / REDUCED)["layers"]
-    return [int(str(layer["of"]).rpartition(".")[2]) for layer in layers] or None
+    blocks = [int(str(layer["of"]).rpartition(".")[2]) for layer in layers]
+    return Kept(blocks, [layer.get("heads") for layer in layers]) if blocks else None
 
 
 def files(section: Recovery) -> Mapping[str, str]:

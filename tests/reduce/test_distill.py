@@ -1,5 +1,6 @@
 """A student learns what its teacher answers, from text alone, and a killed run resumes."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from optimizer.recipe.recover import LossWeights, Recover
 from optimizer.recipe.schema import DataSpec, Model
 from optimizer.reduce import distill as distillation
 from optimizer.reduce.distill import Distilled, distill, texts
-from optimizer.reduce.pair import Pair, open_pair
+from optimizer.reduce.pair import Kept, Pair, open_pair
 from optimizer.reduce.recover import kept
 from tests.conftest import write_rows, write_tiny_bert
 from tests.decoders import write_tiny_decoder
@@ -24,6 +25,8 @@ from tests.reduce import smaller
 SECTION = Recover(
     samples=64, held_out=16, sequence_length=16, batch_size=8, steps=30, learning_rate=1e-3
 )
+
+WHOLE = Kept(range(2), [None, None])
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def learn(
     **changes: Any,
 ) -> tuple[Pair, Distilled]:
     section = SECTION.model_copy(update=changes)
-    pair = damaged(open_pair(source, source, range(2), section.losses))
+    pair = damaged(open_pair(source, source, WHOLE, section.losses))
     sets = texts(section, rows, pair.contract, source / "checkpoint")
     pair = replace(pair, products=products)
     return pair, distill(pair, section, sets, folder, keep_seconds=keep_seconds)
@@ -116,7 +119,7 @@ def llama(loaded: Callable[[Path, str], Path], tiny_llama: Path) -> Path:
 
 def test_embeddings_and_what_is_tied_to_them_stay(bert: Path, llama: Path) -> None:
     for source, untouched in ((bert, "embeddings."), (llama, "model.embed_tokens.")):
-        pair = open_pair(source, source, range(2), LossWeights())
+        pair = open_pair(source, source, WHOLE, LossWeights())
         rest = {n for n, _ in pair.student.named_parameters()} - pair.trained.keys()
         assert rest
         assert all(name.startswith(untouched) for name in rest)
@@ -125,7 +128,7 @@ def test_embeddings_and_what_is_tied_to_them_stay(bert: Path, llama: Path) -> No
 def test_a_student_that_is_its_teacher_learns_nothing(
     bert: Path, rows: DataSpec, tmp_path: Path
 ) -> None:
-    pair = open_pair(bert, bert, range(2), LossWeights())
+    pair = open_pair(bert, bert, WHOLE, LossWeights())
     sets = texts(SECTION, rows, pair.contract, bert / "checkpoint")
     before = {n: p.detach().clone() for n, p in pair.student.named_parameters()}
     learned = distill(pair, SECTION, sets, tmp_path)
@@ -166,7 +169,7 @@ def identity_block(model: nn.Module, index: int) -> None:
 
 
 def test_a_student_without_a_block_that_did_nothing_agrees(llama: Path, rows: DataSpec) -> None:
-    pair = open_pair(llama, llama, [1], LossWeights())
+    pair = open_pair(llama, llama, Kept([1], [None]), LossWeights())
     identity_block(pair.teacher, 0)
     layers: Any = pair.student.get_submodule("model")
     layers.layers = nn.ModuleList([layers.layers[1]])
@@ -204,10 +207,62 @@ def test_attention_and_labels_have_losses_of_their_own(
     assert sum(ends) < 2
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_attention_of_a_kept_head_is_compared_with_the_head_it_was_made_of(
+    kind: str, tmp_path: Path
+) -> None:
+    reference = smaller.loaded(kind, tmp_path)
+    options = {"methods": ["heads"], "importance": "magnitude"}
+    cut = smaller.reduced(reference, tmp_path / "cut", {"keep": 0.85}, **options)
+    pair = open_pair(reference, cut, kept(cut), LossWeights(attention=1))
+    data = DataSpec(source="json", files=(str(tmp_path / "reference.jsonl"),))
+    batch = texts(SECTION, data, pair.contract, reference / "checkpoint")[0].batch(range(4))
+    mine, theirs = pair.answers(batch, LossWeights(attention=1))
+    heads = pair.pairing.heads[0]
+    assert heads is not None
+    assert len(heads) == mine.attentions[0].shape[1] < theirs.attentions[0].shape[1]
+    torch.testing.assert_close(mine.attentions[0], theirs.attentions[0][:, list(heads)])
+    right = pair.losses(batch, None, LossWeights(attention=1), 1.0)["attention"]
+    other = [None if h is None else list(h)[::-1] for h in pair.pairing.heads]
+    swapped = replace(pair, pairing=replace(pair.pairing, heads=other))
+    assert right < swapped.losses(batch, None, LossWeights(attention=1), 1.0)["attention"]
+
+
+def test_attention_of_unequal_heads_is_compared_as_their_mean(
+    bert: Path, rows: DataSpec, loaded: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    weights = LossWeights(attention=1)
+    wider = write_tiny_bert(tmp_path / "model")
+    config = json.loads((wider / "config.json").read_text()) | {"num_attention_heads": 2}
+    (wider / "config.json").write_text(json.dumps(config))
+    pair = open_pair(bert, loaded(wider, "sentence-embedding"), None, weights)
+    batch = texts(SECTION, rows, pair.contract, bert / "checkpoint")[0].batch(range(4))
+    mine, theirs = pair.answers(batch, weights)
+    assert mine.attentions[0].shape[1] * 2 == theirs.attentions[0].shape[1]
+    assert pair.losses(batch, None, weights, 1.0)["attention"] > 0
+    twice = replace(pair, teacher=pair.student)
+    assert twice.losses(batch, None, weights, 1.0)["attention"] == 0
+
+
+def test_texts_of_as_many_tokens_share_a_batch_whatever_their_characters(
+    bert: Path, tmp_path: Path
+) -> None:
+    short, long = "a b c d e f g h", "the"
+    write = [{"text": f"{short} {i}"} for i in range(8)]
+    write += [{"text": f"{long} {i} " + "the" * 20} for i in range(8)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in write))
+    data = DataSpec(source="json", files=("texts.jsonl",), base=str(tmp_path))
+    section = SECTION.model_copy(update={"held_out": 1, "samples": 16})
+    pair = open_pair(bert, bert, WHOLE, LossWeights())
+    learned = texts(section, data, pair.contract, bert / "checkpoint").learned
+    masks = [learned.batch([i])["attention_mask"] for i in range(len(learned.rows))]
+    assert learned.lengths == [int(mask.sum()) for mask in masks]
+
+
 def test_a_teacher_that_drops_at_random_is_refused(
     bert: Path, rows: DataSpec, tmp_path: Path
 ) -> None:
-    pair = open_pair(bert, bert, range(2), LossWeights())
+    pair = open_pair(bert, bert, WHOLE, LossWeights())
     pair.teacher.train()
     sets = texts(SECTION, rows, pair.contract, bert / "checkpoint")
     with pytest.raises(CheckpointError, match="differently twice"):
@@ -215,7 +270,7 @@ def test_a_teacher_that_drops_at_random_is_refused(
 
 
 def test_nothing_is_learned_from_what_judges(bert: Path, rows: DataSpec) -> None:
-    pair = open_pair(bert, bert, range(2), LossWeights())
+    pair = open_pair(bert, bert, WHOLE, LossWeights())
     learned, held_out = texts(SECTION, rows, pair.contract, bert / "checkpoint")
     assert len(held_out.rows) == SECTION.held_out
     assert len(learned.rows) == SECTION.samples - SECTION.held_out
@@ -223,7 +278,7 @@ def test_nothing_is_learned_from_what_judges(bert: Path, rows: DataSpec) -> None
 
 
 def test_too_few_texts_are_refused_with_how_many_it_takes(bert: Path, rows: DataSpec) -> None:
-    pair = open_pair(bert, bert, range(2), LossWeights())
+    pair = open_pair(bert, bert, WHOLE, LossWeights())
     section = SECTION.model_copy(update={"held_out": 60})
     with pytest.raises(DataError, match="68 or more"):
         texts(section, rows, pair.contract, bert / "checkpoint")
@@ -254,7 +309,7 @@ def test_fewer_samples_than_what_is_held_out_and_a_batch_are_refused_in_the_reci
 
 def test_positions_are_not_trained(loaded: Callable[[Path, str], Path], tmp_path: Path) -> None:
     source = loaded(write_tiny_decoder(tmp_path / "gpt2", "gpt2"), "text-generation")
-    pair = open_pair(source, source, range(2), LossWeights())
+    pair = open_pair(source, source, WHOLE, LossWeights())
     assert not [name for name in pair.trained if "wpe" in name or "wte" in name]
 
 

@@ -174,8 +174,8 @@ def _loss(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Itera
     if judged_by_output(learned.section) and end > start:
         yield f"the loss on held-out texts rose from {start:.4g} to {end:.4g}"
     _, held_out = texts(learned.section, learned.data, m.contract, m.reference / "checkpoint")
-    prefix = m.family.prefix(m.task)
-    pair = Pair(m.reference_model, learned.judged(), m.family, prefix, m.contract, Pairing((), ()))
+    prefix, nothing = m.family.prefix(m.task), Pairing((), (), ())
+    pair = Pair(m.reference_model, learned.judged(), m.family, prefix, m.contract, nothing)
     weights = {"output": 1.0, "hidden": 0.0, "attention": 0.0, "labels": 0.0}
     only_output = learned.section.losses.model_copy(update=weights)
     section = learned.section.model_copy(update={"losses": only_output})
