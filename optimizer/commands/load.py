@@ -16,6 +16,7 @@ from optimizer.progress import show
 
 if TYPE_CHECKING:
     from optimizer.load_test.measure import Arrivals
+    from optimizer.load_test.open_loop import Client
 
 EXIT = {"pass": 0, "fail": 3, "inconclusive": 4}
 SECONDS = click.FloatRange(0.1, 86_400)
@@ -38,7 +39,13 @@ LIMITS = {
     "--recording", type=click.Path(path_type=Path), help="Come as recorded: seconds, one a line."
 )
 @click.option("--seed", type=int, default=0, help="Of when requests come.")
-@click.option("--texts-file", type=click.Path(path_type=Path), help="Texts to ask, one per line.")
+@click.option(
+    "--texts-file",
+    type=click.Path(path_type=Path),
+    help="Texts to ask, or paths of images, one per line.",
+)
+@click.option("--grpc", is_flag=True, help="Ask BUNDLE's server over gRPC.")
+@click.option("--model", "name", help="To ask, of a URL grpc://HOST:PORT.")
 @click.option("--tokens", type=click.IntRange(1, 4096), default=32, help="To continue a text by.")
 @click.option("--p99-ms", type=MS, help="Objective: of the time to the whole answer.")
 @click.option("--first-token-p99-ms", type=MS, help="Objective: of the time to the first token.")
@@ -61,23 +68,21 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
       optimize load artifacts/minilm-int8/1 --rate 50
       optimize load artifacts/minilm-int8/1 --p99-ms 50 --price-per-hour 0.20
       optimize load http://127.0.0.1:8000 --rate 5 --first-token-p99-ms 300 --burst 4
+      optimize load grpc://127.0.0.1:8001 --model minilm-int8 --rate 50
 
     \b
     Exit codes: 0 the objectives are met (or there are none), 3 they are not, 4 inconclusive.
     """
     from optimizer.load_test import measure, report
-    from optimizer.load_test.open_loop import Client
-    from optimizer.load_test.server import served
 
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if rate is None and not limits:
         raise click.UsageError("Give --rate, or an objective to search for, such as --p99-ms 50.")
-    come, texts, token = _arrivals(options), _texts(options), _token(options["token_file"])
+    come, lines = _arrivals(options), _lines(options["texts_file"])
     with ExitStack() as stack:
-        url = target if "://" in target else stack.enter_context(served(Path(target))).url
-        client = Client(url, token, options["tokens"], options["patience"])
+        client = _client(target, options, stack)
         objectives = measure.Objectives(limits, options["max_refused"])
-        document = measure.measure(client, texts, come, rate, objectives)
+        document = measure.measure(client, lines, come, rate, objectives)
     best = rate if rate is not None else document["highest_rate"]["met"]
     if options["price_per_hour"] is not None and best:
         document["cost_per_1000"] = options["price_per_hour"] / 3600 / best * 1000
@@ -95,16 +100,37 @@ def _arrivals(options: Mapping[str, Any]) -> Arrivals:
     return measure.Arrivals(options["seconds"], options["seed"], options["burst"], instants)
 
 
-def _texts(options: Mapping[str, Any]) -> list[str]:
-    """Each once. Raises DataError for a file without any."""
-    from optimizer.harness.inputs.text import NEUTRAL
+def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client:
+    """Of the server at a URL, or of a bundle's own, which ends with the stack."""
+    from optimizer.load_test.grpc_client import SCHEME, GrpcClient
+    from optimizer.load_test.http_client import HttpClient
+    from optimizer.load_test.server import served
+
+    url, name, grpc = target, options["name"], options["grpc"] or target.startswith(SCHEME)
+    if "://" not in target:
+        arguments = ["--grpc-port", "0"] if grpc else []
+        server = stack.enter_context(served(Path(target), arguments))
+        url, name = (server.grpc if grpc else server.url), name or server.name
+    elif grpc and not target.startswith(SCHEME):
+        raise click.UsageError(f"--grpc is of a BUNDLE; of a server give {SCHEME}HOST:PORT.")
+    token, patience = _token(options["token_file"]), options["patience"]
+    if not grpc:
+        return HttpClient(url, token, options["tokens"], patience)
+    if not name:
+        raise click.UsageError(f"Give --model: a server at {SCHEME} has no list of its models.")
+    return GrpcClient(url, name, token, patience)
+
+
+def _lines(file: Path | None) -> list[str]:
+    """Raises DataError for a file without any."""
     from optimizer.harness.lines import texts_of
 
-    file = options["texts_file"]
-    texts = [*NEUTRAL] if file is None else [t for t in texts_of(file) if t.strip()]
-    if not texts:
-        raise DataError("it holds no text", where=str(file), fix="Give one text per line.")
-    return list(dict.fromkeys(texts))
+    lines = [] if file is None else [line for line in texts_of(file) if line.strip()]
+    if file is not None and not lines:
+        raise DataError(
+            "it holds nothing to ask", where=str(file), fix="Give one text or path per line."
+        )
+    return lines
 
 
 def _token(file: Path | None) -> str:

@@ -2,7 +2,8 @@
 
     arrivals       when requests are sent
     requests       what is asked, and what an answer is, by the paths that a server has
-    open_loop      sends them, and notes what became of each
+    inputs         texts and images to ask
+    open_loop      sends them, and notes what became of each; http_client, grpc_client
     figures        percentiles with intervals, goodput, and whether objectives are met
     highest_rate   the highest rate that meets them
     server         a bundle's own server, for the time of a test

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from optimizer.harness.machine import this_machine
-from optimizer.load_test import arrivals, figures, highest_rate, open_loop
+from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Outcome
 from optimizer.load_test.requests import Kind
 from optimizer.progress import say
@@ -50,29 +50,32 @@ class Objectives:
 
 def measure(
     client: Client,
-    texts: Sequence[str],
+    lines: Sequence[str],
     come: Arrivals,
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
-    """The document of a test. client: not yet entered. rate: requests a second; None: the highest
-    that meets the objectives is searched. Raises as Client does."""
-    return asyncio.run(_measured(client, texts, come, rate, objectives))
+    """The document of a test. client: not yet entered. lines: texts, or paths of images; see
+    inputs.of. rate: requests a second; None: the highest that meets the objectives is searched.
+    Raises as Client and inputs.of do."""
+    return asyncio.run(_measured(client, lines, come, rate, objectives))
 
 
 async def _measured(
     client: Client,
-    texts: Sequence[str],
+    lines: Sequence[str],
     come: Arrivals,
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
     async with client:
         model = await client.model()
-        kind = await client.kind(model, texts[0])
-        expected = await open_loop.alone(client, kind, model, texts)
+        chosen = await inputs.of(client, model, lines)
+        kind = await client.kind(model, chosen.column, chosen.values[0])
+        expected = await open_loop.alone(client, kind, model, chosen.values)
         job = _Job(client, kind, model, expected, come, objectives)
         document: dict[str, Any] = {"url": client.url, "model": model, "requests": kind.name}
+        document["inputs"] = chosen.column
         if rate is not None:
             verdict = await job.at(rate)
         else:
@@ -106,11 +109,11 @@ class _Job:
 
     async def at(self, rate: float) -> Verdict:
         """A run at this rate, kept in `runs`."""
-        texts, come = [*self.expected], self.come
+        values, come = [*self.expected], self.come
         say(f"load: {rate:.4g} requests a second for {come.seconds:g} s")
         due = come.instants(rate)
-        outcomes = await open_loop.run(self.client, self.kind, self.model, texts, due)
-        answers = [self.expected[texts[i % len(texts)]] for i in range(len(due))]
+        outcomes = await open_loop.run(self.client, self.kind, self.model, values, due)
+        answers = [self.expected[values[i % len(values)]] for i in range(len(due))]
         run = figures.of_run(outcomes, answers, come.seconds, self.objectives.limits)
         verdict = figures.verdict(run, self.objectives.limits, self.objectives.refusals)
         about = {"rate": rate, "seconds": come.seconds, "arrivals": str(come), "verdict": verdict}
@@ -122,10 +125,10 @@ class _Job:
         return verdict
 
     async def seconds_alone(self) -> float:
-        """What a request takes when there is no other: the median of a few of each text."""
+        """What a request takes when there is no other: the median of a few of each input."""
         taken = []
-        for text in [*self.expected] * 3:
+        for value in [*self.expected] * 3:
             outcome = Outcome(0.0)
-            await self.client.ask(self.kind, self.model, text, outcome, 0.0)
+            await self.client.ask(self.kind, self.model, value, outcome, 0.0)
             taken.append(outcome.ended - outcome.sent)
         return sorted(taken)[len(taken) // 2]

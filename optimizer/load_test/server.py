@@ -19,10 +19,13 @@ END = 60.0  # seconds to answer what was accepted
 
 @dataclass(frozen=True)
 class Served:
-    """A server that is ready. process: its id. warmed_up: its log line of that name, which says
-    what it measured."""
+    """A server that is ready. grpc: its address over gRPC, where it was started with --grpc-port.
+    process: its id. warmed_up: its log line of that name, which says what it measured. name: of
+    the model."""
 
     url: str
+    grpc: str
+    name: str
     process: int
     warmed_up: Mapping[str, Any] = field(default_factory=dict)
 
@@ -36,7 +39,7 @@ def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[Served]:
     assert server.stderr is not None
     log = threading.Thread(target=lambda: None)
     try:
-        port, event, line = 0, "", ""
+        port, grpc_port, event, line = 0, 0, "", ""
         warmed_up: dict[str, Any] = {}
         while event != "ready":
             before, line = line, server.stderr.readline()
@@ -48,13 +51,15 @@ def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[Served]:
             try:
                 document = json.loads(line)
                 event, port = document["event"], document.get("port", port)
+                grpc_port = document.get("grpc_port", grpc_port)
             except (ValueError, LookupError, TypeError):
                 continue
             warmed_up = document if event == "warmed_up" else warmed_up
         errors = server.stderr
         log = threading.Thread(target=lambda: [None for _ in errors])  # a full pipe would stop it
         log.start()
-        yield Served(f"http://127.0.0.1:{port}", server.pid, warmed_up)
+        addresses = f"http://127.0.0.1:{port}", f"grpc://127.0.0.1:{grpc_port}"
+        yield Served(*addresses, document["model"], server.pid, warmed_up)
     finally:
         server.terminate()
         try:

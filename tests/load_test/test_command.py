@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import main
-from tests.package import small_bundle
+from tests.package import image_bundle, small_bundle
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +39,20 @@ def test_without_a_rate_there_must_be_an_objective_to_search_for(tmp_path: Path)
     result = CliRunner().invoke(main, ["load", str(tmp_path)])
     assert result.exit_code == 2
     assert "--p99-ms 50" in result.stderr
+
+
+def test_a_model_of_images_is_asked_with_images_over_both_protocols(tmp_path: Path) -> None:
+    bundle = image_bundle.make(tmp_path)
+    for options in ([], ["--grpc"]):
+        words = ["load", str(bundle), "--rate", "20", "--seconds", "1", "--json", *options]
+        result = CliRunner().invoke(main, words)
+        document = json.loads(result.stdout)
+        (run,) = document["runs"]
+        assert (document["inputs"], run["answered"], run["wrong"]) == ("image", run["sent"], 0)
+        assert document["url"].startswith("grpc" if options else "http")
+
+
+def test_a_server_over_grpc_has_no_list_of_models() -> None:
+    result = CliRunner().invoke(main, ["load", "grpc://127.0.0.1:1", "--rate", "1"])
+    assert result.exit_code == 2
+    assert "--model" in result.stderr

@@ -13,9 +13,10 @@ from aiohttp import web
 
 from optimizer.errors import InputError, MachineError
 from optimizer.load_test import open_loop
-from optimizer.load_test.open_loop import Client
-from optimizer.load_test.requests import KINDS
+from optimizer.load_test.http_client import HttpClient
+from optimizer.load_test.requests import BY_TEXT
 
+EMBEDDINGS, COMPLETIONS, _ = BY_TEXT
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -40,8 +41,8 @@ async def embedding(request: web.Request) -> web.Response:
     return web.json_response({"data": [{"embedding": (await request.json())["input"].upper()}]})
 
 
-def client(url: str, patience: float = 30.0) -> Client:
-    return Client(url, "", 4, patience)
+def client(url: str, patience: float = 30.0) -> HttpClient:
+    return HttpClient(url, "", 4, patience)
 
 
 def test_a_stalled_server_holds_back_no_request() -> None:
@@ -60,7 +61,7 @@ def test_a_stalled_server_holds_back_no_request() -> None:
 
         async with server("/v1/embeddings", handler) as url, client(url) as c:
             due = [0.002 * i for i in range(12)]
-            return await open_loop.run(c, KINDS["embeddings"], "m", ["a", "b"], due)
+            return await open_loop.run(c, EMBEDDINGS, "m", ["a", "b"], due)
 
     outcomes = asyncio.run(scenario())
     assert [o.answer for o in outcomes] == ["A", "B"] * 6
@@ -74,7 +75,7 @@ def test_the_kind_of_requests_is_the_first_that_is_answered() -> None:
 
     async def scenario() -> Any:
         async with server("/v2/models/m/infer", handler) as url, client(url) as c:
-            kind = await c.kind(await c.model(), "a")
+            kind = await c.kind(await c.model(), "text", "a")
             return kind, await open_loop.alone(c, kind, "m", ["a"])
 
     kind, expected = asyncio.run(scenario())
@@ -103,7 +104,7 @@ def test_a_streamed_answer_is_its_pieces_and_lost_where_it_breaks_off(done: bool
             server("/v1/completions", events("so", "on", done=done)) as url,
             client(url) as c,
         ):
-            return await open_loop.run(c, KINDS["completions"], "m", ["a"], [0.0])
+            return await open_loop.run(c, COMPLETIONS, "m", ["a"], [0.0])
 
     (outcome,) = asyncio.run(scenario())
     assert len(outcome.pieces) == 2
@@ -120,7 +121,7 @@ def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
 
         async with server("/v1/embeddings", handler) as url, client(url, patience=0.05) as c:
             try:
-                return await open_loop.run(c, KINDS["embeddings"], "m", ["a"], [0.0])
+                return await open_loop.run(c, EMBEDDINGS, "m", ["a"], [0.0])
             finally:
                 late.set()
 
@@ -131,7 +132,7 @@ def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
 def test_a_server_of_something_else_is_refused() -> None:
     async def scenario(path: str) -> None:
         async with server(path, embedding) as url, client(url) as c:
-            await c.kind(await c.model(), "a")
+            await c.kind(await c.model(), "text", "a")
 
     with pytest.raises(InputError, match=r"embeddings: 404; .*completions: 404; .*infer: 404"):
         asyncio.run(scenario("/other"))
