@@ -38,6 +38,7 @@ from optimizer.commands.seal import seal, unseal
 from optimizer.commands.serve import serve
 from optimizer.commands.sign import sign
 from optimizer.commands.step import step
+from optimizer.commands.tune_serving import tune_serving
 from optimizer.commands.verify_rebuild import verify_rebuild
 from optimizer.commands.web import web
 from optimizer.errors import OptimizeError, RecipeError
@@ -194,6 +195,7 @@ for command in (
         bench,
         serve,
         load,
+        tune_serving,
         deploy,
         web,
         doctor,

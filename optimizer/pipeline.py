@@ -30,11 +30,13 @@ class Built:
 
 @dataclass
 class Outcome:
-    """What a run came to: its targets in the recipe's order, and the bundle. Filled as the run
-    goes, so that both are empty where the store stopped it before them."""
+    """What a run came to: its targets in the recipe's order, the bundle, and what its server kept
+    under load. Filled as the run goes, so that they are empty where the store stopped it before
+    them, or the recipe asks for no such thing."""
 
     built: tuple[Built, ...] = ()
     bundle: Step | None = None
+    slo: Step | None = None
 
 
 def verdict(built: Sequence[Built]) -> Verdict:
@@ -79,7 +81,8 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     against; `base` is the one that goes on: the reference, or what reduce, recover and qat made.
 
     Every target is built before the first is judged. A bundle is packaged only when every gate
-    passed of the targets in it, and published after (commands/outcome.py). Ends early where
+    passed of the targets in it, served under load where the recipe says what it must keep, and
+    published after (commands/outcome.py). Ends early where
     store.until says so. Before anything is read, raises RecipeError for a target that cannot
     express the recipe or a wrong address, MachineError for what is missing to judge or publish.
     """
@@ -90,7 +93,6 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.latencies.stage import STAGE as latencies
     from optimizer.load.stage import STAGE as load
     from optimizer.lower.stage import STAGE as lower
-    from optimizer.package.stage import STAGE as package
     from optimizer.reduce.qat import STAGE as qat
     from optimizer.reduce.recover import STAGE as recover
     from optimizer.reduce.stage import STAGE as reduce
@@ -129,6 +131,16 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         ]
         outcome.built = tuple(map(Built, recipe.targets, models, engines, reports))
         if verdict(outcome.built) == "pass":
-            folders = [s for b in outcome.built for s in b.steps]
-            outcome.bundle = step(package, recipe.packaging, base, state, *folders)
+            _bundled(recipe, store, outcome, (base, state))
     return outcome
+
+
+def _bundled(recipe: Recipe, store: Store, outcome: Outcome, model: tuple[Step, Step]) -> None:
+    """The bundle, and what its server keeps under load. model: its base and its state."""
+    from optimizer.package.stage import STAGE as package
+    from optimizer.slo.stage import STAGE as slo
+
+    folders = [s for b in outcome.built for s in b.steps]
+    outcome.bundle = store.step(package, recipe.packaging, *model, *folders)
+    if recipe.slo:
+        outcome.slo = store.step(slo, recipe.slo, outcome.bundle)

@@ -37,7 +37,7 @@ from optimizer.source_digest import source_digest
 MADE_FROM = "made_from.json"
 STAGES = (
     *("load", "latencies", "reduce", "recover", "compress", "qat", "export", "lower", "build"),
-    *("validate", "package", "publish"),
+    *("validate", "package", "slo", "publish"),
 )
 
 

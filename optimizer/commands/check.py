@@ -79,7 +79,7 @@ def check(
     with recipe_file.located(lines):
         places = stage.check(resolved.publish)
     for spec in data_specs(
-        resolved.calibrate, resolved.validate_, resolved.reduce, resolved.qat
+        resolved.calibrate, resolved.validate_, resolved.reduce, resolved.qat, resolved.slo
     ).values():
         check_header(spec)
     names = [t.runtime for t in resolved.targets]

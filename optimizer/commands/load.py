@@ -78,7 +78,7 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if rate is None and not limits:
         raise click.UsageError("Give --rate, or an objective to search for, such as --p99-ms 50.")
-    come, lines = _arrivals(options), _lines(options["texts_file"])
+    come, lines = _arrivals(options), lines_of(options["texts_file"])
     with ExitStack() as stack:
         client = _client(target, options, stack)
         objectives = measure.Objectives(limits, options["max_refused"])
@@ -121,7 +121,7 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
     return GrpcClient(url, name, token, patience)
 
 
-def _lines(file: Path | None) -> list[str]:
+def lines_of(file: Path | None) -> list[str]:
     """Raises DataError for a file without any."""
     from optimizer.harness.lines import texts_of
 

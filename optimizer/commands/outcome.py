@@ -13,6 +13,7 @@ from optimizer.atomic import disk_errors_explained
 from optimizer.errors import GateError, InconclusiveError
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
+from optimizer.verdicts import worst
 
 if TYPE_CHECKING:
     from optimizer.publish.stage import Opened, Published
@@ -50,6 +51,7 @@ class Result:
             "dropped": self.document.get("dropped", []),
             "steps": list(self.steps),
             "reports": self.document.get("reports", []),
+            "slo": self.document.get("slo"),
             "published": [p.as_dict() for p in self.published],
         }
 
@@ -97,7 +99,7 @@ def finish(
     opens these places, and None where `until` is before them. Not passed: no bundle, and the
     report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
     """
-    again = frozenset({"validate"}) if remeasure else frozenset[str]()
+    again = frozenset({"validate", "slo"}) if remeasure else frozenset[str]()
     with disk_errors_explained(artifacts, "--artifacts"):
         if artifacts.exists() and not artifacts.is_dir():  # told now, not after hours of work
             raise NotADirectoryError(errno.ENOTDIR, "a file", str(artifacts))
@@ -113,9 +115,11 @@ def finish(
 
     document = _document(recipe, steps, outcome)
     verdict = pipeline.verdict(outcome.built)
+    if outcome.slo is not None:
+        verdict = worst((verdict, document["slo"]["verdict"]))
     place = artifacts, recipe.name, recipe.package.version
     bundle = report = None
-    if outcome.bundle is not None:
+    if outcome.bundle is not None and verdict == "pass":
         bundle = publish(outcome.bundle.path / "bundle", *place)
         report = bundle / "report.html"
     elif verdict != "pass":
@@ -155,7 +159,19 @@ def _document(
     if outcome.bundle is not None:
         manifest = outcome.bundle.path / "bundle" / "manifest.json"
         document["manifest"] = json.loads(manifest.read_text())
+    if outcome.slo is not None:
+        document["slo"] = json.loads((outcome.slo.path / "slo.json").read_text("utf-8"))
+        named = dict(zip(target_names(recipe.targets), reports, strict=True))
+        _add_gates(named[document["slo"]["target"]], document["slo"])
+        if document["slo"]["verdict"] != "pass":  # that bundle stays in the store
+            del document["manifest"]
     return document
+
+
+def _add_gates(report: dict[str, Any], slo: dict[str, Any]) -> None:
+    """What the bundle's server kept under load. report: of the target that answered."""
+    report["gates"] = [*report["gates"], *slo["gates"]]
+    report["verdict"] = worst((report["verdict"], slo["verdict"]))
 
 
 def _report(step: Step) -> dict[str, Any]:

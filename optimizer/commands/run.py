@@ -19,7 +19,7 @@ from optimizer.progress import show
     type=click.Choice(
         [
             *("load", "latencies", "reduce", "recover", "compress", "qat", "export", "lower"),
-            *("build", "validate", "package", "publish"),
+            *("build", "validate", "package", "slo", "publish"),
         ]
     ),
     default="publish",

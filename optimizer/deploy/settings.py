@@ -18,6 +18,7 @@ REFUSED = (
     "ask",
     "token_file",
     "beside",
+    "settings",
 )  # the files decide, or do not have it
 
 

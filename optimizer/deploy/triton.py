@@ -20,6 +20,7 @@ from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
 from optimizer.errors import RecipeError
 from optimizer.harness.serve.inference import ANSWER
+from optimizer.harness.serve.settings import chosen
 
 MODELS = "models"
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
@@ -58,7 +59,9 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     model = out / MODELS / source.name
     bundle = model / version / "bundle"
     source.copy(bundle)
-    (model / "config.pbtxt").write_text(config(source, settings.serve.rows))
+    (model / "config.pbtxt").write_text(
+        config(source, chosen(source.manifest, settings.serve).rows)
+    )
     template = files("optimizer.deploy") / "templates" / "model.py.txt"
     (model / version / "model.py").write_text(template.read_text())
     inside = bundle.relative_to(out).as_posix()

@@ -17,6 +17,9 @@ NEW_TOKENS = 1 << 20
 TEXT = 1 << 20  # characters of one text
 LINE = 4 << 20  # bytes of one line
 PORT = 65_535
+SLOTS = 64  # texts that a server continues at once
+DELAY_MS = 60_000  # that a server waits for more rows of a batch
+WAIT_LEAST, WAIT = 1e-9, 86_400.0  # seconds that a request may wait in a server
 STOPS = 64  # stop strings of a request, each of
 STOP = 1000  # characters at most
 

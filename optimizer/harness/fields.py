@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import bounds
 from .schema import (
     anything,
     choice,
@@ -194,7 +195,21 @@ LATENCY = record(
         "new_tokens": null_or(COUNT),
     },
 )
-RECIPE = record({}, {"validate": null_or(record({}, {"latency": null_or(LATENCY)}))})
+SERVE = {
+    "rows": null_or(whole(1, bounds.BATCH)),
+    "delay_ms": null_or(whole(0, bounds.DELAY_MS)),
+    "slots": null_or(whole(1, bounds.SLOTS)),
+    "context": null_or(whole(0, bounds.SEQUENCE)),
+    "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),
+}
+"""How much a server of the bundle does at once: serve/settings.py."""
+RECIPE = record(
+    {},
+    {
+        "validate": null_or(record({}, {"latency": null_or(LATENCY)})),
+        "serve": null_or(record({}, SERVE)),
+    },
+)
 FILE = record({"sha256": SHA256, "size": SIZE, "measured": flag})
 MANIFEST = record(
     {

@@ -7,6 +7,7 @@
     figures        percentiles with intervals, goodput, and whether objectives are met
     highest_rate   the highest rate that meets them
     server         a bundle's own server, for the time of a test
+    tuning         which settings carry most; tuned_server measures each
 
 A client that waits for an answer before it sends the next one measures a server that is never
 busy: what would have come meanwhile is left out (coordinated omission). Here every time counts from

@@ -129,11 +129,12 @@ def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: f
         return "fail"
     if figures["refused"] > refusals * figures["sent"]:
         return "fail"
-    each = [_within(figures[kind].get("p99"), limit) for kind, limit in limits.items()]
+    each = [within(figures[kind].get("p99"), limit) for kind, limit in limits.items()]
     return "fail" if "fail" in each else "inconclusive" if "inconclusive" in each else "pass"
 
 
-def _within(p99: Sequence[float | None] | None, limit: float) -> Verdict:
+def within(p99: Sequence[float | None] | None, limit: float) -> Verdict:
+    """p99: [value, low, high], see of_run; None: nothing was answered."""
     if p99 is None:
         return "inconclusive"
     value, low, high = p99

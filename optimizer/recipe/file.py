@@ -29,6 +29,7 @@ DATA_FIELDS = (
     ("validate", "data"),
     ("validate", "train"),
     ("validate", "latency", "data"),
+    ("slo", "data"),
 )
 
 

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from optimizer.harness import tasks
-from optimizer.recipe import composition, methods
+from optimizer.recipe import composition, methods, serving
 from optimizer.recipe import sparsity as sparse
 from optimizer.recipe.data import Calibrate, DataSpec, Section
 from optimizer.recipe.fields import Inside, Length, Name, Pattern, Version
 from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
+from optimizer.recipe.serving import Serve, Slo
 from optimizer.recipe.sparsity import Sparsity
 from optimizer.recipe.stage_sections import (
     Compress,
@@ -73,7 +74,9 @@ __all__ = [
     "Reduce",
     "Reduction",
     "Section",
+    "Serve",
     "Shapes",
+    "Slo",
     "Sparsity",
     "TargetSection",
     "Task",
@@ -153,6 +156,8 @@ class Recipe(Section):
     targets: tuple[AnyTarget, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
     package: Package = Package()
+    serve: Serve | None = None
+    slo: Slo | None = None
     publish: tuple[Pattern, ...] = Field(
         (),
         max_length=16,
@@ -187,7 +192,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
         generates = tasks.task(self.model.task).generates
-        specs = data_specs(self.calibrate, self.validate_, self.reduce, self.qat)
+        specs = data_specs(self.calibrate, self.validate_, self.reduce, self.qat, self.slo)
         composition.check_inputs(self.model.task, specs)
         composition.check_of_texts(
             self.model.task,
@@ -214,6 +219,18 @@ class Recipe(Section):
             raise ValueError(f"calibrate.generated: only task {others} writes text")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
+        return self
+
+    @model_validator(mode="after")
+    def _serving_suits_the_task(self) -> Recipe:
+        sections = {"serve": self.serve, "slo": self.slo}
+        serving.check(tasks.task(self.model.task), self.targets, sections)
+        if (
+            self.slo is not None
+            and self.slo.data is not None
+            and "text" not in self.slo.data.columns
+        ):
+            raise ValueError("slo.data: only texts are read; leave it out to ask images of noise")
         return self
 
     @model_validator(mode="after")
@@ -367,8 +384,9 @@ class Recipe(Section):
 
     @property
     def bundled(self) -> Recipe:
-        """As a bundle has it: where it is published changes nothing of it."""
-        return self.model_copy(update={"publish": ()})
+        """As a bundle has it: where it is published, and what its server is held to once it is
+        made, change nothing of it."""
+        return self.model_copy(update={"publish": (), "slo": None})
 
 
 Packaging.model_rebuild()

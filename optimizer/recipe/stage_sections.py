@@ -12,6 +12,7 @@ from optimizer.recipe.data import Calibrate, DataSpec, Section
 from optimizer.recipe.quantize import Quantize
 from optimizer.recipe.recover import Qat, Recover
 from optimizer.recipe.reduce import Reduce
+from optimizer.recipe.serving import Slo
 from optimizer.recipe.sparsity import Sparsity
 from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.validate import Latency, Validate
@@ -42,6 +43,7 @@ def data_specs(
     validate: Validate,
     reduce: Reduce | None = None,
     qat: Qat | None = None,
+    slo: Slo | None = None,
 ) -> dict[str, DataSpec]:
     """Every data set by its place in the recipe."""
     own = reduce.calibrate if reduce else None
@@ -55,6 +57,7 @@ def data_specs(
         **{f"validate.also.{name}.data": part.data for name, part in validate.also.items()},
         "validate.train": validate.train,
         "validate.latency.data": validate.latency.data,
+        "slo.data": slo.data if slo else None,
     }
     return {place: spec for place, spec in named.items() if spec is not None}
 

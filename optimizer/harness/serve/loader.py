@@ -19,7 +19,7 @@ from ..errors import HarnessError, InputError
 from .cache import Cache
 from .mirror import Mirror
 from .refusals import DrainingError, RequestError
-from .starting import model, started
+from .starting import started
 from .trial import Terms, Trial
 from .versions import Served, Versions
 
@@ -145,14 +145,13 @@ class Loader:
             if digest == unless:
                 await asyncio.to_thread(stack.close)
                 return None
-            loaded = await asyncio.to_thread(model, bundle, self._args)
-            if self._cache is not None and loaded.task.generates:
+            if self._cache is not None and bundle.task.generates:
                 raise InputError(
-                    f"answers of {loaded.name} are not kept: it continues texts",
+                    f"answers of {bundle.manifest['name']} are not kept: it continues texts",
                     where="--cache-mib",
                     accepted="models that answer in one run",
                 )
-            service = await started(loaded, self._args, self._say)
+            service = await started(bundle, self._args, self._say)
             service.cache, service.digest = self._cache, digest
         except BaseException:
             stack.close()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from .. import bounds
 
+RECORDED = "default: the recipe's, else"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of serve."""
@@ -19,16 +21,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="v2 over gRPC as well, where grpcio is installed; default: not at all",
     )
     _add_versions(command)
-    add("--rows", type=bounds.whole(1, bounds.BATCH), default=8, help="of a batch, at most")
-    add("--slots", type=bounds.whole(1, 64), default=8, help="texts that are continued at once")
-    add(
-        "--context",
-        type=bounds.whole(0, bounds.SEQUENCE),
-        default=0,
-        metavar="TOKENS",
-        help="of each of them, prompt and answer; default: the model's own",
-    )
-    add("--delay-ms", type=bounds.whole(0, 60_000), default=0, help="wait so long for more rows")
+    _add_settings(command)
     add(
         "--batching",
         choices=("exact", "padded", "alone"),
@@ -44,13 +37,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="of a request that says none",
     )
     add(
-        "--max-wait",
-        type=_seconds,
-        metavar="SECONDS",
-        help="that requests may wait where more "
-        "come than are answered; default: the time of two full batches",
-    )
-    add(
         "--cache-mib",
         type=bounds.whole(0, 1 << 20),
         default=0,
@@ -63,6 +49,41 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--token-file", type=Path, help="clients must send its content as a bearer token")
     add("--ask", metavar="TEXT", help="start, answer this, show some metrics, and end")
     add("--plain", action="store_true", help="the standard library's HTTP, also where uvicorn is")
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    """Of settings.py, which says what holds where one is not given."""
+    add = command.add_argument
+    add(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="what `optimize tune-serving` found; an option given beside it has precedence",
+    )
+    add("--rows", type=bounds.whole(1, bounds.BATCH), help=f"of a batch, at most; {RECORDED}, 8")
+    add(
+        "--slots",
+        type=bounds.whole(1, bounds.SLOTS),
+        help=f"texts that are continued at once; {RECORDED}, 8",
+    )
+    add(
+        "--context",
+        type=bounds.whole(0, bounds.SEQUENCE),
+        metavar="TOKENS",
+        help=f"of each of them, prompt and answer; {RECORDED}, the model's own (0)",
+    )
+    add(
+        "--delay-ms",
+        type=bounds.whole(0, bounds.DELAY_MS),
+        help=f"wait so long for more rows; {RECORDED}, 0",
+    )
+    add(
+        "--max-wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help="that requests may wait where more come than are answered; "
+        f"{RECORDED}, the time of two full batches",
+    )
 
 
 def _add_versions(command: argparse.ArgumentParser) -> None:
@@ -103,6 +124,6 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds <= 86400:
+    if not 0 < seconds <= bounds.WAIT:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} was given. Accepted: seconds up to 86400")
     return seconds

@@ -14,6 +14,7 @@ from .engine import Engine
 from .inference import Service
 from .metrics import Metrics
 from .model import Inputs, Model
+from .settings import Settings, chosen
 from .text_metrics import TextMetrics
 from .text_model import Room, TextModel
 from .warm_up import warm_up
@@ -30,30 +31,26 @@ WAITING = 4096  # rows
 SHARE = 0.5  # of the free memory, for the cache of texts that are continued
 
 
-def model(bundle: Bundle, args: argparse.Namespace) -> Model | TextModel:
-    """The bundle as a server uses it. Raises InputError, MachineError."""
-    if not bundle.task.generates:
-        return Model(bundle, Inputs(args.max_texts))
-    free = memory.free()
-    most = None if free is None else int(SHARE * free)
-    return TextModel(bundle, Room(args.slots, args.context, args.max_texts), most)
-
-
-async def started(
-    model: Model | TextModel, args: argparse.Namespace, say: Callable[..., None]
-) -> Service:
-    """The model warmed up and behind a scheduler. say: takes the fields of a log line."""
-    if isinstance(model, TextModel):
-        engine = await _continuing(model, args, say)
-        return Service(engine, model.version, args.timeout)
-    return Service(await _answering(model, args, say), model.version, args.timeout)
+async def started(bundle: Bundle, args: argparse.Namespace, say: Callable[..., None]) -> Service:
+    """The bundle warmed up and behind a scheduler. args: the options of serve. say: takes the
+    fields of a log line. Raises InputError, MachineError."""
+    settings = chosen(bundle.manifest, args)
+    if bundle.task.generates:
+        free = memory.free()
+        most = None if free is None else int(SHARE * free)
+        room = Room(settings.slots, settings.context, args.max_texts)
+        text_model = await asyncio.to_thread(TextModel, bundle, room, most)
+        decoding = await _continuing(text_model, settings, args, say)
+        return Service(decoding, text_model.version, args.timeout)
+    model = Model(bundle, Inputs(args.max_texts))
+    return Service(await _answering(model, settings, args, say), model.version, args.timeout)
 
 
 async def _continuing(
-    model: TextModel, args: argparse.Namespace, say: Callable[..., None]
+    model: TextModel, settings: Settings, args: argparse.Namespace, say: Callable[..., None]
 ) -> Decoding:
     measured = await asyncio.to_thread(arrivals.measured, model, args.batching)
-    wait = args.max_wait or args.timeout
+    wait = settings.max_wait or args.timeout
     limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
     say(
         level="info",
@@ -76,12 +73,14 @@ async def _continuing(
     return Decoding(model, slots.Scheduler(limits, costs, PREFILL), metrics, say)
 
 
-async def _answering(model: Model, args: argparse.Namespace, say: Callable[..., None]) -> Engine:
-    costs, sharing = await asyncio.to_thread(warm_up, model, args.rows, args.batching)
-    rows = 1 if model.sharing == "alone" else args.rows
+async def _answering(
+    model: Model, settings: Settings, args: argparse.Namespace, say: Callable[..., None]
+) -> Engine:
+    costs, sharing = await asyncio.to_thread(warm_up, model, settings.rows, args.batching)
+    rows = 1 if model.sharing == "alone" else settings.rows
     full = costs.seconds(model.contract.longest, rows)
-    target = args.max_wait or max(SHORTEST_TARGET, BATCHES * full)
-    limits = Limits(rows, args.delay_ms / 1000, target, BURST * target, WAITING)
+    target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
+    limits = Limits(rows, settings.delay_ms / 1000, target, BURST * target, WAITING)
     say(
         level="info",
         event="warmed_up",
@@ -89,6 +88,8 @@ async def _answering(model: Model, args: argparse.Namespace, say: Callable[..., 
         sharing=sharing.how,
         difference=sharing.difference,
         compared=sharing.batches,
+        rows=rows,
+        delay_ms=settings.delay_ms,
         full_batch_ms=round(1000 * full, 3),
         max_wait_ms=round(1000 * target, 3),
     )

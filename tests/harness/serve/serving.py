@@ -104,14 +104,14 @@ async def serving(
         lines.append(fields)
 
     app = App(security or Security(), say)
-    model = starting.model(Bundle(bundle), parsed(*words))
-    service = await starting.started(model, parsed(*words), say)
-    app.versions.add(Served(service, "", model.close))
+    opened = Bundle(bundle)
+    service = await starting.started(opened, parsed(*words), say)
+    app.versions.add(Served(service, "", opened.close))
     try:
         yield Client(app, lines)
     finally:
         await app.versions.drained()
-        model.close()
+        opened.close()
 
 
 def on_server(

@@ -1,0 +1,1 @@
+"""What the bundle's own server keeps under load: measured after packaging, and gated."""
