@@ -5,6 +5,7 @@
     scores = slots.read(7, ids)            its prompt, whole or in pieces
     scores = slots.step({7: a, 9: b})      one token more of each of these, in any order
     slots.close(7)                         its place may be another's
+    slots.append(9, slots.copied(7, 0, 64))   the first tokens of 7 as those of 9, not computed
 
 Law (serve/arrivals.py measures it where it matters): a text's scores do not depend on the others.
 """
@@ -39,6 +40,12 @@ class Slots(Protocol):
         """Forget the newest token of a text: the next one takes its place. Where `together`."""
 
     def close(self, text: int) -> None: ...
+    def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:
+        """Keys and values of tokens start..stop of a text, for `append`. Where `together`."""
+
+    def append(self, text: int, arrays: Sequence[Array]) -> None:
+        """Continue a text by tokens that were `copied` of one that begins alike. Where
+        `together`."""
 
 
 class SeparateDecoders:
@@ -75,3 +82,11 @@ class SeparateDecoders:
     def close(self, text: int) -> None:
         """See Slots."""
         del self._decoders[text]
+
+    def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:
+        """Not of these."""
+        raise NotImplementedError
+
+    def append(self, text: int, arrays: Sequence[Array]) -> None:
+        """Not of these."""
+        raise NotImplementedError

@@ -2,7 +2,8 @@
 
 inference.py  the Open Inference Protocol v2, with its tensors in tensors.py; openai.py
 versions.py   which version of which model answers; loader.py: opens them, again where asked to;
-              starting.py: warmed up and behind a scheduler
+              starting.py: warmed up and behind a scheduler;
+              settings.py: how much at once
 cache.py      answers that were given before, where that is asked for
 trial.py      whether a new version answers as the old one does; mirror.py asks both
 app.py        paths to answers (ASGI); exchange.py, asgi.py: a request within limits; v2_http.py;
@@ -19,6 +20,7 @@ model.py      a bundle as a server uses it; engine.py: the thread it runs in; wa
 Models that continue texts:
 slots.py      which text is continued next, and which are refused; pure as well
 arrivals.py   measured at the start: what texts that come and go change, how long a step takes
+prefixes.py   what was read of prompts, for those that begin alike
 text_model.py such a bundle; decoding.py: the thread it runs in; text_metrics.py
 openai_request.py, openai_answer.py, openai_texts.py   chat and completions, whole or streamed
 """

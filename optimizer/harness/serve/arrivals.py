@@ -13,6 +13,7 @@ multiple of so many rows, some empty, give a text one answer whatever runs besid
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ..inputs.batch import Array
 from ..tasks.text_generation import arrays, next_arrays
 from .costs import Line, fitted
 from .exactness import ALONE, EQUAL, PADDED
+from .prefixes import Prefixes
 from .slots import pieces
 from .text_model import TextModel
 from .warm_up import SENTENCES
@@ -154,6 +156,29 @@ def together(
             slots.close(i)
             going.remove(i)
     return scores
+
+
+def prefixes_hold(model: TextModel, piece: int) -> bool:
+    """Whether a text whose first pieces are copied from another's slot has the scores that it has
+    alone, here with the same tokens in another row."""
+    slots, length = model.slots, 2 * piece + max(2, piece // 2)
+    if not slots.together or model.room.slots < 2 or length > model.context - 2:
+        return False
+    (text,) = [(ids * (1 + length // len(ids)))[:length] for ids in prompts(model)[-1:]]
+    expected = alone(model, text, 1)
+    prefixes = Prefixes(slots, piece, sys.maxsize)
+    for number in (0, 1):  # the second has a row of its own beside the first
+        slots.open(number)
+        kept = prefixes.length(text)
+        prefixes.restore(number, text, kept)
+        for start, stop in pieces(length, piece, PREFILL):
+            if start >= kept:
+                scores = slots.read(number, text[start:stop])
+                prefixes.keep(number, text, start, stop)
+    following = slots.step({1: int(scores.argmax())})[1]
+    for number in (0, 1):
+        slots.close(number)
+    return kept == 2 * piece and _same([[scores, following]], [expected])
 
 
 def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) -> bool:

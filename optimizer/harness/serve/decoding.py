@@ -21,6 +21,7 @@ from .batching import Refused
 from .engine import RECHECK, Call, Result, refusal
 from .exactness import ALONE, EQUAL
 from .model import failure
+from .prefixes import Prefixes
 from .refusals import DeadlineError, ModelError, RequestError, UnknownError
 from .slots import Job, Scheduler, Turn
 from .text_metrics import TextMetrics
@@ -97,7 +98,7 @@ class Answers:
 class Decoding:
     """Continues texts with one model, in a thread of its own. Made on the event loop.
 
-    say: receives what happened, as fields of a log line.
+    say: receives what happened, as fields of a log line. prefixes: of prompts; None: none is kept.
     """
 
     def __init__(
@@ -106,10 +107,14 @@ class Decoding:
         scheduler: Scheduler,
         metrics: TextMetrics,
         say: Callable[..., None],
+        prefixes: Prefixes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
+        self._prefixes = prefixes
+        if prefixes is not None:
+            scheduler.kept = lambda job: prefixes.length(self._texts[job].ids)
         self._loop = asyncio.get_running_loop()
         self._texts: dict[Job, _Text] = {}
         self._ready = threading.Condition()
@@ -282,7 +287,13 @@ class Decoding:
         if not text.opened:
             self.model.slots.open(text.number)
             text.opened, text.begun = True, self.clock()
+            if self._prefixes is not None:
+                self._prefixes.restore(text.number, text.ids, start)
+                self._loop.call_soon_threadsafe(self.metrics.prefix_hits.add, start)
+                self._loop.call_soon_threadsafe(self.metrics.prefix_queries.add, len(text.ids))
         scores = self.model.slots.read(text.number, text.ids[start:stop])
+        if self._prefixes is not None:
+            self._prefixes.keep(text.number, text.ids, start, stop)
         return {text.number: scores} if stop == len(text.ids) else {}
 
     def _sampled(self, text: _Text, scores: Array) -> Event | RequestError:

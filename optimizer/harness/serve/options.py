@@ -43,6 +43,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help="of answers that are kept for requests that come again; default: none",
     )
+    add(
+        "--prefix-cache-mib",
+        type=bounds.whole(0, 1 << 20),
+        default=0,
+        metavar="MIB",
+        help="of what was read of prompts, for those that begin alike; default: none",
+    )
     add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
     add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")

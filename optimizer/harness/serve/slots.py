@@ -17,7 +17,9 @@ Overload No more waits than is predicted to begin within `wait`; a client with l
          of the queue may have as much again.
 
 How long an answer becomes is not known before: it is predicted to take as large a part of what it
-may have as answers took of late. Times are seconds on any clock that does not go back.
+may have as answers took of late. What of a prompt need not be read (prefixes.py) is known when it
+has its slot, and is predicted to be read until then. Times are seconds on any clock that does not
+go back.
 """
 
 from __future__ import annotations
@@ -102,11 +104,20 @@ def pieces(length: int, size: int, whole: int) -> list[tuple[int, int]]:
     return parts
 
 
-class Scheduler:
-    """See the module. whole: see pieces."""
+def _nothing(job: Job) -> int:
+    del job
+    return 0
 
-    def __init__(self, limits: Limits, costs: Costs, whole: int) -> None:
+
+class Scheduler:
+    """See the module. whole: see pieces. kept: tokens at the beginning of a prompt that need not be
+    read, at an end of a piece and before the last one."""
+
+    def __init__(
+        self, limits: Limits, costs: Costs, whole: int, kept: Callable[[Job], int] = _nothing
+    ) -> None:
         self.limits, self._costs, self._whole = limits, costs, whole
+        self.kept = kept
         self.draining = False
         self.share = 1.0  # of the tokens they may have, that answers take
         self._waiting: list[tuple[tuple[int, float, int], Job]] = []  # a heap; may hold some gone
@@ -158,7 +169,9 @@ class Scheduler:
         if self._reading is None and self.active < self.limits.slots:
             job = self._next()
             if job is not None:
-                self._reading = (job, pieces(job.prompt, self.limits.piece, self._whole))
+                parts = pieces(job.prompt, self.limits.piece, self._whole)
+                kept = self.kept(job)
+                self._reading = (job, [part for part in parts if part[0] >= kept])
         if self._reading is not None and (self._stepped or not self._running):
             job, parts = self._reading
             turn.read = (job, *parts.pop(0))

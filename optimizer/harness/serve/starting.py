@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..errors import InputError
 from ..generate.loop import PREFILL
 from . import arrivals, memory, slots
 from .batching import Limits, Scheduler
@@ -14,6 +15,7 @@ from .engine import Engine
 from .inference import Service
 from .metrics import Metrics
 from .model import Inputs, Model
+from .prefixes import Prefixes
 from .settings import Settings, chosen
 from .text_metrics import TextMetrics
 from .text_model import Room, TextModel
@@ -37,11 +39,18 @@ async def started(bundle: Bundle, args: argparse.Namespace, say: Callable[..., N
     settings = chosen(bundle.manifest, args)
     if bundle.task.generates:
         free = memory.free()
-        most = None if free is None else int(SHARE * free)
+        prefixes = args.prefix_cache_mib << 20
+        most = None if free is None else max(int(SHARE * free) - prefixes, 0)
         room = Room(settings.slots, settings.context, args.max_texts)
         text_model = await asyncio.to_thread(TextModel, bundle, room, most)
         decoding = await _continuing(text_model, settings, args, say)
         return Service(decoding, text_model.version, args.timeout)
+    if args.prefix_cache_mib:
+        raise InputError(
+            f"{bundle.manifest['name']} answers in one run, and no prompt of it begins",
+            where="--prefix-cache-mib",
+            accepted="models that continue texts",
+        )
     model = Model(bundle, Inputs(args.max_texts))
     return Service(await _answering(model, settings, args, say), model.version, args.timeout)
 
@@ -50,6 +59,10 @@ async def _continuing(
     model: TextModel, settings: Settings, args: argparse.Namespace, say: Callable[..., None]
 ) -> Decoding:
     measured = await asyncio.to_thread(arrivals.measured, model, args.batching)
+    prefixes = None
+    most = args.prefix_cache_mib << 20
+    if most and await asyncio.to_thread(arrivals.prefixes_hold, model, measured.piece):
+        prefixes = Prefixes(model.slots, measured.piece, most)
     wait = settings.max_wait or args.timeout
     limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
     say(
@@ -64,13 +77,15 @@ async def _continuing(
         cache_mib=model.cache_bytes >> 20,
         compared=measured.compared,
         prompt_piece=measured.piece,
+        prefixes=prefixes is not None,
         step_ms=round(1000 * measured.step.seconds(1), 3),
         full_step_ms=round(1000 * measured.step.seconds(model.room.slots), 3),
         max_wait_ms=round(1000 * wait, 3),
     )
     costs = slots.Costs(measured.read.seconds, measured.step.seconds)
     metrics = TextMetrics({"model": model.name, "version": model.version})
-    return Decoding(model, slots.Scheduler(limits, costs, PREFILL), metrics, say)
+    scheduler = slots.Scheduler(limits, costs, PREFILL)
+    return Decoding(model, scheduler, metrics, say, prefixes)
 
 
 async def _answering(

@@ -18,4 +18,10 @@ class TextMetrics(Metrics):
         self.first_token = seconds(
             "vllm:time_to_first_token_seconds", "From a request's acceptance to its first token"
         )
+        self.prefix_queries = count(
+            "vllm:prefix_cache_queries_total", "Tokens of prompts, where beginnings are kept"
+        )
+        self.prefix_hits = count(
+            "vllm:prefix_cache_hits_total", "Of those, that were not read again"
+        )
         self.next_token = seconds("vllm:inter_token_latency_seconds", "Between two tokens")

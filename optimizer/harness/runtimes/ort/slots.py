@@ -90,6 +90,19 @@ class OrtSlots:
         """Forget its newest token: the next one takes that one's place."""
         self._lengths[text] -= 1
 
+    def copied(self, text: int, start: int, stop: int) -> list[Array]:
+        """Of every layer the keys and the values (heads, tokens, size) of tokens start..stop."""
+        row = self._texts.index(text)
+        return [buffer[row, :, start:stop].copy() for buffer in self._cache.values()]
+
+    def append(self, text: int, arrays: Sequence[Array]) -> None:
+        """See Slots."""
+        row, start = self._texts.index(text), self._lengths[text]
+        stop = start + arrays[0].shape[1]
+        for buffer, array in zip(self._cache.values(), arrays, strict=True):
+            buffer[row, :, start:stop] = array
+        self._lengths[text] = stop
+
     def _gather(self, tokens: Mapping[int, int]) -> None:
         """Bring the texts into the first rows; what lies there goes where they came from."""
         count = len(tokens)
