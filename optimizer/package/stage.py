@@ -61,6 +61,7 @@ PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = "verify.py"
 SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
+TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """Both own one module, and the first does what the other does."""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
@@ -148,10 +149,12 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
 
 def serve_requirements() -> str:
     """The lines of requirements-serve.txt, beside those of requirements.txt: the versions that are
-    installed here. "" where they are not: the harness then serves by the standard library."""
+    installed here, those of `serve --otlp-endpoint` only where they are. "" where the others are
+    not: the harness then serves by the standard library."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""
+    versions |= {name: v for name in TRACES if (v := package_version(name)) is not None}
     return "".join(f"{name}=={version}\n" for name, version in versions.items())
 
 

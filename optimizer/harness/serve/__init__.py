@@ -7,7 +7,8 @@ versions.py   which version of which model answers; loader.py: opens them, again
 cache.py      answers that were given before, where that is asked for
 trial.py      whether a new version answers as the old one does; mirror.py asks both
 app.py        paths to answers (ASGI); exchange.py, asgi.py: a request within limits; v2_http.py;
-              refusals.py: errors; trace_context.py: whose trace a request is part of
+              refusals.py: errors; trace_context.py: whose trace a request is part of;
+              tracing.py: its spans
 plain_http.py HTTP by the standard library; uvicorn_http.py where that is installed
 grpc_server.py  the same over gRPC; its messages in grpc_messages.py
 command.py    all of it together, until SIGTERM; options.py, metrics.py, memory.py, ask.py

@@ -38,11 +38,13 @@ from .refusals import (
 )
 from .tensors import read_object
 from .trace_context import HEADER, trace_fields
+from .tracing import Request, Tracer
 from .v2_http import Load
 from .versions import Versions
 
 ID = "x-request-id"
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.A)
+COUNTS = ("tokens", "truncated")  # of the log, that a span has too
 REASONS = {OverloadError: "REJECTED", DrainingError: "REJECTED", DeadlineError: "REJECTED"}
 
 __all__ = ["OPEN", "App", "Security"]
@@ -50,19 +52,21 @@ __all__ = ["OPEN", "App", "Security"]
 
 class App:
     """Answers over HTTP. versions: what is served; empty until the first is ready. say: takes a log
-    line's fields. load: opens the bundle of a model again."""
+    line's fields. tracer: of requests, see tracing.py. load: opens the bundle of a model again."""
 
-    def __init__(self, security: Security, say: Callable[..., None]) -> None:
+    def __init__(
+        self, security: Security, say: Callable[..., None], tracer: Tracer | None = None
+    ) -> None:
         self.versions = Versions()
         self.load: Load | None = None
-        self._security, self._say = security, say
+        self._security, self._say, self._tracer = security, say, tracer
         self._created = int(time.time())
         self.active = 0  # requests that are being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, start = headers_of(scope), time.perf_counter()
+        headers, start = headers_of(scope), time.monotonic()
         given_id = headers.get(ID, "")
         exchange = Exchange(
             scope["method"],
@@ -100,6 +104,7 @@ class App:
             self.active -= 1
             if exchange.streamed is not None:
                 exchange.log = counts(exchange.streamed)
+                exchange.times = exchange.streamed.times
             self._log(exchange, response.status, start)
 
     async def _answer(self, exchange: Exchange) -> Response | Stream:
@@ -195,7 +200,7 @@ class App:
     def call(self, route: str) -> Iterator[dict[str, Any]]:
         """A call that does not come over HTTP, counted as active and logged with the fields that
         are put into what this yields."""
-        start, log = time.perf_counter(), dict[str, Any](status="OK")
+        start, log = time.monotonic(), dict[str, Any](status="OK")
         self.active += 1
         try:
             yield log
@@ -205,7 +210,7 @@ class App:
             raise
         finally:
             self.active -= 1
-            ms = round(1000 * (time.perf_counter() - start), 3)
+            ms = round(1000 * (time.monotonic() - start), 3)
             request_id = secrets.token_hex(8)
             self._say(
                 level="info", event="request", request_id=request_id, route=route, **log, ms=ms
@@ -227,7 +232,8 @@ class App:
         service.engine.metrics.failure.add(reason=reason)
 
     def _log(self, exchange: Exchange, status: int, start: float) -> None:
-        seconds = time.perf_counter() - start
+        end = time.monotonic()
+        seconds = end - start
         if exchange.service is not None and exchange.log:
             exchange.service.engine.metrics.request.observe(seconds)
         self._say(
@@ -240,6 +246,18 @@ class App:
             **trace_fields(exchange.headers.get(HEADER)),
             **exchange.log,
         )
+        if self._tracer is not None:
+            attributes: dict[str, str | int] = {"request_id": exchange.id}
+            if exchange.service is not None:
+                names = exchange.service.name, exchange.service.version
+                attributes |= dict(zip(("model", "version"), names, strict=True))
+            attributes |= {n: exchange.log[n] for n in COUNTS if n in exchange.log}
+            self._tracer.add(
+                Request(
+                    *(exchange.route, status, start, end, exchange.headers, exchange.times),
+                    attributes,
+                )
+            )
 
 
 def _error(route: str, error: RequestError) -> Response:

@@ -18,6 +18,7 @@ from .ask import ask
 from .grpc_server import GrpcServer, check_installed
 from .loader import Loader, Opened
 from .plain_http import Server
+from .tracing import sending
 
 if TYPE_CHECKING:
     import argparse
@@ -30,11 +31,16 @@ SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: P
 def run(opened: Opened, args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. opened: opens a bundle; raises as Bundle does."""
     security = Security(_token(args.token_file), args.max_body, args.client_seconds)
-    app = App(security, say)
+    tracer = sending(args.otlp_endpoint, say) if args.otlp_endpoint else None
+    app = App(security, say, tracer)
     sys.setswitchinterval(SWITCH)
     runner = asyncio.Runner(loop_factory=_loop_factory(args))
-    with runner:
-        runner.run(_serve(opened, app, args))
+    try:
+        with runner:
+            runner.run(_serve(opened, app, args))
+    finally:
+        if tracer is not None:
+            tracer.close()
     return 0
 
 

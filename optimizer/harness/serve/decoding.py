@@ -18,7 +18,7 @@ from ..generate.logprobs import Logprobs, logprobs
 from ..generate.row import Row, Rules
 from ..inputs.batch import Array
 from .batching import Refused
-from .engine import RECHECK, Call, Result, refusal
+from .engine import RECHECK, Call, Result, Times, refusal
 from .exactness import ALONE, EQUAL
 from .model import failure
 from .prefixes import Prefixes
@@ -73,6 +73,7 @@ class Answers:
         self._events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
         self.jobs: list[Job] = []
         self.queued = 0.0  # seconds until the last of the texts that have begun had a slot
+        self.submitted, self._begun, self._ended = engine.clock(), float("inf"), 0.0
 
     def __aiter__(self) -> Answers:
         return self
@@ -86,9 +87,18 @@ class Answers:
         self._left -= event.piece.finish is not None
         return event
 
+    @property
+    def times(self) -> Times | None:
+        """None while it has no token."""
+        return Times(self.submitted, self._begun, self._ended) if self._ended else None
+
     def put(self, event: Event | RequestError) -> None:
         """On the event loop."""
         self._events.put_nowait(event)
+
+    def ran(self, begun: float, ended: float) -> None:
+        """A token of a text that had its slot at `begun`; on the event loop."""
+        self._begun, self._ended = min(self._begun, begun), ended
 
     def close(self) -> None:
         """Give up what is not complete."""
@@ -193,7 +203,8 @@ class Decoding:
         prompts = Prompts(rows, rules)
         completions, answers = await self.complete(prompts, call)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
-        return Result([c.to_json() for c in completions], 0, tokens, answers.queued)
+        documents = [c.to_json() for c in completions]
+        return Result(documents, 0, tokens, answers.queued, times=answers.times)
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
         """Not of a model whose cache stays here. Raises UnknownError."""
@@ -350,6 +361,7 @@ class Decoding:
                     self.metrics.queue_us.add(1e6 * queued)
                     text.answers.queued = max(text.answers.queued, queued)
                 text.newest = end
+                text.answers.ran(text.begun, end)
                 self.metrics.tokens.add()
         if rows:
             self.metrics.batches.add()

@@ -32,16 +32,27 @@ class Call:
     last: float = float("inf")
 
 
+@dataclass(frozen=True)
+class Times:
+    """Of a request, by time.monotonic: when it was accepted, when the model began with the first of
+    it, and when it had ended the last."""
+
+    submitted: float
+    begun: float
+    ended: float
+
+
 @dataclass
 class Result:
     """answers: one per row. truncated: rows that were cut to what the model reads. queued, model:
-    seconds, the largest of the request's rows."""
+    seconds, the largest of the request's rows. times: None where the model did not run."""
 
     answers: list[Any]
     truncated: int = 0
     tokens: int = 0
     queued: float = 0.0
     model: float = 0.0
+    times: Times | None = None
 
 
 @dataclass(eq=False)
@@ -53,6 +64,13 @@ class _Request:
     values: dict[Job, Any] = field(default_factory=dict)
     queued: float = 0.0
     model: float = 0.0
+    submitted: float = 0.0
+    begun: float = float("inf")
+    ended: float = 0.0
+
+    @property
+    def times(self) -> Times:
+        return Times(self.submitted, self.begun, self.ended)
 
 
 @dataclass(eq=False)
@@ -126,6 +144,7 @@ class Engine:
             sum(row.size for row in rows),
             request.queued,
             request.model,
+            request.times,
         )
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:
@@ -135,7 +154,12 @@ class Engine:
         length = min(first.shape[1] if first.ndim > 1 else 1, self.model.contract.longest)
         job = Job(object(), length, call.client, call.priority, call.deadline, len(first))
         request = await self._finished({job: arrays}, call)
-        return Result([request.values[job]], queued=request.queued, model=request.model)
+        return Result(
+            [request.values[job]],
+            queued=request.queued,
+            model=request.model,
+            times=request.times,
+        )
 
     def check(self, client: str) -> None:
         """Raises RequestError where a request of this client would be refused whatever it holds."""
@@ -158,8 +182,8 @@ class Engine:
 
     async def _finished(self, payloads: Mapping[Job, Any], call: Call) -> _Request:
         """The request, once all its jobs are answered."""
-        request = _Request(self._loop.create_future(), list(payloads))
         now = self.clock()
+        request = _Request(self._loop.create_future(), list(payloads), submitted=now)
         rows = {job: _Row(request, payload, now) for job, payload in payloads.items()}
         with self._ready:
             try:
@@ -266,6 +290,7 @@ class Engine:
             request = row.request
             request.queued = max(request.queued, start - row.submitted)
             request.model = max(request.model, end - start)
+            request.begun, request.ended = min(request.begun, start), max(request.ended, end)
             metrics.queue.observe(start - row.submitted)
             metrics.queue_us.add(1e6 * (start - row.submitted))
             request.values[job] = value

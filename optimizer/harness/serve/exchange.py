@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from .asgi import Receive, Response, read_body
-from .engine import Result
+from .engine import Result, Times
 from .inference import Service
 from .refusals import ForbiddenError, MethodError, RequestError, TokenError
 from .versions import Served
@@ -42,6 +42,7 @@ class Exchange:
     route: str = "unknown"
     log: dict[str, Any] = field(default_factory=dict)
     streamed: Result | None = None  # complete once the stream has ended
+    times: Times | None = None
     service: Service | None = None
     leases: ExitStack = field(default_factory=ExitStack)
 
@@ -94,7 +95,7 @@ class Exchange:
         """Count an answer, and say of it what is no text."""
         if result.truncated:  # the model read the beginning of so many texts
             response.headers["x-truncated-texts"] = str(result.truncated)
-        self.log = counts(result)
+        self.log, self.times = counts(result), result.times
         if self.service is not None:
             self.service.engine.metrics.success.add()
         return response

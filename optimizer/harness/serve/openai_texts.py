@@ -80,4 +80,4 @@ async def _parts(
 
 def _count(result: Result, answers: Answers, request: TextRequest, tokens: int) -> None:
     result.tokens = sum(map(len, request.prompts.rows)) + tokens
-    result.queued = answers.queued
+    result.queued, result.times = answers.queued, answers.times

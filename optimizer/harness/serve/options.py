@@ -54,6 +54,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
     add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
     add("--token-file", type=Path, help="clients must send its content as a bearer token")
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send spans of requests to this collector (OTLP/HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces); default: none are made",
+    )
     add("--ask", metavar="TEXT", help="start, answer this, show some metrics, and end")
     add("--plain", action="store_true", help="the standard library's HTTP, also where uvicorn is")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.serve import options, starting
 from optimizer.harness.serve.app import App, Security
+from optimizer.harness.serve.tracing import Tracer
 from optimizer.harness.serve.versions import Served
 
 
@@ -95,7 +96,10 @@ def parsed(*words: str) -> argparse.Namespace:
 
 @asynccontextmanager
 async def serving(
-    bundle: Path, *words: str, security: Security | None = None
+    bundle: Path,
+    *words: str,
+    security: Security | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Client]:
     """A ready server, drained at the end."""
     lines: list[dict[str, Any]] = []
@@ -103,7 +107,7 @@ async def serving(
     def say(**fields: Any) -> None:
         lines.append(fields)
 
-    app = App(security or Security(), say)
+    app = App(security or Security(), say, tracer)
     opened = Bundle(bundle)
     service = await starting.started(opened, parsed(*words), say)
     app.versions.add(Served(service, "", opened.close))
