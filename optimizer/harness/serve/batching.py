@@ -99,6 +99,7 @@ class Scheduler:
         self._waiting: dict[Job, _Waiting] = {}
         self._buckets: dict[Hashable, list[_Waiting]] = {}  # heaps; may hold jobs that left
         self._plan: list[list[Job]] = []  # an order that keeps all deadlines; empty: any does
+        self._earliest = math.inf  # no deadline of a job that waits lies before it
         self._work: Counter[int] = Counter()  # rows by priority ...
         self._seconds: dict[int, float] = {}  # ... and their predicted seconds
         self._clients: Counter[str] = Counter()
@@ -127,7 +128,7 @@ class Scheduler:
         self._refuse_overload(now, jobs, sum(costs))
         for job, cost in zip(jobs, costs, strict=True):
             self._add(now, job, cost)
-        plan = self._planned(self._free_at(now), self._waiting.values())
+        plan = self._planned_all(self._free_at(now))
         if plan is None:
             for job in jobs:
                 self._remove(job)
@@ -216,6 +217,7 @@ class Scheduler:
         start = max(self._virtual, self._tags.get(job.client, 0.0))
         self._tags[job.client] = start + cost
         waiting = _Waiting((job.priority, start, self._number), job, now, cost)
+        self._earliest = min(self._earliest, job.deadline)
         self._waiting[job] = waiting
         heapq.heappush(self._buckets.setdefault(job.bucket, []), waiting)
         self._work[job.priority] += job.rows
@@ -235,7 +237,7 @@ class Scheduler:
             del self._clients[job.client], self._shares[job.client], self._tags[job.client]
         if not self._waiting:
             self._buckets.clear()
-            self._plan = []
+            self._plan, self._earliest = [], math.inf
 
     def _chosen(self, now: float) -> tuple[list[_Waiting], list[list[Job]]]:
         """The largest batch from the front of the order after which all deadlines hold, and the
@@ -285,11 +287,19 @@ class Scheduler:
         if full or self.draining or not self.limits.delay:
             return now
         until = min(w.arrived for w in batch) + self.limits.delay
-        plan = self._planned(until, self._waiting.values())
+        plan = self._planned_all(until)
         if until <= now or plan is None:
             return now
         self._plan = plan
         return until
+
+    def _planned_all(self, start: float) -> list[list[Job]] | None:
+        """The plan for all that wait; without looking at each where even the sum of their times
+        ends before any deadline."""
+        if start + sum(self._seconds.values()) <= self._earliest:
+            return []
+        self._earliest = min((job.deadline for job in self._waiting), default=math.inf)
+        return self._planned(start, self._waiting.values())
 
     def _planned(self, start: float, waiting: Iterable[_Waiting]) -> list[list[Job]] | None:
         """An order from `start` in which every deadline holds: [] where any order does, None where

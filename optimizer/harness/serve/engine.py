@@ -125,6 +125,7 @@ class Engine:
     ) -> Result:
         """The answers to inputs, in order. Raises RequestError; a request that is cancelled is
         dropped before it runs."""
+        self.check(call.client)  # before it costs anything: others came since it was received
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
         if size > LONG or not self.model.task.inputs.size:

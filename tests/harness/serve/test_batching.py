@@ -305,3 +305,22 @@ def test_nothing_is_kept_of_clients_that_have_left() -> None:
         scheduler.finish(i + cost(1, 1))
     sizes = [len(v) for v in vars(scheduler).values() if hasattr(v, "__len__")]
     assert sizes == [0] * len(sizes)
+
+
+def test_accepting_a_job_looks_at_none_of_those_that_wait() -> None:
+    """As long as even all of them together end before any deadline."""
+
+    class Deadline(float):
+        looks = 0
+
+        def __lt__(self, other: float) -> bool:
+            type(self).looks += 1
+            return float(self) < other
+
+    scheduler = Scheduler(Limits(8, 0.0, 1e9, 2e9, 10_000), lambda _, rows: 0.001 * rows)
+    looks = []
+    for waiting in range(200):
+        Deadline.looks = 0
+        scheduler.submit(0.0, [Job("b", 8, deadline=Deadline(1e6 + waiting))])
+        looks.append(Deadline.looks)
+    assert max(looks[1:]) <= 2

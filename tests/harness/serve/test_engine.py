@@ -11,6 +11,7 @@ import pytest
 from optimizer.harness.serve import engine as engines
 from optimizer.harness.serve.engine import Call
 from optimizer.harness.serve.model import Model
+from optimizer.harness.serve.refusals import DrainingError
 from tests.harness.serve.serving import Client, on_server
 
 FOREVER = float("inf")
@@ -149,3 +150,18 @@ def test_a_batch_that_changes_answers_after_all_is_noticed_and_not_sent(
 def test_the_first_shared_batches_are_compared_and_then_one_in_many() -> None:
     compared = [n for n in range(1, 600) if not (n % engines.RECHECK and n & (n - 1))]
     assert compared == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+def test_what_is_refused_is_not_tokenized(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: Client) -> None:
+        engine = client.app.first().engine
+
+        def encode(*_: Any) -> Any:
+            raise AssertionError
+
+        monkeypatch.setattr(engine.model, "encode", encode)
+        engine.drain()
+        with pytest.raises(DrainingError):
+            await engine.answer(["good"], None, Call("", FOREVER))
+
+    on_server(made, test)
