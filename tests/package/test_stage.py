@@ -199,7 +199,14 @@ def test_what_makes_serving_faster_is_pinned_where_all_of_it_is_here(
 ) -> None:
     monkeypatch.setattr(stage, "package_version", lambda n: None if n == missing else "1.2")
     lines = stage.serve_requirements().splitlines()
-    assert lines == ([] if missing else [f"{name}==1.2" for name in stage.SERVE])
+    names = (*stage.SERVE, *stage.TRACES)
+    assert lines == ([] if missing else [f"{name}==1.2" for name in names])
+
+
+def test_what_sends_traces_is_pinned_where_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "package_version", lambda n: None if n in stage.TRACES else "1.2")
+    lines = stage.serve_requirements().splitlines()
+    assert lines == [f"{name}==1.2" for name in stage.SERVE]
 
 
 def test_a_runtime_that_is_not_installed_is_pinned_to_the_tested_release(tmp_path: Path) -> None:
