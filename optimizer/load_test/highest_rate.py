@@ -20,18 +20,21 @@ class HighestRate:
     missed: float | None
 
 
-def search(measure: Callable[[float], Verdict], start: float) -> HighestRate:
+def search(measure: Callable[[float], Verdict], start: float, least: float = LOWEST) -> HighestRate:
     """Double or halve `start` until one rate meets the objectives and another does not; then halve
-    what is between them, by ratio. A rate that decides nothing counts as one that does not."""
+    what is between them, by ratio. A rate that decides nothing counts as one that does not. least:
+    the lowest rate that is tried."""
     met = missed = None
-    rate = start
+    rate = max(start, least)
     while met is None or missed is None:
-        if not LOWEST <= rate <= HIGHEST:
-            return HighestRate(met, missed)
         if measure(rate) == "pass":
-            met, rate = rate, rate * 2
+            met = rate
+            rate = 2 * rate if missed is None else rate
         else:
-            missed, rate = rate, rate / 2
+            missed = rate
+            rate = max(rate / 2, least) if met is None else rate
+        if (missed == least and met is None) or rate > HIGHEST:
+            return HighestRate(met, missed)
     while missed / met > PRECISION:
         rate = (met * missed) ** 0.5
         if measure(rate) == "pass":

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from optimizer.harness.bench import fewest
 from optimizer.harness.machine import this_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Outcome
@@ -56,7 +57,8 @@ def measure(
     objectives: Objectives,
 ) -> dict[str, Any]:
     """The document of a test. client: not yet entered. lines: texts, or paths of images; see
-    inputs.of. rate: requests a second; None: the highest that meets the objectives is searched.
+    inputs.of. rate: requests a second; None: the highest that meets the objectives is searched,
+    from the lowest at which a run of such a length decides.
     Raises as Client and inputs.of do."""
     return asyncio.run(_measured(client, lines, come, rate, objectives))
 
@@ -85,8 +87,9 @@ async def _measured(
             def at(tried: float) -> Verdict:
                 return asyncio.run_coroutine_threadsafe(job.at(tried), loop).result()
 
-            highest = await asyncio.to_thread(highest_rate.search, at, start)
-            document["highest_rate"] = asdict(highest)
+            least = _least(come, objectives)
+            highest = await asyncio.to_thread(highest_rate.search, at, start, least)
+            document |= {"highest_rate": asdict(highest), "least_rate": least}
             verdict = "fail" if highest.met is None else "pass"
     return {
         **document,
@@ -95,6 +98,14 @@ async def _measured(
         "objectives": dict(objectives.limits),
         "verdict": verdict,
     }
+
+
+def _least(come: Arrivals, objectives: Objectives) -> float:
+    """The lowest rate at which a run has so many requests that a 99th percentile is bounded; times
+    between tokens are more than requests."""
+    if objectives.limits.keys() <= {"between"}:
+        return highest_rate.LOWEST
+    return max(highest_rate.LOWEST, fewest(99) / come.seconds)
 
 
 @dataclass

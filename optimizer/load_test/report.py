@@ -18,7 +18,7 @@ def text_of(document: Mapping[str, Any]) -> str:
     lines.append("")
     highest = document.get("highest_rate")
     if highest:
-        lines.append(_highest(highest))
+        lines.append(_highest(highest, document["least_rate"]))
     if "cost_per_1000" in document:
         lines.append(f"{document['cost_per_1000']:.6g} per 1,000 requests at that rate")
     if document.get("objectives"):
@@ -30,10 +30,13 @@ def text_of(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _highest(highest: Mapping[str, float | None]) -> str:
+def _highest(highest: Mapping[str, float | None], least: float) -> str:
     met, missed = highest["met"], highest["missed"]
     if met is None:
-        return "no rate met the objectives"
+        return (
+            f"no rate from {least:.4g} a second met the objectives; below it runs must be longer "
+            "to be decided: --seconds"
+        )
     beyond = f"; {missed:.4g} did not" if missed is not None else ""
     return f"{met:.4g} requests a second met the objectives{beyond}"
 

@@ -125,7 +125,8 @@ def text_of(document: Mapping[str, Any]) -> str:
     """For a person: every trial, and the settings as a recipe has them."""
     lines = [f"  {_worded(t['settings'])}: {_rate(t)}" for t in document["trials"]]
     if document["verdict"] == "fail":
-        return "\n".join([*lines, "no settings met the objectives at any rate"])
+        fix = "loosen them, or give --seconds more, so that lower rates are decided"
+        return "\n".join([*lines, f"no settings met the objectives at any rate tried; {fix}"])
     overload = document.get("overload")
     if overload is not None:
         what = "kept" if overload["kept"] else "not kept, whatever requests may wait,"
