@@ -115,6 +115,8 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
         raise click.UsageError(f"--grpc is of a BUNDLE; of a server give {SCHEME}HOST:PORT.")
     token, patience = _token(options["token_file"]), options["patience"]
     if not grpc:
+        if options["name"]:
+            raise click.UsageError("--model is of gRPC; over HTTP the server's first is asked.")
         return HttpClient(url, token, options["tokens"], patience)
     if not name:
         raise click.UsageError(f"Give --model: a server at {SCHEME} has no list of its models.")

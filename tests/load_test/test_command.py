@@ -56,3 +56,10 @@ def test_a_server_over_grpc_has_no_list_of_models() -> None:
     result = CliRunner().invoke(main, ["load", "grpc://127.0.0.1:1", "--rate", "1"])
     assert result.exit_code == 2
     assert "--model" in result.stderr
+
+
+def test_a_model_is_named_over_grpc_alone() -> None:
+    words = ["load", "http://127.0.0.1:1", "--rate", "1", "--model", "m"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "--model is of gRPC" in result.stderr

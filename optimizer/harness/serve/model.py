@@ -44,7 +44,6 @@ class Model:
         self.contract, self.task = bundle.contract, bundle.task
         self.target = str(bundle.engine["target"])
         self.sharing, self.limits = sharing, limits
-        self._bundle = bundle
         self.predictor: Predictor = bundle.predictor
 
     def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
@@ -120,9 +119,6 @@ class Model:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(f"input '{name}' holds NaN or infinity")
         return dict(inputs)
-
-    def close(self) -> None:
-        self._bundle.close()
 
 
 def as_json(answer: Answer, engine: str) -> bytes:
