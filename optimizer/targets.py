@@ -131,6 +131,7 @@ COMPRESSED_TENSORS = Target(
         int4_granularities=("group", "channel"), codes_looked_up=False, zeros_alone=False
     ),
     check="optimizer.lower.serving_engines:check",
+    check_model="optimizer.lower.compressed_tensors_config:check_model",
     lower="optimizer.lower.compressed_tensors_folder:lower",
     estimate="optimizer.lower.compressed_tensors_folder:estimate",
     files=("model/config.json", "model/*"),

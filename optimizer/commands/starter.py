@@ -66,6 +66,11 @@ quantize:
   # keep_float: ["*.shortcut.convolution"]   # module patterns to leave in float
 """
 
+UNKNOWN = FILTERS.replace(
+    "# the one for convolutions\n",
+    "# takes every model; smoothquant is better for one without convolutions\n",
+)
+
 OF_IMAGES = """\
 
 targets:
@@ -157,7 +162,7 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
     columns = "{" + ", ".join(f"{c}: {c}" for c in (column, *needs)) + "}"
     sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
     if record.inputs is IMAGE:
-        quantize = FILTERS if _convolves(model) else QUANTIZE
+        quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[_convolves(model)]
         sections, margin = f"  samples: 256\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
     proof = PROOF.format(columns=columns, metric=metric)
     return "".join((model_and_data, sections, proof, margin))
@@ -196,10 +201,12 @@ def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
     return config, FAMILIES.get(str(config.get("model_type")))
 
 
-def _convolves(model: str) -> bool:
-    """Whether its convolutions are quantized, as far as the files on this machine say."""
+def _convolves(model: str) -> bool | None:
+    """Whether its convolutions are quantized; None where its files are not on this machine."""
     from optimizer.load.source import local_folder
 
     folder = local_folder(model)
-    family = None if folder is None else _architecture(Path(folder))[1]
+    if folder is None:
+        return None
+    family = _architecture(Path(folder))[1]
     return family is not None and family.batch_norms is not None

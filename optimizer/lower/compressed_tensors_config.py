@@ -9,10 +9,12 @@ What the format cannot say is refused here, with what to change:
  1. inputs multiplied at run time (factors)
  2. coded inputs with weights other than 8 bits, symmetric, one scale a row or tensor
  3. a weight that transformers holds in a Conv1D, which its readers do not look for
+ 4. a model whose norms are folded into its convolutions: its readers expect the norms
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +74,21 @@ class Coding:
             "input_activations": inputs,
             "output_activations": None,
         }
+
+
+def check_model(config: Mapping[str, Any], at: str) -> None:
+    """Case 4. config: of config.json; at: the target's path in the recipe. Raises RecipeError."""
+    model_type = str(config.get("model_type"))
+    family = FAMILIES.get(model_type)
+    if family is not None and family.batch_norms is not None:
+        raise RecipeError(
+            f"architecture {model_type!r} is not written as compressed-tensors ({at}): its "
+            "convolutions are quantized with their norms folded in, and transformers builds the "
+            "model with norms",
+            where="targets: compressed-tensors",
+            accepted="models of linear layers, such as a ViT",
+            fix="Remove the target compressed-tensors, or use another, e.g. onnxruntime.",
+        )
 
 
 def scheme_by_row(scheme: Scheme) -> Scheme:

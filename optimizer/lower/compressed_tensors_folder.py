@@ -41,6 +41,7 @@ def lower(
     not give the state back.
     """
     checkpoint, compressed = open_checkpoint(source), compressed_state.read(state)
+    config.check_model(checkpoint.config, "targets")
     (out / "model").mkdir()
     document = format_.write(checkpoint, compressed, out / "model", section.float)
     verify(out / "model", checkpoint, compressed, section.float)

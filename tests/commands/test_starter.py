@@ -68,6 +68,14 @@ def test_the_recipe_of_images_is_one_that_compress_takes(
     assert select(source, made.quantize).quantized
 
 
+def test_a_model_of_images_that_is_not_here_gets_the_method_that_takes_every_model(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(starter_recipe("microsoft/resnet-18", "image-classification"))
+    assert recipe_file.read(file).quantize.chosen[0].name == "rtn"
+
+
 def test_a_gguf_file_is_a_language_model(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(starter_recipe("python-package:some", None, "model.Q4_1.gguf"))
