@@ -6,20 +6,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 Pair = tuple[int, int]
+Sides = tuple[int, int, int, int]
+"""Columns on the left and the right, rows above and below."""
+EVEN: Sides = (0, 0, 0, 0)
+
+
+class PaddedConvolution(nn.Conv2d):
+    """A convolution whose image first gets zeros on its `sides`, which need not be alike: as
+    TensorFlow pads for a stride of 2."""
+
+    def __init__(self, like: nn.Conv2d, sides: Sides) -> None:
+        """like: whose parameters it shares, and whose own padding is added to the sides."""
+        super().__init__(
+            like.in_channels,
+            like.out_channels,
+            cast(Pair, like.kernel_size),
+            cast(Pair, like.stride),
+            cast(Pair, like.padding),
+            cast(Pair, like.dilation),
+            like.groups,
+            bias=False,
+            device="meta",
+        )
+        self.weight, self.bias, self.sides = like.weight, like.bias, sides
+        self.train(like.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.pad(x, self.sides))
 
 
 @dataclass(frozen=True)
 class Filters:
-    """kernel (height, width); padding: rows and columns of 0 on each side."""
+    """kernel (height, width); padding: rows and columns of 0 on both sides; sides: more of them."""
 
     kernel: Pair
     stride: Pair
     padding: Pair
     dilation: Pair
     groups: int
+    sides: Sides = EVEN
 
     @classmethod
     def of(cls, module: nn.Conv2d) -> Filters:
@@ -28,14 +57,41 @@ class Filters:
             raise ValueError(f"padding {module.padding!r} {module.padding_mode}")
         kernel, stride = cast(Pair, module.kernel_size), cast(Pair, module.stride)
         padding, dilation = cast(Pair, module.padding), cast(Pair, module.dilation)
-        return cls(kernel, stride, padding, dilation, module.groups)
+        sides = module.sides if isinstance(module, PaddedConvolution) else EVEN
+        return cls(kernel, stride, padding, dilation, module.groups, sides)
 
     def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (images, in, rows, columns); weight (out, in of a group * height * width)."""
         shaped = weight.reshape(len(weight), -1, *self.kernel)
+        x = nn.functional.pad(x, self.sides) if self.sides != EVEN else x
         return nn.functional.conv2d(
             x, shaped, bias, self.stride, self.padding, self.dilation, self.groups
         )
+
+    def mean_patches(self, x: Tensor) -> Tensor:
+        """(images, in * height * width): the mean, over all places, of what the filters meet there.
+
+        x (images, in, rows, columns).
+        """
+        (up, left), (down, right) = self.padding, self.padding
+        before, after, above, below = self.sides
+        x = nn.functional.pad(x, (before + left, after + right, above + up, below + down))
+        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
+        rows, columns = (
+            (n - r) // s * s + 1 for n, r, s in zip(x.shape[2:], reach, self.stride, strict=True)
+        )
+        met = [
+            x[:, :, i : i + rows : self.stride[0], j : j + columns : self.stride[1]].mean((2, 3))
+            for i in range(0, reach[0], self.dilation[0])
+            for j in range(0, reach[1], self.dilation[1])
+        ]
+        return torch.stack(met, 2).flatten(1)
+
+    def at_patch(self, weight: Tensor, patch: Tensor) -> Tensor:
+        """(out,): what a weight (out, in of a group * height * width) gives for one patch (in *
+        height * width,)."""
+        by_group = weight.reshape(self.groups, -1, weight.shape[1])
+        return (by_group @ patch.reshape(self.groups, -1, 1)).flatten()
 
 
 def by_place(images: Tensor) -> Tensor:

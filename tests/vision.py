@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ SIDE = 32
 LABELS = ("cat", "dog", "bird")
 
 
+OWN_CODE = Path(__file__).parents[1] / "calibration" / "efficientnet_lite.py"
+STAGES = [[3, 1, 1, 6, 1], [3, 2, 2, 12, 1], [5, 2, 2, 16, 2]]
+
+
 def config(kind: str, **changes: Any) -> Any:
     """A transformers config of width 32 with two blocks (of a ResNet two stages)."""
     from transformers import AutoConfig
 
+    if kind == "efficientnet_lite":
+        return efficientnet_lite(**changes)
     shape: dict[str, Any] = {
         "image_size": SIDE,
         "patch_size": 8,
@@ -41,6 +48,22 @@ def config(kind: str, **changes: Any) -> Any:
     return AutoConfig.for_model(kind, **{**shape, **named, **changes})
 
 
+def efficientnet_lite(**changes: Any) -> Any:
+    """Of the checkpoint's own code: a depthwise convolution of each kind, and one residual add."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    names = {"AutoConfig": "Config", "AutoModel": "Model"}
+    names["AutoModelForImageClassification"] = "ForImageClassification"
+    own = {auto: f"{OWN_CODE.stem}.EfficientNetLite{name}" for auto, name in names.items()}
+    kind = get_class_from_dynamic_module(own["AutoConfig"], str(OWN_CODE.parent))
+    shape = {"image_size": SIDE, "stem": 8, "stages": STAGES, "head": 24}
+    labels = dict(enumerate(LABELS))
+    named = {"id2label": labels, "label2id": {n: i for i, n in labels.items()}}
+    made = kind(**{**shape, **named, **changes}, auto_map=own)
+    made.name_or_path = str(OWN_CODE.parent)
+    return made
+
+
 def processor(name: str = "vit", **settings: Any) -> Any:
     """transformers' own, for Pillow."""
     from importlib import import_module
@@ -55,7 +78,10 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
     from transformers import AutoModelForImageClassification
 
     folder.mkdir(parents=True, exist_ok=True)
-    model = AutoModelForImageClassification.from_config(config(kind, **changes))
+    own_code = kind == "efficientnet_lite"
+    model = AutoModelForImageClassification.from_config(
+        config(kind, **changes), trust_remote_code=own_code
+    )
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)
@@ -67,6 +93,11 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
             if name.endswith("running_var"):
                 buffer.copy_(0.5 + heavy_tailed(tuple(buffer.shape), 700 + i, 0.1).abs())
     model.save_pretrained(folder)
+    if own_code:
+        shutil.copy(OWN_CODE, folder)
+        document = json.loads((folder / "config.json").read_text())
+        auto_map = config(kind, **changes).auto_map
+        (folder / "config.json").write_text(json.dumps({**document, "auto_map": auto_map}))
     if kind in ("resnet", "regnet"):
         own = processor("convnext", size={"shortest_edge": SIDE})
     else:
@@ -87,7 +118,11 @@ def recipe(folder: Path, kind: str, quantize: dict[str, Any], **changes: Any) ->
     made = Recipe.model_validate(
         {
             "name": f"tiny-{kind}",
-            "model": {"source": str(folder / kind), "task": "image-classification"},
+            "model": {
+                "source": str(folder / kind),
+                "task": "image-classification",
+                "trust_remote_code": kind == "efficientnet_lite",
+            },
             "calibrate": {"data": data, "samples": 16},
             "quantize": quantize,
             "targets": ({"runtime": "onnxruntime", "threads": 1},),

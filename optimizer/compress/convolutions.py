@@ -42,8 +42,6 @@ def check(
             "integers are convolved with integers, padded with that of 0",
             "{granularity: tensor}, not symmetric",
         )
-    if quantize.bias_correction:
-        raise _refused("quantize.bias_correction", "it is for linear layers", "false")
     if sparsity is not None:
         raise _refused("sparsity", "weights of convolutions are not pruned", "no sparsity")
     if any(s != Scheme(8) for s in schemes) or quantize.allocate is not None:

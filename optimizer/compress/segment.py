@@ -69,10 +69,10 @@ def compress(
     replaced = {**replaced, **{weight_name(name): w for name, w in chosen.floats.items()}}
     quantized, rows = _replaced_by(group, inputs, chosen, folded)
     corrections: dict[str, Tensor] = {}
-    replaced = {**replaced, **_integer_biases(inputs, chosen, quantized)}
     if quantize.bias_correction:
         biases, corrections, why = bias_correction.correct(group, quantized)
         replaced, notes = {**replaced, **biases}, [*notes, *why]
+    replaced = {**replaced, **_integer_biases(inputs, chosen, quantized)}
     measured = _measured(group, quantized, covered)
     rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
     state = CompressedState(

@@ -13,8 +13,8 @@ names.json
                 also     [{node, input}, ...] further uses of a shared module
     lookups     {module: {parameter, initializer, nodes}} of each embedding whose rows, [V, H], the
                 Gathers `nodes` look up; one whose ids are constants may be folded away
-    summands    {module: {input, node}} of each identity in front of a residual add: the tensor it
-                hands on, and the Add that reads it; only where there are some
+    summands    {module: {input, node}} of each identity in front of a residual add or of pooling:
+                the tensor it hands on, and what reads it; only where there are some
     parameters  {parameter: initializer}
     folded      [parameter, ...] parameters with no initializer: not used by the graph, or
                 folded into another value; never a weight of a module
@@ -309,27 +309,38 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
 def residual_adds(
     model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
 ) -> dict[str, Use]:
-    """The tensor and the Add of each of `summands`, {module: (its block, what it hands on)}.
+    """The tensor and the operator that reads it of each of `summands`, {module: (its block, what it
+    hands on)}: an Add of the block, or what pools.
 
-    Raises OptimizeError for one whose tensor no single Add of the block reads.
+    Raises OptimizeError for one whose tensor no single such operator reads.
     """
     nodes = {str(n.name): n for n in model.graph}
     uses = {}
     for name, (block, summand) in summands.items():
         entry = modules.get(f"{block}.{summand.convolution}")
-        node = None if entry is None else nodes[entry.node]
-        tensor = None if node is None else node.inputs[0] if summand.input else node.outputs[0]
+        tensor = None if entry is None else _handed_on(nodes[entry.node], summand)
         readers = [] if tensor is None else [n for n, _ in tensor.uses()]
-        adds = [n for n in readers if n.op_type == "Add" and module_of(n) == block]
-        if len(adds) != 1:
+        if not summand.pooled:
+            readers = [n for n in readers if n.op_type == "Add" and module_of(n) == block]
+        if len(readers) != 1:
+            what = "pooling reads" if summand.pooled else f"a residual add of {block} reads"
             raise OptimizeError(
-                f"{name} hands on what a residual add of {block} reads, and the exported graph has "
-                f"{len(adds)} such adds, not one",
+                f"{name} hands on what {what}, and the exported graph has {len(readers)} such "
+                "operators, not one",
                 where="export",
                 fix=f"Add {block}.* to quantize.keep_float, and report the architecture.",
             )
-        uses[name] = Use(str(adds[0].name), _name(tensor))
+        uses[name] = Use(str(readers[0].name), _name(tensor))
     return uses
+
+
+def _handed_on(convolution: ir.Node, summand: Summand) -> ir.Value | None:
+    """The tensor of a Summand, at its convolution."""
+    if summand.input:
+        return convolution.inputs[0]
+    result = convolution.outputs[0]
+    users = [n for n, _ in result.uses()]
+    return users[0].outputs[0] if summand.pooled and len(users) == 1 else result
 
 
 def _name(value: ir.Value | None) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
+from optimizer.filters import EVEN, PaddedConvolution
 from optimizer.load.residual_blocks import BatchNorms
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -37,7 +38,8 @@ def folded(
 
 
 def fold_skeleton(model: nn.Module, norms: BatchNorms) -> None:
-    """Every pair in `model`, a skeleton: the convolution gets a bias, the norm becomes an identity.
+    """Every pair in `model`, a skeleton: the convolution gets a bias, and pads by itself; the norm
+    and the padding in front become identities.
 
     Raises CheckpointError for a norm that computes with another epsilon than families.py says.
     """
@@ -56,3 +58,9 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms) -> None:
         empty = torch.empty(convolution.out_channels, device="meta")
         convolution.bias = nn.Parameter(empty, requires_grad=False)
         setattr(parent, norms.norm, nn.Identity())
+        padding = getattr(parent, norms.padding, None) if norms.padding else None
+        if isinstance(padding, nn.ZeroPad2d):
+            setattr(parent, norms.padding, nn.Identity())
+            if padding.padding != EVEN:
+                padded = PaddedConvolution(convolution, padding.padding)
+                setattr(parent, norms.convolution, padded)

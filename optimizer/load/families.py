@@ -279,6 +279,27 @@ _RESNET = Family(
     ),
 )
 
+# Of calibration/efficientnet_lite.py, a checkpoint's own code. A block of the first and the last
+# stage is one convolution; of the others, those that keep the shape have a residual add.
+_EFFICIENTNET_LITE = Family(
+    model_type="efficientnet_lite",
+    base="efficientnet_lite",
+    blocks="stages.*.layers",
+    embeddings="stages",
+    linears=(
+        "convolution",
+        *(f"{part}.convolution" for part in ("expand", "depthwise", "project")),
+    ),
+    smooth=(),
+    inputs=IMAGE.name,
+    batch_norms=BatchNorms(epsilon=1e-3, padding="padding"),
+    summands=(
+        Summand("residual", "project.convolution"),
+        Summand("shortcut", "expand.convolution", input=True),
+        Summand("pooled", "convolution", pooled=True),
+    ),
+)
+
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
@@ -378,6 +399,7 @@ FAMILIES: Mapping[str, Family] = {
         _DINOV2,
         _RESNET,
         replace(_RESNET, model_type="regnet", base="regnet"),
+        _EFFICIENTNET_LITE,
     )
 }
 

@@ -13,13 +13,14 @@ from torch import nn
 
 from optimizer import state as compressed_state
 from optimizer.compress import convolutions
+from optimizer.compress.apply import bias_correction
 from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.errors import RecipeError
-from optimizer.filters import Filters
+from optimizer.filters import Filters, PaddedConvolution, Sides, by_place
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.qtensor import Scheme
 from optimizer.recipe.schema import Model, Quantize
@@ -40,8 +41,13 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
+SIDES: dict[str, Sides] = {"padded on one side": (0, 1, 0, 2)}
+LAYERS["padded on one side"] = {"kernel_size": 3, "stride": 2, "groups": 4}
+
+
 def layer(name: str) -> nn.Conv2d:
     made = nn.Conv2d(4, 8, **LAYERS[name])
+    made = PaddedConvolution(made, SIDES[name]) if name in SIDES else made
     with torch.no_grad():
         for i, parameter in enumerate(made.parameters()):
             parameter.copy_(heavy_tailed(tuple(parameter.shape), 20 + i, 0.3))
@@ -96,7 +102,6 @@ def test_every_convolution_of_the_blocks_is_quantized(choose: Callable[..., Sele
         ({"activations": None}, "quantize.activations"),
         ({"activations": {"granularity": "token"}}, "quantize.activations"),
         ({"activations": {"symmetric": True}}, "quantize.activations"),
-        ({"bias_correction": True}, "quantize.bias_correction"),
         ({"sparsity": Sparsity(method="magnitude", pattern="2:4")}, "sparsity"),
         ({"weights": {"bits": 4}}, "quantize.weights"),
         ({"weights": {"symmetric": False}}, "quantize.weights"),
@@ -185,3 +190,41 @@ def test_a_row_of_the_matrix_is_a_filter_in_the_order_that_is_stated() -> None:
         found = filters.convolved(one, q.dequantize())[0, :, 0, 0]
         assert torch.equal(found, q.dequantize()[:, (c * height + h) * width + w])
         assert torch.allclose(found, weight[:, c, h, w], atol=float(q.scale.max()) / 2)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_mean_of_what_a_convolution_gives_is_what_it_gives_at_the_mean_patch(name: str) -> None:
+    like, images = layer(name), heavy_tailed((3, 4, 9, 8), 6)
+    filters, weight = Filters.of(like), like.weight.detach().flatten(1)
+    mean = filters.at_patch(weight, filters.mean_patches(images).mean(0))
+    expected = by_place(filters.convolved(images, weight)).mean(0)
+    torch.testing.assert_close(mean, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_zeros_on_some_sides_are_those_of_torchs_padding() -> None:
+    plain, images = nn.Conv2d(4, 8, 3, 2, 1), heavy_tailed((2, 4, 9, 8), 7)
+    padded = PaddedConvolution(plain, (0, 1, 2, 0))
+    with torch.no_grad():
+        expected = plain(nn.functional.pad(images, (0, 1, 2, 0)))
+        assert torch.equal(padded(images), expected)
+        assert torch.equal(
+            Filters.of(padded).convolved(images, plain.weight.flatten(1), plain.bias), expected
+        )
+
+
+def test_a_corrected_bias_is_the_checkpoints_and_its_correction_but_for_half_a_step(
+    loaded: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "state").mkdir()
+    section = recipe(tmp_path, "regnet", {**STATIC, "bias_correction": True}).compression
+    COMPRESS.run(section, loaded, out=tmp_path / "state")
+    corrected = compressed_state.read(tmp_path / "state")
+    corrections = bias_correction.read(tmp_path / "state")
+    source = open_source("image-classification", loaded)
+    for name, added in corrections.items():
+        module = name.removesuffix(".bias")
+        covered = corrected.range_of(module)
+        assert covered is not None
+        step = convolutions.bias_step(covered, corrected.weight_of(module).scale)
+        moved = corrected.replaced[name].double() - (source.tensors[name] + added).double()
+        assert bool((moved.abs() <= 0.5001 * step + 1e-6).all())

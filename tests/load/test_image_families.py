@@ -26,7 +26,7 @@ IMAGES = torch.randn((2, 3, SIDE, SIDE), generator=torch.Generator().manual_seed
 
 
 def random_model(model_type: str) -> nn.Module:
-    model = skeleton_from_config(config(model_type), FEATURES)
+    model = skeleton_from_config(config(model_type), FEATURES, trust_remote_code=True)
     g = torch.Generator().manual_seed(0)
     values = {n: torch.randn(s, generator=g) * 0.3 for n, s in parameter_shapes(model).items()}
     materialize(model, "", values)
@@ -48,7 +48,7 @@ def test_a_row_names_the_linears_of_every_block_and_the_base_of_a_classifier(
         assert isinstance(model.get_submodule(prefix + facts.embeddings), nn.Module)
 
 
-@pytest.mark.parametrize("model_type", [n for n in OF_IMAGES if FAMILIES[n].uneven])
+@pytest.mark.parametrize("model_type", ["regnet", "resnet"])
 @pytest.mark.parametrize("layer_type", ["basic", "bottleneck"])
 @pytest.mark.parametrize("task", [FEATURES, CLASSIFY])
 def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has(
@@ -64,6 +64,17 @@ def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has
     listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
     gates = {n for n in weighted if ".attention." in n}  # of RegNet Y: they stay float
     assert set(weighted) - outside - gates == listed & set(weighted)
+
+
+@pytest.mark.parametrize("task", [FEATURES, CLASSIFY])
+def test_a_row_of_inverted_residuals_names_every_convolution(task: str) -> None:
+    facts = FAMILIES["efficientnet_lite"]
+    model = skeleton_from_config(config(facts.model_type), task, trust_remote_code=True)
+    source = ModelSource(model, {}, facts, facts.prefix(task))
+    listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
+    convolutions = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    assert convolutions == {n for n in listed if n in dict(model.named_modules())}
+    assert len(convolutions) == 2 + 2 + 3 * 3
 
 
 @pytest.mark.parametrize("model_type", [n for n in OF_IMAGES if FAMILIES[n].smooth])
@@ -88,10 +99,12 @@ def test_weights_saved_with_a_head_are_found_by_the_encoder(
     from transformers import AutoModel
 
     source = write(tmp_path, model_type)
-    model = skeleton_from_config(config(model_type), FEATURES)
+    model = skeleton_from_config(config(model_type), FEATURES, trust_remote_code=True)
     section = Model(source=str(source), task=FEATURES)
     match = weights.match(weights.find(source, section), model, section)
     materialize(model, "", {name: match.read(name) for name in match.chosen})
-    theirs = AutoModel.from_pretrained(source, attn_implementation="eager").eval()
+    theirs = AutoModel.from_pretrained(
+        source, attn_implementation="eager", trust_remote_code=True
+    ).eval()
     with torch.no_grad():
         assert torch.equal(model.eval()(IMAGES)[0], theirs(IMAGES)[0])

@@ -20,6 +20,7 @@ from optimizer.compress.simulate import QuantConvolution
 from optimizer.errors import OptimizeError
 from optimizer.export import names, onnx_file
 from optimizer.export.clean import MODULE
+from optimizer.filters import EVEN, PaddedConvolution
 from optimizer.lower import cut, graph_constants, ort_qdq, trt_qdq
 from optimizer.lower.opened import Opened
 from optimizer.qtensor import Scheme
@@ -46,8 +47,10 @@ def graph(modules: dict[str, nn.Conv2d]) -> ir.Model:
             numpy_helper.from_array(p.detach().numpy(), f"{name}.{part}")
             for part, p in m.named_parameters()
         ]
+        left, right, above, below = m.sides if isinstance(m, PaddedConvolution) else EVEN
+        up, across = m.padding
         options = {
-            "pads": [*m.padding, *m.padding],
+            "pads": [up + above, across + left, up + below, across + right],
             "strides": list(m.stride),
             "dilations": list(m.dilation),
             "group": m.groups,

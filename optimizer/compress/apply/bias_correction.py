@@ -1,9 +1,9 @@
-"""Undo the mean shift that quantization gives a linear's output (Nagel et al. 2019, "Data-free
+"""Undo the mean shift that quantization gives a module's output (Nagel et al. 2019, "Data-free
 quantization through weight equalization and bias correction", section 4.2, empirical form).
 
 Rounding errors do not average out when a weight's inputs have a mean, or lie on one side of a code
 (a GELU's small negative outputs): the output moves by E[W x] - E[Wq xq], a constant per output
-feature, which the bias can take back.
+feature, which the bias can take back. Of a convolution the mean is that of all places.
 
 Clipping is left out: x is first moved into the range. A clipped outlier is wrong by a lot in a few
 tokens; its mean would be added to all the others (docs/decisions.md: Clipping is no bias).
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from optimizer import safetensors_stream
-from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.simulate import QuantConvolution, QuantLinear
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.filters import by_place
 from optimizer.state import Note
 
 FILE = "corrections.safetensors"
@@ -62,7 +63,9 @@ def correct(
     def hook(name: str, rows: Tensor, _real: Tensor) -> None:
         q = quantized[name]
         with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
-            shifts[name].update(float_output[name].forward(q.within(rows)), q.forward(rows))
+            outputs = float_output[name].forward(q.within(rows)), q.forward(rows)
+        y, yq = map(by_place, outputs) if isinstance(q, QuantConvolution) else outputs
+        shifts[name].update(y, yq)
 
     with walk.swapped(group.model, quantized):
         walk.observe(group, hook, shifts)

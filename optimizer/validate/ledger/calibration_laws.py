@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -34,6 +35,7 @@ from optimizer.compress.methods.activation_ranges import (
     worse,
 )
 from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.filters import Filters
 from optimizer.harness.inputs.batch import Batch
 from optimizer.recipe.schema import Activations
 from optimizer.state import CompressedState, Range, input_name, owner_of, weight_name
@@ -104,9 +106,16 @@ def judge(
 
 
 class _Readers:
-    """Which modules read one tensor alike, by range and factor: the first collects for all."""
+    """Which modules read one tensor alike, by range, factor and filters: the first collects for
+    all. filters: of those modules that are convolutions, where it matters."""
 
-    def __init__(self, state: CompressedState, modules: Sequence[str]) -> None:
+    def __init__(
+        self,
+        state: CompressedState,
+        modules: Sequence[str],
+        filters: Mapping[str, Filters | None] = MappingProxyType({}),
+    ) -> None:
+        self.filters = {m: filters.get(m) for m in modules}
         self.ranges = {m: state.range_of(m) for m in modules}
         self.factors = {m: state.factor_of(m) for m in modules}
         self.first: dict[str, str] = {}
@@ -118,9 +127,9 @@ class _Readers:
         if rows is not self._rows:
             self._rows, self._firsts = rows, []
         for first in self._firsts:
-            if self.ranges[first] == self.ranges[module] and _equal(
-                self.factors[first], self.factors[module]
-            ):
+            alike = self.ranges[first] == self.ranges[module]
+            alike &= self.filters[first] == self.filters[module]
+            if alike and _equal(self.factors[first], self.factors[module]):
                 self.first[module] = first
                 return False
         self._firsts.append(module)
@@ -258,17 +267,19 @@ def _apart(a: Range, b: Range) -> float:
 
 
 class Corrections:
-    """Law 2. corrections: {bias: what was added to it}; source: the checkpoint's parameters."""
+    """Law 2. corrections: {bias: what was added to it}; source: the checkpoint's parameters;
+    filters: of a module, None where it is no convolution."""
 
     def __init__(
         self,
         state: CompressedState,
         source: Mapping[str, Tensor],
         corrections: Mapping[str, Tensor],
+        filters: Callable[[str], Filters | None],
     ) -> None:
         self._state, self._source, self._corrections = state, source, corrections
         self.modules = tuple(name.removesuffix(".bias") for name in corrections)
-        self._readers = _Readers(state, self.modules)
+        self._readers = _Readers(state, self.modules, {m: filters(m) for m in self.modules})
         self._seen = [{m: _Mean() for m in self.modules} for _ in range(3)]
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
@@ -282,6 +293,9 @@ class Corrections:
         elif covered is not None:
             low, high = (end * covered.scale for end in _ends(covered))
             x, coded = x.clamp(low, high), code_static(x, covered)
+        laid = self._readers.filters[module]
+        if laid is not None:
+            x, coded = laid.mean_patches(x), laid.mean_patches(coded)
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
@@ -321,11 +335,14 @@ class Corrections:
         """(outputs,) float64: the mean float output less the mean quantized one, same input. Both
         are linear in what is multiplied, so that the mean inputs are enough."""
         weight, seen = weight_name(module), self._seen[kind][module]
-        exact = self._state.replaced.get(weight, self._source[weight]).double()
+        exact = self._state.replaced.get(weight, self._source[weight]).double().flatten(1)
         factor = self._readers.factors[module]
         if factor is not None:
             exact = exact / factor.double()
         quantized = self._state.weights[weight].dequantize().double()
+        laid = self._readers.filters[module]
+        if laid is not None:
+            return laid.at_patch(exact, seen.exact) - laid.at_patch(quantized, seen.coded)
         return exact @ seen.exact - quantized @ seen.coded
 
 

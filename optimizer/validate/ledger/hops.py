@@ -64,9 +64,13 @@ def load(m: Materials) -> Entry:
     """Our loader against transformers' own, and every parameter against the safetensors library."""
     from safetensors import safe_open
 
+    folder = m.source / "checkpoint"
     with quiet():
         theirs = auto_class(m.task).from_pretrained(
-            m.source / "checkpoint", attn_implementation="eager", dtype="float32"
+            folder,
+            attn_implementation="eager",
+            dtype="float32",
+            trust_remote_code=any(folder.glob("*.py")),  # load copies it where the recipe trusts it
         )
     results = [trace.run(theirs.eval(), b, m.outputs) for b in m.batches]
     problems = []
@@ -79,7 +83,7 @@ def load(m: Materials) -> Entry:
         tensor: Tensor = file.get_tensor(name)
         return m.checkpoint.tensors.as_stored(name, tensor)
 
-    for file in sorted((m.source / "checkpoint").glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as f:
             problems += [
                 f"{name} differs from the file"
@@ -110,7 +114,7 @@ def fold(m: Materials) -> Entry:
             for name in state_laws.learned_norm_weights(m.state, m.parameters)
         }
     problems += _corrected(m)
-    integer_biases = state_laws.integer_biases(m.state, m.parameters)
+    integer_biases = state_laws.integer_biases(m.state, m.parameters, m.corrections)
     problems += [words for words in integer_biases.values() if words]
     others = {
         name: m.state.replaced[name] - m.corrections.get(name, 0)
@@ -152,7 +156,7 @@ def compress(m: Materials) -> Entry:
     elif not m.section.training:
         laws = [
             calibration_laws.Ranges(m.state, activations),
-            calibration_laws.Corrections(m.state, m.parameters, m.corrections),
+            calibration_laws.Corrections(m.state, m.parameters, m.corrections, m.filters),
         ]
     seen = calibration_laws.judge(laws, m.simulated_model, m.folded_model, m.calibration())
     problems += seen.problems

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from optimizer import targets
+from optimizer.filters import EVEN
 from optimizer.state import Range, input_name, weight_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces import Linear
@@ -78,7 +79,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     integer = fused and not coarse and module not in float_kernels
     operands, filters = 2 if coarse else 0, m.filters(module)
     if filters is not None and quantizer.offset:  # its input is padded before it is quantized
-        filters = replace(filters, padding=(0, 0))
+        filters = replace(filters, padding=(0, 0), sides=EVEN)
     return Linear(
         quantizer,
         lambda: Product(

@@ -10,7 +10,7 @@ do not depend on the budget.
               bits look lost, is suspected (resampled.py)
  2. others    every parameter that is replaced is one a method may replace
  3. biases    that of a quantized convolution is made of steps of its input times those of its
-              weight, and lies within half a step of the checkpoint's
+              weight, and lies within half a step of the checkpoint's, corrected where it is
  4. norms     a learned norm weight lies as near to where folding alone puts it as its steps allow
 """
 
@@ -215,8 +215,11 @@ def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -
     ]
 
 
-def integer_biases(state: CompressedState, source: Mapping[str, Tensor]) -> dict[str, str]:
-    """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}."""
+def integer_biases(
+    state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}. corrections:
+    {bias: what was added to it}, which law 2 of calibration_laws.py judges."""
     words = {}
     for name in state.replaced:
         module, _, part = name.rpartition(".")
@@ -225,7 +228,7 @@ def integer_biases(state: CompressedState, source: Mapping[str, Tensor]) -> dict
             continue
         if name not in source or source[weight].ndim != 4:
             continue
-        value, own = state.replaced[name], source[name]
+        value, own = state.replaced[name], source[name] + corrections.get(name, 0)
         scale = state.weights[weight].scale
         step = bias_step(covered, scale)
         moved = ((value.double() - own.double()).abs() / step).max()

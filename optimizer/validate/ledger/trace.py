@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.simulate import QuantConvolution
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.kv_cache import is_past, is_present, past_of
 from optimizer.validate.decoder import cache_of
@@ -112,15 +113,18 @@ def observe(
     modules: Collection[str],
     receive: Callable[[str, Tensor], None],
 ) -> None:
-    """Run and hand `receive` the real tokens' inputs (tokens, width) of each of `modules`, one
-    object for all that read one tensor in turn; nothing is kept."""
+    """Run and hand `receive` the real tokens' inputs (tokens, width) of each of `modules`, of a
+    convolution its images, one object for all that read one tensor in turn; nothing is kept."""
     real = torch.from_numpy(batch.real)
     handles = []
     last: list[Tensor] = []  # the tensor read last, and its rows
 
     for name in modules:
 
-        def hook(_m: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
+            if isinstance(module, nn.Conv2d | QuantConvolution):
+                receive(name, args[0])
+                return
             if not last or last[0] is not args[0]:
                 last[:] = [args[0], _real_rows(args[0], real)]
             receive(name, last[1])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.apply.bias_correction import correct
-from optimizer.compress.simulate import QuantLinear
+from optimizer.compress.simulate import QuantConvolution, QuantLinear
 from optimizer.compress.walk import blocks as walk
 from optimizer.load.families import FAMILIES
 from optimizer.state import Range
@@ -44,3 +44,21 @@ def test_a_clipped_outlier_does_not_shift_the_other_tokens() -> None:
     hidden = torch.zeros(1, 8, 4)
     hidden[0, 0] = 1e6
     assert not corrected_bias(hidden, Range.symmetric(127.0)).any()
+
+
+def test_of_a_convolution_the_mean_is_that_of_all_places_and_images() -> None:
+    """Its weight is rounded by a quarter, and its inputs have a mean."""
+    convolution = nn.Conv2d(2, 3, 3, padding=1).requires_grad_(False)
+    q = QuantConvolution(convolution.weight.flatten(1) + 0.25, convolution, None, None)
+    model, images = nn.Module(), torch.rand(4, 2, 6, 5)
+    model.block = nn.Sequential(convolution)
+    stream = walk.Stream(
+        [images], [torch.ones(4, 1, dtype=torch.bool)], [[walk.Use("block", (), {})]]
+    )
+    group = walk.BlockGroup(model, FAMILIES["resnet"], stream, range(1), ("block",), {})
+    biases, _, _ = correct(group, {"block.0": q})
+    lost = convolution(images) - nn.functional.conv2d(
+        images, convolution.weight + 0.25, convolution.bias, padding=1
+    )
+    expected = convolution.bias + lost.mean((0, 2, 3))
+    torch.testing.assert_close(biases["block.0.bias"], expected, rtol=1e-4, atol=1e-5)
