@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_WORKERS ?= 2
 
-.PHONY: demo demo-llm demo-serve test check test-gpu bench clean
+.PHONY: demo demo-llm demo-serve demo-vision test check test-gpu bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
@@ -23,6 +23,11 @@ demo-llm: $(STAMP)  ## the real SmolLM2, from GGUF checkpoint to proven INT4 bun
 
 demo-serve: demo-llm  ## serves that bundle, chats with it over HTTP, shows its metrics, stops
 	$(BIN)/optimize serve artifacts/smollm2-int4/1 --port 0 --ask "What is the capital of France?"
+
+demo-vision: $(STAMP)  ## EfficientNet-Lite0 with its ImageNet weights, to a proven INT8 bundle; agreement and speed
+	$(BIN)/python calibration/make_efficientnet_lite0.py
+	$(BIN)/python calibration/make_photographs.py
+	$(BIN)/optimize recipes/efficientnet-lite0-int8.yaml
 
 test: $(STAMP)  ## everything this machine can run
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

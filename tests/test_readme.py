@@ -56,7 +56,7 @@ def test_every_command_of_the_readme_exists_and_takes_these_arguments() -> None:
         command.make_context(name, arguments, resilient_parsing=False, parent=None, obj={})
 
 
-@pytest.mark.parametrize("command", ["demo", "test", "check", "test-gpu"])
+@pytest.mark.parametrize("command", ["demo", "demo-vision", "test", "check", "test-gpu"])
 def test_the_makefile_has_the_named_targets(command: str) -> None:
     assert re.search(rf"^{command}:", (ROOT / "Makefile").read_text(), re.M)
 
