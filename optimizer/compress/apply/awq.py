@@ -18,7 +18,7 @@ from optimizer.compress.methods import awq, smoothquant
 from optimizer.compress.methods.scale_search import output_searched
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
-from optimizer.load.families import SmoothPair
+from optimizer.load.linear_blocks import SmoothPair
 from optimizer.qtensor import QTensor, absmax_scale, quantize
 from optimizer.recipe.quantize import Quantize
 

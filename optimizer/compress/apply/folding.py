@@ -15,7 +15,7 @@ from optimizer.compress.module_rows import joined
 from optimizer.compress.simulate import set_parameter
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.errors import CheckpointError
-from optimizer.load.families import SmoothPair
+from optimizer.load.linear_blocks import SmoothPair
 from optimizer.state import Note, input_name
 
 

@@ -23,7 +23,7 @@ from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
-from optimizer.load.families import SmoothPair
+from optimizer.load.linear_blocks import SmoothPair
 from optimizer.qtensor import Scheme
 from optimizer.recipe.quantize import Activations, Quantize
 
