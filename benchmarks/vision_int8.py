@@ -108,12 +108,12 @@ def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) ->
     assert validate.latency.data is not None
     rows = datasets.samples(validate.data, examples)
     size = validate.batch_size
-    timed_images = [s.text for s in datasets.samples(validate.latency.data)]
+    timed_images = [s.input for s in datasets.samples(validate.latency.data)]
     seen = calibration.singly(calibration.batches(recipe.compression, source))
     parts: dict[str, Mapping[int, Mapping[str, Any]]] = {
         "calibration": {i: {ARRAY: np.asarray(b[ARRAY])} for i, b in enumerate(seen)},
         "evaluation": {
-            i: encode(contract, opened, [s.text for s in rows[i : i + size]])
+            i: encode(contract, opened, [s.input for s in rows[i : i + size]])
             for i in range(0, len(rows), size)
         },
         "timing": {b: encode(contract, opened, timed_images[:b]) for b in BATCHES},

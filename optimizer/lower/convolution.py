@@ -1,4 +1,4 @@
-"""Convolutions in both Q/DQ dialects, and what residual adds read.
+"""Convolutions in both Q/DQ dialects, and what residual adds and pooling read.
 
     p_codes [O, I, H, W] int8    p_scale [O]    DequantizeLinear axis=0
 
@@ -9,10 +9,11 @@ input's times the weight's. Its padding is the zero point, which is 0.
 TensorRT's dialect has no zero point, so an input is centred by its range's offset (trt_qdq.py), and
 the padding of a Conv, 0, would be the offset: an operator before QuantizeLinear pads the centred 0.
 
-An identity in front of a residual add is found by the Add of names.json; what it reads goes through
-a DQ of its own for that Add alone. Its Q is that of a convolution that reads the same, so that ONNX
-Runtime finds one Q behind the add before, and fuses that as QLinearAdd. Behind a MaxPool it has its
-own: a single one would be moved in front, and MaxPool of uint8 takes many times longer.
+An identity in front of a residual add, or of pooling, is found by the operator that names.json has
+for it; what it reads goes through a DQ of its own for that operator alone. Its Q is that of a
+convolution that reads the same, so that ONNX Runtime finds one Q behind the add before, and fuses
+that as QLinearAdd. Behind a MaxPool it has its own: a single one would be moved in front, and
+MaxPool of uint8 takes many times longer.
 """
 
 from __future__ import annotations
@@ -84,13 +85,13 @@ def take_padding(product: ir.Node) -> tuple[int, ...]:
 
 
 def summands(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, signed: bool) -> None:
-    """Quantize what residual adds read. ranges: {module of names.summands: range}."""
+    """Quantize what residual adds and pooling read. ranges: {module of names.summands: range}."""
     for name, covered in ranges.items():
         use = names.summands.get(name)
         if use is None:
             raise OptimizeError(
                 f"the state has a range of {name}, which has no quantized weight and is in front "
-                "of no residual add of names.json",
+                "of no residual add or pooling of names.json",
                 where="lower",
                 fix="Run the compress and export stages again.",
             )

@@ -46,7 +46,7 @@ class Edge:
     quantized to, "" where it stays float; step: the tensor that holds the step of each row, where
     that is computed at run time; both have integers_rank. sides: (top, left, bottom, right), how
     much larger an image the integers are, padded with that of 0. multiplies: False of what a
-    residual add reads.
+    residual add or pooling reads.
     """
 
     module: str
