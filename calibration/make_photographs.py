@@ -12,7 +12,7 @@
 A crop has 35 to 100 % of the area, is mirrored half of the time, and its brightness, contrast and
 colour are up to a fifth more or less; it is a JPEG whose shorter side is 256. The label of one is
 what EfficientNet-Lite0 answers in float, so that accuracy is the share of answers that stay the
-same; evaluate-true.parquet has the 20 photographs whole, with their own labels. They are not made
+same; evaluate-true.parquet has the 20 files as they are, with their own labels. They are not made
 again while the folder says that this very file made them, for the same model.
 """
 
@@ -43,13 +43,13 @@ BATCH = 50
 DIGEST = "made_by.sha256"
 
 
-def photographs() -> tuple[list[Image.Image], list[Image.Image], list[int]]:
-    """Those of scikit-image; those of foolbox, and their classes."""
+def photographs() -> tuple[list[bytes], list[bytes], list[int]]:
+    """Files of scikit-image; those of foolbox, and their classes."""
     scikit, foolbox = map(wheels.opened, PACKAGES)
-    ours = [picture(wheels.read(scikit, n, digest)) for n, digest in OF_SCIKIT_IMAGE.items()]
+    ours = [wheels.read(scikit, n, digest) for n, digest in OF_SCIKIT_IMAGE.items()]
     names = sorted(n for n in foolbox.namelist() if n.startswith("foolbox/data/imagenet_"))
     classes = [int(Path(n).stem.rpartition("_")[2]) for n in names]
-    return ours, [picture(foolbox.read(n)) for n in names], classes
+    return ours, [foolbox.read(n) for n in names], classes
 
 
 def picture(content: bytes) -> Image.Image:
@@ -111,11 +111,11 @@ def main() -> None:
     ours, theirs, classes = photographs()
     for seed, (split, count) in enumerate(CROPS.items()):
         rng = np.random.default_rng(seed)
-        sources = theirs if split == "evaluate" else ours
+        sources = map(picture, theirs if split == "evaluate" else ours)
         files = [jpeg(crop(image, rng)) for image in sources for _ in range(count)]
         files = files[:TIMED] if split == "time" else files
         write(split, files, answers(files))
-    write("evaluate-true", [jpeg(image) for image in theirs], classes)
+    write("evaluate-true", theirs, classes)
     (OUT / DIGEST).write_text(own.hexdigest())
 
 
