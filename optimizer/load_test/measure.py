@@ -105,7 +105,7 @@ def _least(come: Arrivals, objectives: Objectives) -> float:
     between tokens are more than requests."""
     if objectives.limits.keys() <= {"between"}:
         return highest_rate.LOWEST
-    return max(highest_rate.LOWEST, fewest(99) / come.seconds)
+    return max(highest_rate.LOWEST, arrivals.mean_for(fewest(99), come.burst) / come.seconds)
 
 
 @dataclass

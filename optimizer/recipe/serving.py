@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
@@ -76,18 +77,20 @@ class Slo(Section):
     @model_validator(mode="after")
     def _can_be_decided(self) -> Slo:
         from optimizer.harness.bench import fewest  # here: a recipe without slo is read faster
+        from optimizer.load_test.arrivals import mean_for
 
         if not self.limits:
             raise ValueError(
                 "it has no objective; give p99_ms, and for text-generation first_token_p99_ms or "
                 "between_p99_ms"
             )
-        least = fewest(99)
+        least = mean_for(fewest(99), self.burst)
         if self.rate is not None and self.rate * self.seconds < least:
             raise ValueError(
                 f"rate: {self.rate:g} for {self.seconds:g} seconds is "
-                f"{self.rate * self.seconds:g} requests, and a 99th percentile takes {least} to be "
-                f"bounded; set seconds: {least / self.rate:.0f} or more"
+                f"{self.rate * self.seconds:.0f} requests on average, and {least:.0f} are needed "
+                f"for a run to have the {fewest(99)} that bound a 99th percentile; set seconds: "
+                f"{math.ceil(least / self.rate)} or more"
             )
         return self
 

@@ -59,3 +59,10 @@ def test_a_recording_that_is_none_is_refused(
         file.write_text(text)
     with pytest.raises(DataError, match=message):
         arrivals.read(file)
+
+
+@pytest.mark.parametrize("burst", [1, 4])
+def test_a_run_has_as_many_requests_as_are_needed_as_often_as_is_said(burst: int) -> None:
+    rate = arrivals.mean_for(368, burst, confidence=0.9) / 10
+    runs = [len(arrivals.bursts(rate, 10.0, seed, burst)) for seed in range(400)]
+    assert 0.85 <= sum(n >= 368 for n in runs) / len(runs) <= 0.95
