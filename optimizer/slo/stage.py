@@ -100,6 +100,7 @@ def _p99(measured: Mapping[str, Any], kind: str, limit: float) -> Gate:
     message += f"; {limit:g} ms is asked"
     if verdict == "inconclusive":
         message += "; a longer run has a narrower interval: set slo.seconds to more"
+        message += f" ({figures.WINDOWS} times the slowest answer at least)" if low is None else ""
     if verdict == "fail":
         message += "; `optimize tune-serving` finds the settings that do most, or lower slo.rate"
     return Gate(f"slo.{kind}", verdict, value, limit, (low, high), message)
