@@ -139,6 +139,7 @@ BEYOND = (
     "qwen3-4b-int4",
     "vit-fashion-int8",
     "resnet-fashion-int8",
+    "efficientnet-lite0-int8",
 )
 """Recipes whose compression does not fit beside the other parts."""
 
