@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
     Settings,
     capabilities,
+    unpaged,
     write_stateful,
 )
 from optimizer.lower.inspect_openvino import inspect
 from optimizer.lower.lookup import IDS
+from optimizer.progress import say
 from optimizer.recipe.schema import OpenVinoTarget
 
 MINIMUM = "2026.4"
@@ -48,11 +51,26 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
             where="openvino",
             fix="Build it on a processor that has it, or use on_missing: defer.",
         )
+    attention = lowering.get("attention")
+    in_the_way = _unpaged(attention, model / "model.onnx")
+    if attention is not None:
+        needs["paged_cache"] = not in_the_way
     settings = Settings.from_fit(needs)
     if section.genai:
         write_stateful(model / "model.onnx", settings, out / GENAI_MODEL)
     with OpenVinoRunner(model / "model.onnx", settings, threads=section.threads) as runner:
-        return {"inspected": inspect(model, runner.kernels()), "fit": needs}
+        inspected = inspect(model, runner.kernels())
+    return {"inspected": inspected | ({"unpaged": in_the_way} if in_the_way else {}), "fit": needs}
+
+
+def _unpaged(attention: Mapping[str, Any] | None, model: Path) -> str:
+    """Why a decoder's cache is not paged, or ""."""
+    if attention is None:
+        return ""
+    why = str(attention["unpaged"]) or unpaged(model)
+    if why:
+        say(f"build: no cache in blocks, so that a server runs each text by itself: {why}")
+    return why
 
 
 def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:

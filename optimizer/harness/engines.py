@@ -95,7 +95,10 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 
     model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
     axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
-    compiled = _compiled(shop, engine, settings, threads) if shop.cache is not None else None
+    kept = (
+        shop.cache is not None and not settings.paged
+    )  # a paged form that is written cannot be read
+    compiled = _compiled(shop, engine, settings, threads) if kept else None
     return OpenVinoRunner(model, settings, threads=threads, compiled=compiled, axes=axes)
 
 

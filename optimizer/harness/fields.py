@@ -147,6 +147,7 @@ FIT = record(
         "hint": choice("latency", "throughput"),
         "dynamic_quantization": whole(0, 1 << 10),
         "integer_products": flag,
+        "paged_cache": flag,
     },
 )
 ENGINE = record(

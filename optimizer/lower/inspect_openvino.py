@@ -24,7 +24,7 @@ from optimizer.lower.lookup import IDS
 PRODUCTS = ("MatMul", "Gemm")
 MULTIPLIES = frozenset({"FullyConnected", "MatMul"})
 TAKES_ROWS = frozenset({"Gather"})
-ATTENTION = "ScaledDotProductAttention"
+ATTENTIONS = ("ScaledDotProductAttention", "PagedAttention")
 INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 UNTOLD = "no kernel of the runtime model names it"
 
@@ -48,8 +48,9 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
             elif kernel is not None:
                 label = f"{kernel.kind} {integers}"
                 counts[label] = counts.get(label, 0) + 1
-    attentions = sum(kernel.kind == ATTENTION for kernel in kernels)
-    counts |= {ATTENTION: attentions} if attentions else {}
+    for kernel in kernels:
+        if kernel.kind in ATTENTIONS:
+            counts[kernel.kind] = counts.get(kernel.kind, 0) + 1
     return {
         "eligible": len(modules),
         "fused": len(modules) - len(why_wider),

@@ -46,7 +46,7 @@ def _decoder(model: ir.Model, contract: Contract) -> dict[str, Any] | None:
     """A decoder's attentions as one operator each, in place; what of it."""
     if not contract.task_record.generates:
         return None
-    fused = openvino_attention.fuse(model)
+    fused = openvino_attention.fuse(model, contract.decoder.context)
     for layer, why in list(fused.left.items())[:3]:
         say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
-    return {"fused": list(fused.modules), "left": dict(fused.left)}
+    return {"fused": list(fused.modules), "left": dict(fused.left), "unpaged": fused.unpaged}

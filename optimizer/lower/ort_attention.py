@@ -42,11 +42,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from optimizer.export.clean import MODULE, module_of
 from optimizer.harness.kv_cache import PARTS, past_name, present_name
 from optimizer.lower.attention_form import OtherForm, perm_of, recognise, user
+from optimizer.lower.causal_mask import NOT_CAUSAL, is_causal
 from optimizer.lower.examine import Inputs, constant, evaluate, maker, take_over
 
 DOMAIN = "com.microsoft"
 SHARED = ("kv_cache", "shared")  # metadata: past and present may be one buffer
-HIDDEN = -1e30  # a mask's value where a column must not be seen is below this
 STEP_TOLERANCE = 2e-2  # radians: float32 angles at position 131,072 are off by 8e-3
 
 Array = NDArray[Any]
@@ -187,16 +187,8 @@ class _Fusion:
         """Case 4; once per mask."""
         if mask in self._checked:
             return
-        long = self.context
-        pads = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1]])
-        for past, padding in ((0, pads), (2, np.pad(pads, ((0, 0), (0, 2)), constant_values=1)),
-                              (long - 1, np.ones((1, long), int))):  # fmt: skip
-            inputs = Inputs(self.model, padding, past)
-            bias = np.broadcast_to(evaluate(self.model, mask, inputs), inputs.causal.shape)
-            seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)
-            right = np.where(seen, bias == 0, bias < HIDDEN) | ~real
-            if not right.all():
-                raise OtherForm("its mask is not causal with padding, up to the whole context")
+        if not is_causal(self.model, mask, self.context):
+            raise OtherForm(NOT_CAUSAL)
         self._checked[mask] = True
 
     def check_rotary(self, cos: ir.Value, sin: ir.Value) -> None:

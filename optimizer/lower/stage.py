@@ -11,8 +11,9 @@ that takes ONNX, model.onnx (and model.onnx.data above 2 GiB) and there:
     float     [module, ...] linear modules left as they were
     summands  [module, ...] identities in front of residual adds, where these are quantized
     sparsity  {module: pattern}, where weights are pruned
-    attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions on ONNX
-              Runtime
+    attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions, as an
+              operator of ONNX Runtime's or OpenVINO's; of OpenVINO also `unpaged`: why its cache
+              cannot be paged, or ""
 Before it is done every weight is read back from the file and compared with the state.
 """
 

@@ -15,6 +15,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/ort/run.py": "onnxruntime",
     "runtimes/openvino/run.py": "openvino",
     "runtimes/openvino/stateful.py": "openvino",
+    "runtimes/openvino/paged.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",
     "generate/chat.py": "jinja2",
     "generate/grammar.py": "llguidance",

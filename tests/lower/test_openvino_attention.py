@@ -6,7 +6,7 @@ import pytest
 from optimizer.lower import openvino_attention
 from tests.lower.decoder_graphs import answers, text
 from tests.lower.running import difference
-from tests.lower.test_ort_attention import Decoders
+from tests.lower.test_ort_attention import CONTEXT, Decoders
 
 ROUNDING = 3e-6  # relative L2: float32 sums in another order
 
@@ -16,7 +16,7 @@ def test_the_operator_computes_what_it_replaces(decoders: Decoders, kind: str) -
     """Whatever the mask, a window's too: it is taken as it is."""
     made, given, pieces = decoders(kind), text(80, (0, 4)), (70, 8, 1, 1)
     model = made.model
-    fused = openvino_attention.fuse(model)
+    fused = openvino_attention.fuse(model, CONTEXT)
     found = [n.op_type for n in model.graph]
     assert not fused.left
     assert found.count("Attention") == len(fused.modules) > 0
@@ -33,6 +33,27 @@ def test_a_layer_of_another_form_is_left_and_told(decoders: Decoders) -> None:
     for i in range(2):
         halved.replace_input_with(i, weights)
     model.graph.insert_after(softmax, halved)
-    fused = openvino_attention.fuse(model)
+    fused = openvino_attention.fuse(model, CONTEXT)
     assert fused.modules == ("model.layers.1.self_attn",)
     assert "not to one MatMul" in fused.left["layer 0"]
+    assert "layer 0" in fused.unpaged
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("llama", ""),
+        ("learned positions", ""),
+        ("window", "not causal"),
+        ("no positions", "takes no"),
+    ],
+)
+def test_a_cache_is_paged_only_where_the_mask_is_what_paged_attention_hides(
+    decoders: Decoders, kind: str, why: str
+) -> None:
+    model = decoders(kind.replace("no positions", "llama")).model
+    if kind == "no positions":
+        next(v for v in model.graph.inputs if v.name == "position_ids").name = "else"
+    unpaged = openvino_attention.fuse(model, CONTEXT).unpaged
+    assert why in unpaged
+    assert bool(why) == bool(unpaged)

@@ -404,7 +404,7 @@ def test_openvino_keeps_every_module_in_integers_and_every_attention_in_one_kern
         "FullyConnected i4": 14,
         "FullyConnected i8": 1,
         "Gather i8": 1,
-        "ScaledDotProductAttention": 2,
+        "PagedAttention": 2,
     }
 
 

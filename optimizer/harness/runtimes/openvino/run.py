@@ -13,13 +13,16 @@ the processor (measured for them: docs/decisions.md, Properties of OpenVINO):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ... import kv_cache
 from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, MachineError
@@ -27,9 +30,11 @@ from ...inputs.batch import Array
 from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
 from . import stateful
-from .decoder import OpenVinoDecoder, every, read_states, write_states
+from .decoder import OpenVinoDecoder, PagedDecoder, every, read_states, write_states
 from .kernels import Kernel, kernels
+from .paged import NotPagedError, Pages, page_cache
 from .privacy import unreported
+from .slots import PagedSlots
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 CACHES = PRECISIONS
@@ -47,6 +52,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 Axes = Mapping[str, Sequence[str | int]]
 Shape = tuple[int | str | None, ...]
+Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,22 @@ class Settings:
     """precision: what float operators compute in, a key of PRECISIONS. hint: "latency", all threads
     work on one request, or "throughput", several requests at once on fewer threads each. block:
     inputs per int8 block into which kernels of quantized weights may round what they multiply; 0:
-    they multiply what they are given."""
+    they multiply what they are given. paged: a decoder's texts share a cache of blocks (paged.py),
+    which needs a file whose masks are causal."""
 
     precision: str = "fp32"
     hint: str = "latency"
     block: int = 0
+    paged: bool = False
 
     @classmethod
     def from_fit(cls, fit: Mapping[str, Any]) -> Settings:
         """Of an engine's entry in a manifest."""
         return cls(
-            fit.get("float", "fp32"), fit.get("hint", "latency"), fit.get("dynamic_quantization", 0)
+            fit.get("float", "fp32"),
+            fit.get("hint", "latency"),
+            fit.get("dynamic_quantization", 0),
+            fit.get("paged_cache", False),
         )
 
     @property
@@ -79,7 +90,9 @@ class Settings:
 
 class OpenVinoRunner(Closing):
     """A model compiled for this CPU, for any shapes; answers from several threads at once. A
-    decoder's cache is kept by OpenVINO (stateful.py); `infer` gives and takes it all the same.
+    decoder's cache is kept by OpenVINO, as states (stateful.py) or, where the settings say `paged`,
+    in blocks (paged.py); `infer` gives and takes it all the same. Of a paged decoder each of the
+    two forms is compiled when it is first used.
 
     threads: 0 means one per core this process may use. compiled: what `write_compiled` wrote of the
     same model and settings on this processor, opened instead; None: it is compiled now. axes:
@@ -101,23 +114,45 @@ class OpenVinoRunner(Closing):
         axes: Axes | None = None,
     ) -> None:
         self.model, self.settings = Path(model), settings or Settings()
-        self.threads = threads or cores()
-        self._compiled: Any = _open(self.model, self.settings, self.threads, compiled)
-        self._idle: list[Any] = []
-        states = [s.name for s in self.request().query_state()]
-        self._cache = stateful.pairs(states)
-        self._inputs: dict[str, tuple[np.dtype[Any] | None, Shape | None]] = {}
-        for port in self._compiled.inputs:
-            if states and _name(port) == stateful.ROWS:
-                continue
-            kind = DTYPES.get(str(port.get_element_type().get_type_name()))
-            known = (axes or {}).get(_name(port))
-            self._inputs[_name(port)] = (kind, tuple(known) if known else _shape(port))
-        self._outputs = [_name(port) for port in self._compiled.outputs]
-        self._results = list(self._outputs)
+        self.threads, self._file = threads or cores(), compiled
+        self._axes, self._idle = axes or {}, list[Any]()
+        if self.settings.paged:
+            self._inputs, self._outputs = self._named_by(_read(_import(), self.model))
+            self._cache = kv_cache.names(sum(map(kv_cache.is_past, self._inputs)) // 2)
+            return
+        self._cache = stateful.pairs([s.name for s in self.request().query_state()])
+        self._inputs, self._outputs = self._named_by(self._compiled)
         for past, present in self._cache:
             self._inputs[past] = (np.dtype("float32"), None)
             self._outputs.append(present)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        """An ov.CompiledModel of the file, a decoder's cache as states."""
+        return _open(self.model, replace(self.settings, paged=False), self.threads, self._file)
+
+    @cached_property
+    def _results(self) -> list[str]:
+        """What it gives itself: of a cache that is a state, no present."""
+        return [_name(port) for port in self._compiled.outputs]
+
+    @cached_property
+    def _paged(self) -> Any:
+        """The same, its cache in blocks."""
+        return _open(self.model, self.settings, self.threads, None)
+
+    def _named_by(self, model: Any) -> tuple[Inputs, list[str]]:
+        """Inputs and outputs of an ov.Model or ov.CompiledModel, in its order, but for stateful's
+        own."""
+        inputs: Inputs = {}
+        for port in model.inputs:
+            name, kind = _name(port), str(port.get_element_type().get_type_name())
+            if name != stateful.ROWS:
+                known = self._axes.get(name)
+                free = kv_cache.is_past(name)
+                shape = None if free else tuple(known) if known else _shape(port)
+                inputs[name] = (DTYPES.get(kind), shape)
+        return inputs, [_name(port) for port in model.outputs]
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
@@ -164,24 +199,32 @@ class OpenVinoRunner(Closing):
                 where=str(self.model),
                 fix="Model, contract and tokenizer do not belong together: package it again.",
             ) from e
-        return {name: results[i] for i, name in enumerate(self._results)}
+        return dict(zip(self._results, results.values(), strict=True))
 
-    def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder:  # noqa: ARG002
-        """A new batch of sequences to continue; see decoder.DecoderRunner. OpenVINO makes room as
-        it goes, so nothing is made for `capacity`."""
+    def pages(self, texts: int, tokens: int) -> Pages:
+        """An empty cache in blocks, with room for so many texts of so many tokens at first."""
+        return Pages(_import(), self._paged, texts, tokens)
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder | PagedDecoder:
+        """A new batch of sequences to continue; see decoder.DecoderRunner."""
+        if self.settings.paged:
+            return PagedDecoder(self, contract, capacity)
         return OpenVinoDecoder(self, contract)
 
-    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG002
+    def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
         """Places for texts that come and go; see slots.Slots."""
+        if self.settings.paged:
+            return PagedSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)
 
     def kernels(self) -> list[Kernel]:
-        """What each layer runs in."""
-        return kernels(self._compiled)
+        """What each layer runs in; of a decoder, where it continues texts."""
+        return kernels(self._paged if self.settings.paged else self._compiled)
 
     def close(self) -> None:
         self._idle.clear()
-        self._compiled = None
+        for form in ("_compiled", "_paged", "_results"):
+            self.__dict__.pop(form, None)
 
 
 def capabilities() -> list[str]:
@@ -195,6 +238,17 @@ def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> 
     """Write what this processor runs of the model: OpenVinoRunner's `compiled`. Raises as it."""
     compiled = _open(model, settings, threads or cores(), None)
     out.write_bytes(compiled.export_model().getvalue())
+
+
+def unpaged(model: Path) -> str:
+    """Why this version of OpenVINO makes no paged attention of a decoder's file, or "". Raises
+    BundleError for a file that it does not read."""
+    ov = _import()
+    try:
+        page_cache(ov, _read(ov, model))
+    except NotPagedError as e:
+        return str(e)
+    return ""
 
 
 def write_stateful(model: Path, settings: Settings, out: Path) -> None:
@@ -227,28 +281,41 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
     ov = _import()
     core = ov.Core()
     _refuse_emulation(core, settings.precision)
-    if not model.is_file():
-        raise BundleError("the model is missing", where=str(model))
     properties = {
         **settings.decides,
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": HINTS[settings.hint],
         "ENABLE_CPU_PINNING": False,
     }
+    with _opening(ov, compiled or model):
+        if compiled is not None:
+            blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
+            return core.import_model(blob, "CPU", properties)
+        read = _read(ov, model)
+        if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
+            (page_cache if settings.paged else stateful.keep_cache)(ov, read)
+        return core.compile_model(read, "CPU", properties)
+
+
+def _read(ov: Any, model: Path) -> Any:
+    """An ov.Model."""
+    if not model.is_file():
+        raise BundleError("the model is missing", where=str(model))
+    with _opening(ov, model):
+        return ov.Core().read_model(str(model))
+
+
+@contextmanager
+def _opening(ov: Any, file: Path) -> Iterator[None]:
+    """Raises BundleError in place of what the binding raises."""
     try:
-        if compiled is None:
-            read = core.read_model(str(model))
-            if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
-                stateful.keep_cache(ov, read)
-            return core.compile_model(read, "CPU", properties)
-        blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
-        return core.import_model(blob, "CPU", properties)
+        yield
     except BundleError:
         raise
     except Exception as e:  # the binding raises RuntimeError for everything
         raise BundleError(
             f"OpenVINO {ov.get_version()} cannot open it ({_first_line(e)})",
-            where=str(compiled or model),
+            where=str(file),
             fix="The file is damaged, or needs a newer OpenVINO.",
         ) from e
 

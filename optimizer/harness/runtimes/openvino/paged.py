@@ -1,0 +1,188 @@
+"""A decoder whose cache lies in blocks that any text may have (paged attention: Kwon et al. 2023).
+
+The new tokens of all texts are one row, text behind text, so that nothing is padded and a product
+of several texts is one product. OpenVINO's own transformation makes this form of the one whose
+cache is a state; besides input_ids and position_ids (tokens,) it takes, int32:
+
+    past_lens (texts,)                  tokens of each text that its blocks hold
+    subsequence_begins (texts + 1,)     where in the row each text's new tokens begin, and the end
+    block_indices                       the blocks of the first text, in order, of the next, ...
+    block_indices_begins (texts + 1,)   where in block_indices each text's begin, and the end
+    max_context_len ()                  tokens of the longest text, new ones included
+    key_cache.{i}, value_cache.{i}      (blocks, kv_heads, tokens of a block, head_dim)
+
+It has no mask: a token sees its own text up to itself. Lowering says whether that is the graph's
+mask (lower/openvino_attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from ...errors import BundleError
+from ...inputs.batch import Array
+from . import stateful
+
+TOKENS = ("input_ids", "position_ids")
+PARTS = ("key_cache", "value_cache")
+STEP = (
+    *TOKENS,
+    "past_lens",
+    "subsequence_begins",
+    "block_indices",
+    "block_indices_begins",
+    "max_context_len",
+)
+
+
+class NotPagedError(BundleError):
+    """OpenVINO does not rewrite the model, or not to the form above."""
+
+
+def page_cache(ov: Any, model: Any) -> None:
+    """Rewrite an ov.Model of a file in place. ov: the package. Raises NotPagedError."""
+    from openvino._offline_transformations import paged_attention_transformation
+
+    stateful.keep_cache(ov, model)
+    try:
+        paged_attention_transformation(model)
+    except Exception as e:  # the binding raises RuntimeError for everything
+        raise NotPagedError(f"OpenVINO {ov.get_version()} makes no paged attention of it") from e
+    names = {str(port.any_name) for port in model.inputs}
+    others = {n for n in names - set(STEP) if n.partition(".")[0] not in PARTS}
+    if others or not set(STEP) <= names:
+        raise NotPagedError(
+            f"its paged form takes {', '.join(sorted(others or names)[:8])}",
+            where="OpenVINO",
+            accepted=", ".join(STEP),
+        )
+
+
+@dataclass
+class _Text:
+    """length: tokens that its blocks hold."""
+
+    length: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class Pages:
+    """Texts in the cache of one infer request; each is known by a number.
+
+    compiled: an ov.CompiledModel of `page_cache`'s form. Room is made at first for so many texts of
+    so many tokens, and a block more for each; it doubles when it is used up.
+    """
+
+    def __init__(self, ov: Any, compiled: Any, texts: int, tokens: int) -> None:
+        self._ov, self._request = ov, compiled.create_infer_request()
+        ports = {str(port.any_name): port for port in compiled.inputs}
+        layers = (len(ports) - len(STEP)) // len(PARTS)
+        self._ports = {n: ports[n] for i in range(layers) for n in (f"{p}.{i}" for p in PARTS)}
+        self._block = _sizes(ports[f"{PARTS[1]}.0"])[1]  # keys in 8 bits have scales there, too
+        self._texts: dict[int, _Text] = {}
+        self._free: list[int] = []
+        self._caches: dict[str, Array] = {}
+        self._grow(texts * (1 - -tokens // self._block))
+
+    def open(self, text: int) -> None:
+        """A text without a token."""
+        self._texts[text] = _Text()
+
+    def close(self, text: int) -> None:
+        """Its blocks may be another's."""
+        self._free += reversed(self._texts.pop(text).blocks)
+
+    def length(self, text: int) -> int:
+        """Tokens of it."""
+        return self._texts[text].length
+
+    def run(self, tokens: Mapping[int, Sequence[int] | Array]) -> list[Array]:
+        """Continue texts by one or more tokens each: of each the scores (tokens, vocabulary)."""
+        new = [np.asarray(ids, np.int64) for ids in tokens.values()]
+        texts = [self._texts[number] for number in tokens]
+        pasts = [text.length for text in texts]
+        for text, ids in zip(texts, new, strict=True):
+            self._reserve(text, text.length + len(ids))
+            text.length += len(ids)
+        used = [text.blocks[: -(-text.length // self._block)] for text in texts]
+        begins = [0, *accumulate(map(len, new))]
+        positions = [np.arange(p, t.length) for p, t in zip(pasts, texts, strict=True)]
+        arrays = {
+            "input_ids": np.concatenate(new),
+            "position_ids": np.concatenate(positions),
+            "past_lens": _int32(pasts),
+            "subsequence_begins": _int32(begins),
+            "block_indices": _int32([block for blocks in used for block in blocks]),
+            "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
+            "max_context_len": _int32(max(text.length for text in texts)),
+        }
+        scores = np.asarray(self._request.infer(arrays, share_inputs=True)[0])[:, 0]
+        return [scores[start:stop] for start, stop in pairwise(begins)]
+
+    def forget(self, text: int, count: int = 1) -> None:
+        """The newest tokens of a text: the next ones take their place."""
+        self._texts[text].length -= count
+
+    def copied(self, text: int, start: int, stop: int) -> list[Array]:
+        """Of every layer the keys and the values (heads, tokens, size) of tokens start..stop. bf16
+        is given as its bits, in float16."""
+        blocks, within = self._places(text, start, stop)
+        return [cache[blocks, :, within].swapaxes(0, 1) for cache in self._caches.values()]
+
+    def append(self, text: int, arrays: Sequence[Array]) -> None:
+        """Continue a text by tokens that were `copied`."""
+        start = self.length(text)
+        stop = start + arrays[0].shape[1]
+        self._reserve(self._texts[text], stop)
+        blocks, within = self._places(text, start, stop)
+        for cache, array in zip(self._caches.values(), arrays, strict=True):
+            cache[blocks, :, within] = array.swapaxes(0, 1)
+        self._texts[text].length = stop
+
+    def _places(self, text: int, start: int, stop: int) -> tuple[Array, Array]:
+        """The block of each token, and its place there."""
+        blocks, within = np.divmod(np.arange(start, stop), self._block)
+        return np.asarray(self._texts[text].blocks)[blocks], within
+
+    def _reserve(self, text: _Text, length: int) -> None:
+        missing = -(-length // self._block) - len(text.blocks)
+        if missing > len(self._free):
+            have = len(_first(self._caches))
+            self._grow(have + max(have, missing - len(self._free)))
+        for _ in range(missing):
+            text.blocks.append(self._free.pop())
+
+    def _grow(self, blocks: int) -> None:
+        """To so many blocks; memory is taken as they are used."""
+        have = 0
+        for name, port in self._ports.items():
+            kind = port.get_element_type()
+            new = np.zeros((blocks, *_sizes(port)), NUMPY[kind.get_type_name()])
+            if name in self._caches:
+                have = len(self._caches[name])
+                new[:have] = self._caches[name]
+            self._caches[name] = new
+            self._request.set_tensor(name, self._ov.Tensor(new, self._ov.Shape(new.shape), kind))
+        self._free = [*range(blocks - 1, have - 1, -1), *self._free]
+
+
+NUMPY: dict[str, Any] = {"f32": np.float32, "bf16": np.float16, "f16": np.float16, "u8": np.uint8}
+"""Element types of a cache as numpy has them: of bf16 it has the bits alone."""
+
+
+def _sizes(port: Any) -> tuple[int, ...]:
+    """Of a cache's block."""
+    return tuple(size.get_length() for size in list(port.get_partial_shape())[1:])
+
+
+def _first(values: Mapping[str, Any]) -> Any:
+    return next(iter(values.values()))
+
+
+def _int32(values: Any) -> Array:
+    return np.asarray(values, np.int32)
