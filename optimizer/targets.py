@@ -107,7 +107,7 @@ OPENVINO = Target(
     name="openvino",
     section=OpenVinoTarget,
     accepts=Accepts(weight_zero_point=False, dynamic_activations=False),
-    check="optimizer.targets:openvino_genai",
+    check="optimizer.targets:of_decoders",
     lower="optimizer.lower.openvino:lower",
     fit="optimizer.build.openvino:fit",
     build="optimizer.build.openvino:build",
@@ -224,13 +224,21 @@ def check(recipe: Recipe) -> None:
         _check_calibrated_length(recipe, section, at)
 
 
-def openvino_genai(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:
-    """The folder of OpenVINO GenAI is a decoder's."""
-    if section.genai and not tasks.task(recipe.model.task).generates:
+def of_decoders(recipe: Recipe, section: OpenVinoTarget, at: str) -> None:
+    """The folder of OpenVINO GenAI is a decoder's, and so is a cache."""
+    if tasks.task(recipe.model.task).generates:
+        return
+    if section.genai:
         raise RecipeError(
             f"true for {recipe.model.task}: OpenVINO GenAI opens models that continue texts",
             where=f"{at}.genai",
             accepted="false",
+        )
+    if section.rounds_cache:
+        raise RecipeError(
+            f"{section.kv_cache} for {recipe.model.task}, which keeps no keys and values",
+            where=f"{at}.kv_cache",
+            accepted="float",
         )
 
 

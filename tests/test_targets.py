@@ -186,6 +186,8 @@ def test_openvino_refuses_what_it_would_not_keep_in_integers(tmp_path: Path) -> 
     generating(tmp_path, "openvino", "{bits: 8, granularity: group, group_size: 64}")
     with pytest.raises(RecipeError, match=r"targets\.0\.genai: true for sentence-embedding"):
         target(tmp_path, "{runtime: openvino, genai: true}")
+    with pytest.raises(RecipeError, match=r"targets\.0\.kv_cache: int8 for sentence-embedding"):
+        target(tmp_path, "{runtime: openvino, kv_cache: int8}")
     with pytest.raises(RecipeError, match=r"dynamic_quantization: 32 is judged with float: fp32"):
         target(tmp_path, "{runtime: openvino, float: bf16, dynamic_quantization: 32}")
     for section in ("{granularity: token}", "{range: minmax}"):

@@ -54,7 +54,13 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
     attention = lowering.get("attention")
     in_the_way = _unpaged(attention, model / "model.onnx")
     if attention is not None:
-        needs["paged_cache"] = not in_the_way
+        needs |= {"paged_cache": not in_the_way, "kv_cache": section.kv_cache}
+    if section.rounds_cache and in_the_way:
+        raise MachineError(
+            f"int8, and this model's cache is not kept in blocks: {in_the_way}",
+            where="openvino: kv_cache",
+            accepted="float",
+        )
     settings = Settings.from_fit(needs)
     if section.genai:
         write_stateful(model / "model.onnx", settings, out / GENAI_MODEL)

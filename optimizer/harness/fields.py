@@ -148,6 +148,7 @@ FIT = record(
         "dynamic_quantization": whole(0, 1 << 10),
         "integer_products": flag,
         "paged_cache": flag,
+        "kv_cache": choice("float", "int8"),
     },
 )
 ENGINE = record(

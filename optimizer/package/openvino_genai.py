@@ -104,7 +104,8 @@ def _check_model(onnx: Path, written: Path, settings: Settings, contract: Contra
     ids = np.arange(ASKED, dtype=np.int64)[None] % contract.decoder.vocabulary
     answers = []
     for path in (onnx, written):
-        with OpenVinoRunner(path, replace(settings, paged=False), threads=1) as runner:
+        in_states = replace(settings, paged=False, cache="float")
+        with OpenVinoRunner(path, in_states, threads=1) as runner:
             decoder = runner.decoder(contract)
             pieces = ((0, ASKED - 1), (ASKED - 1, ASKED))
             answers.append([decoder.step(_columns(contract, ids, *piece)) for piece in pieces])

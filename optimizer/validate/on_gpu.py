@@ -70,12 +70,16 @@ def engine(m: RunArtifacts, device: str) -> Any:
     return lowered(m, device) if not_here(m) else opened(m)
 
 
-def opened(m: RunArtifacts, threads: int | None = None) -> Runner:
+def opened(m: RunArtifacts, threads: int | None = None, *, exact_cache: bool = False) -> Runner:
     """The engine as a bundle opens it; no compiled kernel of another run is used or kept. threads:
-    the target's when None. Raises harness.errors.MachineError, BundleError."""
+    the target's when None. exact_cache: keys and values are not rounded, whatever the target says.
+    Raises harness.errors.MachineError, BundleError."""
     shop = Workshop(m.engine, {"files": {}}, this_machine(), None, contract=m.contract)
     own = m.section.target.intra_op_threads
-    return shop.open(_entry(m), "load", own if threads is None else threads)
+    entry = _entry(m)
+    if exact_cache and m.section.target.rounds_cache:
+        entry["fit"] = {**entry["fit"], "kv_cache": "float"}
+    return shop.open(entry, "load", own if threads is None else threads)
 
 
 def kernels(m: RunArtifacts) -> pieces.Opener:
@@ -94,10 +98,11 @@ def fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
 
 
 def decoder(m: RunArtifacts, *, fuse: bool) -> Any:
-    """A decoder on one thread: as a bundle's harness runs it, in ONNX Runtime where no other
-    runtime here does; without `fuse` in ONNX Runtime, operator by operator as it is written."""
+    """A decoder on one thread: as a bundle's harness runs it but for a cache that is rounded, which
+    has a gate of its own; in ONNX Runtime where no other runtime here does; without `fuse` in ONNX
+    Runtime, operator by operator as it is written."""
     if fuse and targets.of(m.section.target.runtime).kernels.open and not not_here(m):
-        return opened(m, threads=1)
+        return opened(m, threads=1, exact_cache=True)
     return pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse)
 
 

@@ -10,7 +10,7 @@ from optimizer.progress import bar
 from optimizer.validate import on_gpu
 from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import divergence, perplexity
+from optimizer.validate.quality import cached, divergence, perplexity
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.run_artifacts import RunArtifacts
 
@@ -21,7 +21,7 @@ def quality(m: RunArtifacts, sets: Rows, device: str) -> Judged:
 
     sets: held-out texts. The source model runs in torch, the candidate in ONNX Runtime on
     `device`, or the engine where there is one that runs here. Raises DataError when the texts do
-    not fill a window.
+    not fill a window. A cache that the target rounds has a gate of its own on the first set.
     """
     settings = m.section.validate_
     cut = {
@@ -40,6 +40,12 @@ def quality(m: RunArtifacts, sets: Rows, device: str) -> Judged:
             )
             gates, section = perplexity.judge(scores, settings)
             judged[name] = gates, {**section, "window_tokens": settings.sequence_length}
+            if m.section.target.rounds_cache and name == FIRST:
+                read = cached.logits(runner, m.contract, some)
+                shown = bar(read, "validate: windows through the cache", len(some))
+                gate, rounded = perplexity.through_cache(scores, some, shown, settings)
+                judged[name][0].append(gate)
+                judged[name][1]["kv_cache"] = rounded
         common = divergence.measure(cut[FIRST], baseline, candidate, settings.confidence)
     judged[FIRST][1]["divergence"] = common
     return judged

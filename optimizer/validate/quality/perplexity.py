@@ -14,7 +14,7 @@ kept for one window at a time, and compared in float64 a few positions at a time
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,27 @@ def _log_softmax(logits: Array) -> Floats:
     x -= x.max(1, keepdims=True)
     x -= np.log(np.exp(x).sum(1, keepdims=True))
     return x
+
+
+def through_cache(
+    scores: Scores, windows: Sequence[Ids], logits: Iterable[Array], settings: Validate
+) -> tuple[Gate, dict[str, Any]]:
+    """The gate of a cache that is rounded, and its part of the report: {difference: as of the
+    section, rounding: {value, interval} of what it loses to the candidate's own scores, in nats
+    per token}. scores: of these windows in one piece; logits: the candidate's, read through it."""
+    read = np.array([_window(a, a, ids)[0] for ids, a in zip(windows, logits, strict=True)])
+    decision = significance.paired_mean(
+        read - scores.baseline, settings.max_drop, settings.confidence
+    )
+    low, high = decision.interval
+    rounding = _mean(read - scores.candidate, settings.confidence)
+    message = (
+        f"read token by token through the rounded cache, held-out text costs {decision.drop:+.4f} "
+        f"nats per token more than float, {rounding['value']:+.4f} of them by the cache"
+    )
+    difference = {"value": -decision.drop, "interval": [-high, -low]}
+    gate = _bounded("quality.kv_cache", decision, message)
+    return gate, {"difference": difference, "rounding": rounding}
 
 
 def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any]]:

@@ -61,12 +61,14 @@ class Settings:
     work on one request, or "throughput", several requests at once on fewer threads each. block:
     inputs per int8 block into which kernels of quantized weights may round what they multiply; 0:
     they multiply what they are given. paged: a decoder's texts share a cache of blocks (paged.py),
-    which needs a file whose masks are causal."""
+    which needs a file whose masks are causal. cache: what they are kept in there, "float", which is
+    `precision`, or "int8"; the arrays of `infer` are never rounded."""
 
     precision: str = "fp32"
     hint: str = "latency"
     block: int = 0
     paged: bool = False
+    cache: str = "float"
 
     @classmethod
     def from_fit(cls, fit: Mapping[str, Any]) -> Settings:
@@ -76,6 +78,7 @@ class Settings:
             fit.get("hint", "latency"),
             fit.get("dynamic_quantization", 0),
             fit.get("paged_cache", False),
+            fit.get("kv_cache", "float"),
         )
 
     @property
@@ -84,7 +87,7 @@ class Settings:
         return {
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.precision],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": self.block,
-            "KV_CACHE_PRECISION": CACHES[self.precision],
+            "KV_CACHE_PRECISION": "u8" if self.cache == "int8" else CACHES[self.precision],
         }
 
 
@@ -129,7 +132,8 @@ class OpenVinoRunner(Closing):
     @cached_property
     def _compiled(self) -> Any:
         """An ov.CompiledModel of the file, a decoder's cache as states."""
-        return _open(self.model, replace(self.settings, paged=False), self.threads, self._file)
+        settings = replace(self.settings, paged=False, cache="float")
+        return _open(self.model, settings, self.threads, self._file)
 
     @cached_property
     def _results(self) -> list[str]:

@@ -1,0 +1,26 @@
+"""Held-out text read as a text is written: token by token, what came before in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.decoder import DecoderRunner
+from optimizer.validate import decoder
+from optimizer.validate.ledger.distance import Array
+
+ROWS = 4  # windows at once: their logits are (ROWS, tokens, vocabulary) floats
+
+
+def logits(runner: DecoderRunner, contract: Contract, windows: Sequence[Array]) -> Iterator[Array]:
+    """Of each window (tokens,), all of one length, its logits (tokens, vocabulary)."""
+    for start in range(0, len(windows), ROWS):
+        ids = np.stack(windows[start : start + ROWS])
+        reader, mask = runner.decoder(contract, ids.shape[1]), np.ones_like(ids)
+        steps = [
+            reader.step(decoder.inputs(contract, ids[:, i : i + 1], mask[:, : i + 1]))
+            for i in range(ids.shape[1])
+        ]
+        yield from np.concatenate(steps, 1)
