@@ -1,6 +1,6 @@
 """What slots give: tokens a second of a decoder served with one slot and with eight, in one run.
 
-    python benchmarks/serving_decoder.py BUNDLE [--batching padded] [--rounds 3] [--out FILE]
+    python benchmarks/serving_decoder.py BUNDLE [--batching padded] [--threads N] [--rounds 3] [--out FILE]
 
 Two servers of the same bundle, one with --slots 1 and one with --slots 8, answer the same requests
 turn by turn: texts of unequal prompts that come at random (Poisson) faster than either answers, so
@@ -55,9 +55,9 @@ def prompts() -> list[str]:
 
 
 @contextmanager
-def server(bundle: Path, slots: int, batching: str) -> Iterator[Server]:
+def server(bundle: Path, slots: int, options: list[str]) -> Iterator[Server]:
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0"]
-    command += ["--slots", str(slots), "--context", "1024", "--batching", batching]
+    command += ["--slots", str(slots), "--context", "1024", *options]
     command += ["--timeout", PATIENCE, "--max-wait", PATIENCE]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -158,10 +158,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--batching", default="exact", choices=("exact", "padded"))
+    parser.add_argument("--threads", type=int, help="default: the recipe's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with Bundle(args.bundle) as bundle:
+    asked = ["--batching", args.batching]
+    asked += [] if args.threads is None else ["--threads", str(args.threads)]
+    with Bundle(args.bundle, threads=args.threads) as bundle:
         model, options = (
             str(bundle.manifest["name"]),
             Options(NEW, do_sample=False, ignore_eos=True),
@@ -169,7 +172,7 @@ def main() -> int:
         expected = [bundle.generate([p], options)[0].text for p in prompts()]
         size = bundle.size
     with ExitStack() as stack:
-        servers = {s: stack.enter_context(server(args.bundle, s, args.batching)) for s in SLOTS}
+        servers = {s: stack.enter_context(server(args.bundle, s, asked)) for s in SLOTS}
         document = asyncio.run(measured(servers, model, expected, args.rounds))
     document = {
         "machine": this_machine().to_json(),
