@@ -13,6 +13,12 @@ cache is a state; besides input_ids and position_ids (tokens,) it takes, int32:
 
 It has no mask: a token sees its own text up to itself. Lowering says whether that is the graph's
 mask (lower/openvino_attention.py).
+
+Where every text brings one token, OpenVINO shares the blocks of all texts among its threads and
+adds up each one's parts by thread: a text's bits depend on the other texts and on the number of
+threads. Where one brings more, each text and head is one thread's work. So a step may have a
+companion, two tokens that nobody reads: with it a text has the same bits in steps of any texts on
+any number of threads.
 """
 
 from __future__ import annotations
@@ -75,10 +81,13 @@ class Pages:
     """Texts in the cache of one infer request; each is known by a number.
 
     compiled: an ov.CompiledModel of `page_cache`'s form. Room is made at first for so many texts of
-    so many tokens, and a block more for each; it doubles when it is used up.
+    so many tokens, and a block more for each; it doubles when it is used up. companion: steps of
+    single tokens have one, see the module.
     """
 
-    def __init__(self, ov: Any, compiled: Any, texts: int, tokens: int) -> None:
+    def __init__(
+        self, ov: Any, compiled: Any, texts: int, tokens: int, *, companion: bool = False
+    ) -> None:
         self._ov, self._request = ov, compiled.create_infer_request()
         ports = {str(port.any_name): port for port in compiled.inputs}
         layers = (len(ports) - len(STEP)) // len(PARTS)
@@ -87,7 +96,8 @@ class Pages:
         self._texts: dict[int, _Text] = {}
         self._free: list[int] = []
         self._caches: dict[str, Array] = {}
-        self._grow(texts * (1 - -tokens // self._block))
+        self._grow(texts * (1 - -tokens // self._block) + companion)
+        self._companion = [self._free.pop()] if companion else []
 
     def open(self, text: int) -> None:
         """A text without a token."""
@@ -110,16 +120,24 @@ class Pages:
             self._reserve(text, text.length + len(ids))
             text.length += len(ids)
         used = [text.blocks[: -(-text.length // self._block)] for text in texts]
+        spans = [(p, text.length) for p, text in zip(pasts, texts, strict=True)]
+        if self._companion and all(len(ids) == 1 for ids in new):
+            new, used, spans = [*new, COMPANION], [*used, self._companion], [*spans, (0, 2)]
+        return self._infer(new, used, spans)[: len(texts)]
+
+    def _infer(
+        self, new: list[Array], used: list[list[int]], spans: list[tuple[int, int]]
+    ) -> list[Array]:
+        """Scores of texts by their new tokens, their blocks, and their tokens before and after."""
         begins = [0, *accumulate(map(len, new))]
-        positions = [np.arange(p, t.length) for p, t in zip(pasts, texts, strict=True)]
         arrays = {
             "input_ids": np.concatenate(new),
-            "position_ids": np.concatenate(positions),
-            "past_lens": _int32(pasts),
+            "position_ids": np.concatenate([np.arange(*span) for span in spans]),
+            "past_lens": _int32([before for before, _ in spans]),
             "subsequence_begins": _int32(begins),
             "block_indices": _int32([block for blocks in used for block in blocks]),
             "block_indices_begins": _int32([0, *accumulate(map(len, used))]),
-            "max_context_len": _int32(max(text.length for text in texts)),
+            "max_context_len": _int32(max(after for _, after in spans)),
         }
         scores = np.asarray(self._request.infer(arrays, share_inputs=True)[0])[:, 0]
         return [scores[start:stop] for start, stop in pairwise(begins)]
@@ -171,6 +189,7 @@ class Pages:
         self._free = [*range(blocks - 1, have - 1, -1), *self._free]
 
 
+COMPANION = np.zeros(2, np.int64)
 NUMPY: dict[str, Any] = {"f32": np.float32, "bf16": np.float16, "f16": np.float16, "u8": np.uint8}
 """Element types of a cache as numpy has them: of bf16 it has the bits alone."""
 

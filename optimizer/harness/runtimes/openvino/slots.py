@@ -3,8 +3,7 @@
 A step of several texts is one run, and what is multiplied by a weight has a row for each text and
 none for padding. Law (measured before it is relied on: serve/arrivals.py): a text's scores do not
 depend on the others. It holds in every bit where products are sums of integers, as kernels with
-`dynamic_quantization` make them, on one thread; sums of floats round in another order for another
-number of rows, and several threads share attention among them in another way.
+`dynamic_quantization` make them; sums of floats round in another order for another number of rows.
 """
 
 from __future__ import annotations

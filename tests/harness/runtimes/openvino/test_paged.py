@@ -143,6 +143,27 @@ def test_more_tokens_than_room_was_made_for_change_nothing(runner: OpenVinoRunne
     assert np.array_equal(np.concatenate(steps[0], 1), np.concatenate(steps[1], 1))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_with_a_companion_neither_the_others_nor_the_threads_change_a_bit(
+    runner: OpenVinoRunner, threads: int
+) -> None:
+    """Two threads add up two and one of a text's three blocks; of eight texts each has four."""
+    draw, settings = np.random.default_rng(3), Settings(paged=True, block=64)
+    texts = [draw.integers(1, VOCABULARY, n).tolist() for n in (5, 88, 70, 1, 92, 40, 33, 90)]
+    after = draw.integers(1, VOCABULARY, (4, len(texts))).tolist()
+    opened = [OpenVinoRunner(runner.model, settings, threads=n) for n in (threads, 1)]
+    one, other = (each.slots(CONTRACT, len(texts), CONTEXT) for each in opened)
+    for i, text in enumerate(texts):
+        other.open(i)
+        other.read(i, text)
+    steps = [other.step(dict(enumerate(tokens))) for tokens in after]
+    for i, text in enumerate(texts):
+        one.open(i)
+        one.read(i, text)
+        for tokens, together in zip(after, steps, strict=True):
+            assert np.array_equal(one.step({i: tokens[i]})[i], together[i])
+
+
 def columns(ids: Array, start: int, end: int, seen: Array | None = None) -> dict[str, Array]:
     mask = np.ones((len(ids), end), np.int64) if seen is None else seen[:, :end].copy()
     positions = kv_cache.position_ids(mask, end - start)
