@@ -1,6 +1,7 @@
 """What slots give: tokens a second of a decoder served with one slot and with eight, in one run.
 
-    python benchmarks/serving_decoder.py BUNDLE [--batching padded] [--threads N] [--rounds 3] [--out FILE]
+    python benchmarks/serving_decoder.py BUNDLE [--batching padded] [--threads N] [--rounds 3]
+                                                [--out FILE]
 
 Two servers of the same bundle, one with --slots 1 and one with --slots 8, answer the same requests
 turn by turn: texts of unequal prompts that come at random (Poisson) faster than either answers, so
