@@ -6,10 +6,9 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil
-from typing import Any
 
 from . import openai, openai_texts, v2_http
 from .asgi import (
@@ -23,7 +22,7 @@ from .asgi import (
     headers_of,
     while_connected,
 )
-from .exchange import OPEN, Exchange, Security, counts
+from .exchange import OPEN, Exchange, Record, Security
 from .inference import Service
 from .metrics import CONTENT_TYPE
 from .refusals import (
@@ -71,11 +70,11 @@ class App:
         exchange = Exchange(
             scope["method"],
             [p for p in scope["path"].split("/") if p],
-            headers,
             (scope.get("client") or ("",))[0],
             receive,
-            given_id if SAFE_ID.fullmatch(given_id) else secrets.token_hex(8),
             self._security,
+            headers=headers,
+            id=given_id if SAFE_ID.fullmatch(given_id) else secrets.token_hex(8),
         )
         self.active += 1
         try:
@@ -103,8 +102,7 @@ class App:
         finally:
             self.active -= 1
             if exchange.streamed is not None:
-                exchange.log = counts(exchange.streamed)
-                exchange.times = exchange.streamed.times
+                exchange.answered(exchange.streamed)
             self._log(exchange, response.status, start)
 
     async def _answer(self, exchange: Exchange) -> Response | Stream:
@@ -197,24 +195,28 @@ class App:
         return await while_connected(work(), exchange.receive)
 
     @contextmanager
-    def call(self, route: str) -> Iterator[dict[str, Any]]:
-        """A call that does not come over HTTP, counted as active and logged with the fields that
-        are put into what this yields."""
-        start, log = time.monotonic(), dict[str, Any](status="OK")
+    def call(self, route: str, metadata: Mapping[str, str]) -> Iterator[Record]:
+        """A request over gRPC, counted as active, and logged and traced when it ends. Raises
+        RequestError for whatever it ends with, except that it was cancelled."""
+        start, status = time.monotonic(), "OK"
+        record = Record(id=secrets.token_hex(8), headers=metadata, route=route)
         self.active += 1
         try:
-            yield log
+            yield record
         except asyncio.CancelledError:
-            self.count_failure(None, None)
-            log["status"] = "CANCELLED"
+            status = "CANCELLED"
+            self.count_failure(None, record.service)
             raise
+        except Exception as e:
+            if not isinstance(e, RequestError):  # our bug: the client learns that, the log which
+                self.bug(e, record.id)
+            error = e if isinstance(e, RequestError) else ModelError("unexpected failure")
+            status = error.grpc
+            self.count_failure(error, record.service)
+            raise error from None
         finally:
             self.active -= 1
-            ms = round(1000 * (time.monotonic() - start), 3)
-            request_id = secrets.token_hex(8)
-            self._say(
-                level="info", event="request", request_id=request_id, route=route, **log, ms=ms
-            )
+            self._log(record, status, start)
 
     def bug(self, error: Exception, request_id: str = "") -> None:
         """Log what should not happen."""
@@ -231,30 +233,31 @@ class App:
         reason = "BACKEND" if isinstance(error, ModelError) else reason
         service.engine.metrics.failure.add(reason=reason)
 
-    def _log(self, exchange: Exchange, status: int, start: float) -> None:
+    def _log(self, record: Record, status: int | str, start: float) -> None:
+        """status: HTTP's, or the name of gRPC's code."""
         end = time.monotonic()
         seconds = end - start
-        if exchange.service is not None and exchange.log:
-            exchange.service.engine.metrics.request.observe(seconds)
+        if record.service is not None and record.log:
+            record.service.engine.metrics.request.observe(seconds)
         self._say(
             level="info",
             event="request",
-            request_id=exchange.id,
-            route=exchange.route,
+            request_id=record.id,
+            route=record.route,
             status=status,
             ms=round(1000 * seconds, 3),
-            **trace_fields(exchange.headers.get(HEADER)),
-            **exchange.log,
+            **trace_fields(record.headers.get(HEADER)),
+            **record.log,
         )
         if self._tracer is not None:
-            attributes: dict[str, str | int] = {"request_id": exchange.id}
-            if exchange.service is not None:
-                names = exchange.service.name, exchange.service.version
+            attributes: dict[str, str | int] = {"request_id": record.id}
+            if record.service is not None:
+                names = record.service.name, record.service.version
                 attributes |= dict(zip(("model", "version"), names, strict=True))
-            attributes |= {n: exchange.log[n] for n in COUNTS if n in exchange.log}
+            attributes |= {n: record.log[n] for n in COUNTS if n in record.log}
             self._tracer.add(
                 Request(
-                    *(exchange.route, status, start, end, exchange.headers, exchange.times),
+                    *(record.route, status, start, end, record.headers, record.times),
                     attributes,
                 )
             )

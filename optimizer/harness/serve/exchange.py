@@ -1,8 +1,9 @@
-"""One HTTP request while it is answered."""
+"""One request while it is answered."""
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -27,23 +28,35 @@ class Security:
     body_seconds: float = 10.0
 
 
+@dataclass(kw_only=True)
+class Record:
+    """What a request leaves in the log, the metrics and the spans, over HTTP and gRPC. route: what
+    it asks for, as a log and its errors need it; never the path itself, which is the client's.
+    headers: HTTP's, or gRPC's metadata. service: the version that answers, once it is known."""
+
+    id: str
+    headers: Mapping[str, str]
+    route: str = "unknown"
+    log: dict[str, Any] = field(default_factory=dict)
+    times: Times | None = None
+    service: Service | None = None
+
+    def answered(self, result: Result) -> None:
+        """Say of the answer what is no text."""
+        self.log, self.times = counts(result), result.times
+
+
 @dataclass
-class Exchange:
-    """route: what a request asks for, as a log and its errors need it; never the path itself, which
-    is the client's. leases: the versions that it may submit work to, until they are closed."""
+class Exchange(Record):
+    """A request over HTTP. leases: the versions that it may submit work to, until they are
+    closed."""
 
     method: str
     parts: list[str]
-    headers: dict[str, str]
     client: str
     receive: Receive
-    id: str
     security: Security
-    route: str = "unknown"
-    log: dict[str, Any] = field(default_factory=dict)
     streamed: Result | None = None  # complete once the stream has ended
-    times: Times | None = None
-    service: Service | None = None
     leases: ExitStack = field(default_factory=ExitStack)
 
     def lease(self, served: Served) -> Service:
@@ -95,7 +108,7 @@ class Exchange:
         """Count an answer, and say of it what is no text."""
         if result.truncated:  # the model read the beginning of so many texts
             response.headers["x-truncated-texts"] = str(result.truncated)
-        self.log, self.times = counts(result), result.times
+        self.answered(result)
         if self.service is not None:
             self.service.engine.metrics.success.add()
         return response

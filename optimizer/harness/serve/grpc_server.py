@@ -11,11 +11,11 @@ import numpy as np
 
 from ..errors import MachineError
 from .app import App
+from .exchange import Record
 from .grpc_messages import PACKAGE, SERVICE, Method, methods
 from .inference import Service
-from .refusals import ModelError, RequestError, TokenError
+from .refusals import RequestError, TokenError
 from .tensors import Array, OutputChoice, Request, checked_type, datatype, from_raw, to_raw
-from .trace_context import HEADER, trace_fields
 
 CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
     "BOOL": "bool_contents",
@@ -27,7 +27,7 @@ CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-Answer = Callable[[Any, Any], Awaitable[Any]]
+Answer = Callable[[Any, Any, Record], Awaitable[Any]]
 
 
 def check_installed() -> None:
@@ -96,23 +96,18 @@ class GrpcServer:
         """Accept no call more, and give those that run so long."""
         await self._server.stop(seconds)
 
-    def _guarded(self, name: str, answer: Answer) -> Answer:
-        """The method with errors as status codes, which are counted and logged."""
+    def _guarded(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
+        """The method with errors as status codes, which are counted, logged and traced."""
 
         async def guarded(request: Any, context: Any) -> Any:
-            with self._app.call(f"grpc {name}") as log:
-                log |= trace_fields(_metadata(context).get(HEADER))
-                try:
+            metadata = _metadata(context)
+            try:
+                with self._app.call(f"grpc {name}", metadata) as record:
                     if name not in ("ServerLive", "ServerReady", "ModelReady"):
-                        self._check_token(context)
-                    return await answer(request, context)
-                except RequestError as e:
-                    error = e
-                except Exception as e:  # our bug: the client learns that, the log which
-                    self._app.bug(e)
-                    error = ModelError("unexpected failure")
-                self._app.count_failure(error, None)
-                log["status"] = error.grpc
+                        self._check_token(metadata)
+                    return await answer(request, context, record)
+            except RequestError as e:
+                error = e
             if error.retry_after is not None:
                 delay = str(int(1000 * max(error.retry_after, 0.001)))
                 context.set_trailing_metadata((("retry-pushback-ms", delay),))
@@ -120,24 +115,24 @@ class GrpcServer:
 
         return guarded
 
-    def _check_token(self, context: Any) -> None:
+    def _check_token(self, metadata: Mapping[str, str]) -> None:
         if not self._token:
             return
-        scheme, _, value = _metadata(context).get("authorization", "").partition(" ")
+        scheme, _, value = metadata.get("authorization", "").partition(" ")
         right = hmac.compare_digest(value.encode(), self._token.encode())
         if scheme.lower() != "bearer" or not right:
             raise TokenError("a bearer token is needed")
 
-    async def _live(self, request: Any, context: Any) -> Any:
-        del request, context
+    async def _live(self, request: Any, context: Any, record: Record) -> Any:
+        del request, context, record
         return self._methods["ServerLive"].response(live=True)
 
-    async def _ready(self, request: Any, context: Any) -> Any:
-        del request, context
+    async def _ready(self, request: Any, context: Any, record: Record) -> Any:
+        del request, context, record
         return self._methods["ServerReady"].response(ready=self._app.versions.ready)
 
-    async def _model_ready(self, request: Any, context: Any) -> Any:
-        del context
+    async def _model_ready(self, request: Any, context: Any, record: Record) -> Any:
+        del context, record
         ready = self._app.versions.ready
         try:
             self._app.versions.of(request.name, request.version)
@@ -145,21 +140,22 @@ class GrpcServer:
             ready = False
         return self._methods["ModelReady"].response(ready=ready)
 
-    async def _server_metadata(self, request: Any, context: Any) -> Any:
-        del request, context
+    async def _server_metadata(self, request: Any, context: Any, record: Record) -> Any:
+        del request, context, record
         return self._methods["ServerMetadata"].response(**self._app.first().server())
 
-    async def _model_metadata(self, request: Any, context: Any) -> Any:
-        del context
+    async def _model_metadata(self, request: Any, context: Any, record: Record) -> Any:
+        del context, record
         served = self._app.versions.of(request.name, request.version)
         document = served.service.metadata(request.name, request.version)
         return self._methods["ModelMetadata"].response(**document)
 
-    async def _infer(self, message: Any, context: Any) -> Any:
+    async def _infer(self, message: Any, context: Any, record: Record) -> Any:
         with self._app.versions.lease(message.model_name, message.model_version) as service:
-            return await self._inferred(service, message, context)
+            record.service = service
+            return await self._inferred(service, message, context, record)
 
-    async def _inferred(self, service: Service, message: Any, context: Any) -> Any:
+    async def _inferred(self, service: Service, message: Any, context: Any, record: Record) -> Any:
         request = _request(message)
         call = service.call(
             context.peer().rpartition(":")[0], request.parameters, context.time_remaining()
@@ -168,6 +164,7 @@ class GrpcServer:
             message.model_name, message.model_version, request, call
         )
         service.engine.metrics.success.add()
+        record.answered(result)
         if result.truncated:  # the model read the beginning of so many texts
             context.set_trailing_metadata((("x-truncated-texts", str(result.truncated)),))
         return _response(self._methods["ModelInfer"], service, message, outputs)

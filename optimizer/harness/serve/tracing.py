@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry, where --otlp-endpoint names a collector.
+"""Spans of requests, over HTTP and gRPC, where --otlp-endpoint names a collector of OpenTelemetry.
 
 A request is one span, a child of the client's where it sent a W3C `traceparent`, with a span for
 each part of its time:
@@ -8,9 +8,9 @@ each part of its time:
     forward       until the last of its answers, or tokens, was computed
     postprocess   until the response was written
 
-A request that is refused, or answered from the cache, has none of these. Attributes say route,
-status, model and counts: nothing that a client wrote. Needs opentelemetry-sdk, and to send
-opentelemetry-exporter-otlp-proto-http; both are imported here alone.
+A request that is refused, or answered from the cache, has none of these. Attributes say route (of
+gRPC: method), status, model and counts: nothing that a client wrote. Needs opentelemetry-sdk, and
+to send opentelemetry-exporter-otlp-proto-http; both are imported here alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MachineError
+from .grpc_messages import PACKAGE
+from .grpc_messages import SERVICE as GRPC
 
 if TYPE_CHECKING:
     from .engine import Times
@@ -31,19 +33,38 @@ NAMES = ("preprocess", "queue", "forward", "postprocess")
 CARRIED = ("traceparent", "tracestate")  # headers
 SERVICE = "optimize-harness"
 FAILED = 500  # statuses from here on are the server's fault
+# and these codes: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/#grpc-status
+CODES = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One that ended. start, end: by time.monotonic, as `times` are. attributes: of its span."""
+    """One that ended. status: HTTP's, or the name of gRPC's code. start, end: by time.monotonic, as
+    `times` are. headers: HTTP's, or gRPC's metadata. attributes: of its span."""
 
     route: str
-    status: int
+    status: int | str
     start: float
     end: float
     headers: Mapping[str, str]
     times: Times | None = None
     attributes: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """By the server's fault."""
+        return self.status in CODES if isinstance(self.status, str) else self.status >= FAILED
+
+    @property
+    def protocol(self) -> dict[str, str | int]:
+        """Attributes that say which call it was, and how that ended."""
+        if isinstance(self.status, int):
+            return {"http.route": self.route, "http.response.status_code": self.status}
+        return {
+            "rpc.system.name": "grpc",
+            "rpc.method": f"{PACKAGE}.{GRPC}/{self.route.rpartition(' ')[2]}",
+            "rpc.response.status_code": self.status,
+        }
 
 
 class Tracer:
@@ -72,14 +93,10 @@ class Tracer:
             request.route,
             self._extract(carried),
             self._server,
-            {
-                "http.route": request.route,
-                "http.response.status_code": request.status,
-                **request.attributes,
-            },
+            {**request.protocol, **request.attributes},
             start_time=zero + int(1e9 * request.start),
         )
-        if request.status >= FAILED:
+        if request.failed:
             root.set_status(self._error)
         if request.times is not None:
             t = request.times

@@ -1,18 +1,21 @@
 """The Open Inference Protocol over gRPC: messages that others' clients read, the same answers."""
 
 import asyncio
-import struct
-from collections.abc import Awaitable, Callable
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.serve.grpc_messages import METHODS, methods
-from tests.harness.serve.serving import Client, on_server
+from tests.harness.serve.over_grpc import (
+    Ask,
+    needs_grpc,
+    over_grpc,
+    refused,
+    texts_request,
+)
+from tests.harness.serve.serving import Client
 
 
 def test_a_request_has_the_bytes_of_the_protocol() -> None:
@@ -36,57 +39,7 @@ def test_every_method_has_its_messages() -> None:
     assert "inference.ModelInferRequest" in names
 
 
-pytestmark_grpc = pytest.mark.skipif(
-    not find_spec("grpc"), reason="grpcio is not installed: pip install '.[serve]'"
-)
-Ask = Callable[..., Awaitable[Any]]
-
-
-def over_grpc(made: Path, test: Callable[[Client, Ask], Awaitable[None]], token: str = "") -> None:
-    """Run a test with a function that calls a method: (name, metadata, fields of the request)."""
-
-    async def run(client: Client) -> None:
-        import grpc
-
-        from optimizer.harness.serve.grpc_server import GrpcServer
-
-        server = GrpcServer(client.app, 1 << 20, token)
-        port = await server.start("127.0.0.1", 0)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-
-            async def ask(name: str, message: Any = None, **options: Any) -> Any:
-                method = methods()[name]
-                call = channel.unary_unary(
-                    f"/inference.GRPCInferenceService/{name}",
-                    request_serializer=method.request.SerializeToString,
-                    response_deserializer=method.response.FromString,
-                )
-                return await call(message or method.request(), timeout=20, **options)
-
-            await test(client, ask)
-        await server.close(0)
-
-    on_server(made, run)
-
-
-def texts_request(texts: list[bytes], **fields: Any) -> Any:
-    request = methods()["ModelInfer"].request(model_name="tiny", **fields)
-    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
-    raw = b"".join(struct.pack("<I", len(t)) + t for t in texts)
-    request.raw_input_contents.append(raw)
-    return request
-
-
-async def refused(answer: Awaitable[Any]) -> str:
-    import grpc
-
-    with pytest.raises(grpc.RpcError) as e:
-        await answer
-    assert "confidential" not in e.value.details()
-    return str(e.value.code().name)
-
-
-@pytestmark_grpc
+@needs_grpc
 def test_answers_are_those_of_predict(made: Path) -> None:
     async def test(client: Client, ask: Ask) -> None:
         with Bundle(made) as bundle:
@@ -108,7 +61,7 @@ def test_answers_are_those_of_predict(made: Path) -> None:
     over_grpc(made, test)
 
 
-@pytestmark_grpc
+@needs_grpc
 def test_health_and_metadata(made: Path) -> None:
     async def test(client: Client, ask: Ask) -> None:
         request = methods()["ModelMetadata"].request(name="tiny")
@@ -124,7 +77,7 @@ def test_health_and_metadata(made: Path) -> None:
     over_grpc(made, test)
 
 
-@pytestmark_grpc
+@needs_grpc
 def test_what_is_no_request_has_its_status_and_the_next_is_answered(made: Path) -> None:
     async def test(client: Client, ask: Ask) -> None:
         good = [b"confidential"]
@@ -157,7 +110,7 @@ def test_what_is_no_request_has_its_status_and_the_next_is_answered(made: Path) 
     over_grpc(made, test)
 
 
-@pytestmark_grpc
+@needs_grpc
 def test_with_a_token_only_its_owners_are_answered(made: Path) -> None:
     async def test(client: Client, ask: Ask) -> None:
         request = texts_request([b"good"])
@@ -169,7 +122,7 @@ def test_with_a_token_only_its_owners_are_answered(made: Path) -> None:
     over_grpc(made, test, token="sesame")
 
 
-@pytestmark_grpc
+@needs_grpc
 def test_the_log_line_of_a_call_has_the_ids_of_its_trace(made: Path) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     header = f"00-{trace}-00f067aa0ba902b7-01"

@@ -11,6 +11,7 @@ import pytest
 
 from optimizer.harness.errors import MachineError
 from optimizer.harness.serve import tracing
+from tests.harness.serve.over_grpc import Ask, needs_grpc, over_grpc, refused, texts_request
 from tests.harness.serve.serving import Client, on_server
 from tests.package import small_bundle
 
@@ -26,16 +27,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_bundle.make(tmp_path_factory.mktemp("traced")) / "bundle"
 
 
-def spans_of(bundle: Path, ask: Any, *words: str) -> list[Any]:
+def spans_of(bundle: Path, ask: Any, *words: str, run: Any = on_server) -> list[Any]:
+    """run: on_server, or over_grpc for `ask` with a function that calls."""
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     exporter = InMemorySpanExporter()
     tracer = tracing.Tracer(export.SimpleSpanProcessor(exporter))
 
-    async def test(client: Client) -> None:
-        await ask(client)
+    async def test(*client: Any) -> None:
+        await ask(*client)
 
-    on_server(bundle, test, *words, tracer=tracer)
+    run(bundle, test, *words, tracer=tracer)
     return list(exporter.get_finished_spans())
 
 
@@ -44,28 +46,54 @@ def embed(**headers: str) -> Any:
     return lambda client: client.ask("POST", "/v1/embeddings", body, headers)
 
 
-def test_a_request_is_a_span_with_its_parts_in_their_order(made: Path) -> None:
-    *parts, root = spans_of(made, embed())
+def embedded(bundle: Path, protocol: str, **headers: str) -> list[Any]:
+    """The spans of a request over HTTP or gRPC."""
+    if protocol == "http":
+        return spans_of(bundle, embed(**headers))
+    request = texts_request([WORD.encode()])
+
+    async def ask(_: Client, call: Ask) -> None:
+        await call("ModelInfer", request, metadata=tuple(headers.items()))
+
+    return spans_of(bundle, ask, run=over_grpc)
+
+
+protocols = pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=needs_grpc)])
+ANSWERED = {
+    "http": {"http.route": "v1 embeddings", "http.response.status_code": 200},
+    "grpc": {
+        "rpc.system.name": "grpc",
+        "rpc.method": "inference.GRPCInferenceService/ModelInfer",
+        "rpc.response.status_code": "OK",
+    },
+}
+
+
+@protocols
+def test_a_request_is_a_span_with_its_parts_in_their_order(made: Path, protocol: str) -> None:
+    *parts, root = embedded(made, protocol)
     assert tuple(s.name for s in parts) == tracing.NAMES
     assert all(s.parent.span_id == root.context.span_id for s in parts)
     instants = [root.start_time, *(s.end_time for s in parts)]
     assert instants == sorted(instants)
     assert [s.start_time for s in parts] == instants[:-1]  # no time between them is left out
     assert instants[-1] == root.end_time
-    assert dict(root.attributes)["http.response.status_code"] == 200
-    assert dict(root.attributes)["model"] == "tiny"
+    assert ANSWERED[protocol].items() <= dict(root.attributes).items()
+    assert (root.attributes["model"], root.attributes["tokens"]) == ("tiny", len(WORD) + 2)
 
 
-def test_it_is_part_of_the_trace_that_its_client_sends(made: Path) -> None:
+@protocols
+def test_it_is_part_of_the_trace_that_its_client_sends(made: Path, protocol: str) -> None:
     header = f"00-{TRACE}-{PARENT}-01"
-    spans = spans_of(made, embed(traceparent=header, tracestate="vendor=1"))
+    spans = embedded(made, protocol, traceparent=header, tracestate="vendor=1")
     assert {f"{s.context.trace_id:032x}" for s in spans} == {TRACE}
     assert f"{spans[-1].parent.span_id:016x}" == PARENT
     assert spans[-1].context.trace_state["vendor"] == "1"
 
 
-def test_a_client_that_wants_no_trace_has_none(made: Path) -> None:
-    assert spans_of(made, embed(traceparent=f"00-{TRACE}-{PARENT}-00")) == []
+@protocols
+def test_a_client_that_wants_no_trace_has_none(made: Path, protocol: str) -> None:
+    assert embedded(made, protocol, traceparent=f"00-{TRACE}-{PARENT}-00") == []
 
 
 def test_a_text_that_is_continued_has_them_too_also_streamed(decoder_bundle: Path) -> None:
@@ -88,6 +116,22 @@ def test_nothing_that_a_client_wrote_is_in_a_span(made: Path) -> None:
     assert [s.attributes["http.response.status_code"] for s in spans if s.parent is None] == [
         *(200, 404, 405, 404)
     ]
+    assert WORD not in " ".join(s.to_json() for s in spans).lower()
+
+
+@needs_grpc
+def test_a_call_that_is_refused_has_its_code_and_nothing_that_a_client_wrote(made: Path) -> None:
+    late = texts_request([WORD.encode()])
+    late.parameters["timeout"].int64_param = 1
+
+    async def ask(_: Client, call: Ask) -> None:
+        unknown = texts_request([WORD.encode()], model_name=WORD)
+        for request, code in ((unknown, "NOT_FOUND"), (late, "DEADLINE_EXCEEDED")):
+            assert await refused(call("ModelInfer", request)) == code
+
+    spans = spans_of(made, ask, run=over_grpc)
+    found = [(s.attributes["rpc.response.status_code"], s.status.is_ok) for s in spans]
+    assert found == [("NOT_FOUND", True), ("DEADLINE_EXCEEDED", False)]
     assert WORD not in " ".join(s.to_json() for s in spans).lower()
 
 

@@ -1,0 +1,70 @@
+"""A server over gRPC on this process's own event loop, and calls of its methods."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.harness.serve.grpc_messages import methods
+from tests.harness.serve.serving import Client, on_server
+
+SERVICE = "/inference.GRPCInferenceService"
+Ask = Callable[..., Awaitable[Any]]
+needs_grpc = pytest.mark.skipif(
+    not find_spec("grpc"), reason="grpcio is not installed: pip install '.[serve]'"
+)
+
+
+def over_grpc(
+    made: Path,
+    test: Callable[[Client, Ask], Awaitable[None]],
+    *words: str,
+    token: str = "",
+    **more: Any,
+) -> None:
+    """Run a test with a function that calls a method: (name, request, options of the call)."""
+
+    async def run(client: Client) -> None:
+        import grpc
+
+        from optimizer.harness.serve.grpc_server import GrpcServer
+
+        server = GrpcServer(client.app, 1 << 20, token)
+        port = await server.start("127.0.0.1", 0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+            async def ask(name: str, message: Any = None, **options: Any) -> Any:
+                method = methods()[name]
+                call = channel.unary_unary(
+                    f"{SERVICE}/{name}",
+                    request_serializer=method.request.SerializeToString,
+                    response_deserializer=method.response.FromString,
+                )
+                return await call(message or method.request(), timeout=20, **options)
+
+            await test(client, ask)
+        await server.close(0)
+
+    on_server(made, run, *words, **more)
+
+
+def texts_request(texts: list[bytes], **fields: Any) -> Any:
+    request = methods()["ModelInfer"].request(**{"model_name": "tiny", **fields})
+    request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
+    raw = b"".join(struct.pack("<I", len(t)) + t for t in texts)
+    request.raw_input_contents.append(raw)
+    return request
+
+
+async def refused(answer: Awaitable[Any]) -> str:
+    import grpc
+
+    with pytest.raises(grpc.RpcError) as e:
+        await answer
+    assert "confidential" not in e.value.details()
+    return str(e.value.code().name)
