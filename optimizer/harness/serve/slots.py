@@ -188,6 +188,9 @@ class Scheduler:
     def finish(self, ended: Collection[Job]) -> None:
         """The turn is done. ended: texts that are complete, or failed."""
         for job in ended:
+            if job in self._gone:  # its client went away during the turn that ended it
+                self._gone.remove(job)
+                continue
             tokens = self._running.pop(job, None)
             if tokens is None:  # failed while its prompt was read
                 self._reading = None

@@ -127,6 +127,23 @@ def test_a_client_that_leaves_frees_its_slot_within_a_token(
     on_server(decoder_bundle, test, "--slots", "1")
 
 
+def test_a_client_that_leaves_while_its_last_token_is_made_stops_no_other(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        gate, gone = Gate(engine_of(client), monkeypatch), asyncio.Event()
+        body = {"model": "tiny-decoder", "prompt": "good", "max_tokens": 2, "ignore_eos": True}
+        left = asyncio.create_task(client.ask("POST", "/v1/completions", body, gone=gone))
+        await asyncio.to_thread(gate.at.wait, 20)
+        gone.set()
+        await left
+        gate.open()
+        async with asyncio.timeout(10):
+            assert (await client.complete("bad", max_tokens=2, ignore_eos=True)).status == 200
+
+    on_server(decoder_bundle, test)
+
+
 def test_a_drained_server_ends_what_it_accepted(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

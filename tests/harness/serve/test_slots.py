@@ -135,6 +135,21 @@ def test_a_client_that_leaves_while_its_prompt_is_read_frees_its_slot() -> None:
     assert simulation.turn().left == [job]
 
 
+def test_one_that_leaves_in_the_turn_that_ends_it_is_in_no_other_and_stops_no_reading() -> None:
+    simulation = Simulation()
+    leaves = simulation.ask(10, 50)
+    simulation.turn()
+    reads = simulation.ask(300, 5)
+    simulation.run(lambda: simulation.turns[-1].run == [reads])
+    turn = simulation.scheduler.take(simulation.now)
+    assert turn.step == [leaves]
+    simulation.scheduler.cancel(leaves)
+    simulation.scheduler.finish([leaves])
+    simulation.run()
+    assert set(simulation.done) == {reads}
+    assert not any(turn.left for turn in simulation.turns)
+
+
 def test_one_that_waits_and_leaves_is_never_run() -> None:
     simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
     first, second = simulation.ask(10, 5), simulation.ask(10, 5)
