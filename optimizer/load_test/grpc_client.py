@@ -43,10 +43,10 @@ class GrpcClient:
         self._calls = {
             name: self._channel.unary_unary(
                 f"{service}/{name}",
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
+                request_serializer=self._methods[name].request.SerializeToString,
+                response_deserializer=self._methods[name].response.FromString,
             )
-            for name, method in self._methods.items()
+            for name in grpc_messages.METHODS
         }
         return self
 

@@ -22,6 +22,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "serve/uvicorn_http.py": "uvicorn",
     "serve/command.py": "uvloop",
     "serve/grpc_server.py": "grpc",
+    "serve/grpc_stream.py": "grpc",
     "serve/tracing.py": "opentelemetry",
     "serve/grpc_messages.py": "google",
     "inputs/image_file.py": "PIL",

@@ -23,7 +23,7 @@ from .tracing import sending
 if TYPE_CHECKING:
     import argparse
 
-CONNECTIONS = 1000
+CONNECTIONS = 1000  # and calls over gRPC
 SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: Python's 5 ms are as
 # long as many an answer takes
 
@@ -89,7 +89,7 @@ async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
     if args.grpc_port is None:
         return None
     check_installed()
-    server = GrpcServer(app, args.max_body, _token(args.token_file))
+    server = GrpcServer(app, args.max_body, _token(args.token_file), CONNECTIONS)
     port = await server.start(args.host, args.grpc_port)
     say(level="info", event="listening", host=args.host, grpc_port=port)
     return server

@@ -194,17 +194,26 @@ class Decoding:
     ) -> Result:
         """What `predict` gives for each text, in order. parameters: of the request; those that are
         options of a generation count. Raises RequestError."""
+        prompts = self.prompts(texts, pairs, parameters)
+        completions, answers = await self.complete(prompts, call)
+        tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
+        documents = [c.to_json() for c in completions]
+        return Result(documents, 0, tokens, answers.queued, times=answers.times)
+
+    def prompts(
+        self,
+        texts: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        parameters: Mapping[str, Any] | None,
+    ) -> Prompts:
+        """What a request asks; see `answer`. Raises RequestError."""
         if pairs is not None:
             raise RequestError("a text to continue has no second")
         known = {f.name for f in fields(Options)}
         options = {n: v for n, v in (parameters or {}).items() if n in known}
         rows, rules = self.model.prompts(texts), self.model.rules(options)
         self.model.check_room(rows, rules.options.max_new_tokens)
-        prompts = Prompts(rows, rules)
-        completions, answers = await self.complete(prompts, call)
-        tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
-        documents = [c.to_json() for c in completions]
-        return Result(documents, 0, tokens, answers.queued, times=answers.times)
+        return Prompts(rows, rules)
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
         """Not of a model whose cache stays here. Raises UnknownError."""

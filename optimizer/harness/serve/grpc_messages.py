@@ -2,6 +2,8 @@
 
 No code is generated, so no version of protobuf is pinned. Names and numbers are the protocol's:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
+and, of ModelStreamInfer, Triton's extension of it:
+https://github.com/triton-inference-server/common/blob/main/protobuf/grpc_service.proto
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ MESSAGES: dict[str, str] = {
     "ModelInferResponse": "model_name string 1, model_version string 2, id string 3, "
     "parameters .InferParameter% 4, outputs .ModelInferResponse.InferOutputTensor* 5, "
     "raw_output_contents bytes* 6",
+    "ModelStreamInferResponse": "error_message string 1, infer_response .ModelInferResponse 2",
 }
 METHODS = (
     *("ServerLive", "ServerReady", "ModelReady"),
     *("ServerMetadata", "ModelMetadata", "ModelInfer"),
 )
+STREAM = "ModelStreamInfer"
 
 
 class Method(NamedTuple):
@@ -62,7 +66,7 @@ class Method(NamedTuple):
 
 
 def methods() -> dict[str, Method]:
-    """Each method of the service with its messages, in a descriptor pool of its own."""
+    """METHODS and STREAM with their messages, in a descriptor pool of its own."""
     from google.protobuf import (  # type: ignore[import-untyped]
         descriptor_pool,
         message_factory,
@@ -70,16 +74,13 @@ def methods() -> dict[str, Method]:
 
     pool = descriptor_pool.DescriptorPool()
     pool.Add(_file())
-    find = pool.FindMessageTypeByName
-    return {
-        name: Method(
-            *(
-                message_factory.GetMessageClass(find(f"{PACKAGE}.{name}{end}"))
-                for end in ("Request", "Response")
-            )
-        )
-        for name in METHODS
-    }
+    names = {name: (f"{name}Request", f"{name}Response") for name in METHODS}
+    names[STREAM] = ("ModelInferRequest", f"{STREAM}Response")
+
+    def message_class(name: str) -> Any:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+    return {name: Method(*map(message_class, pair)) for name, pair in names.items()}
 
 
 def _file() -> Any:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
 from ..errors import MachineError
 from .app import App
 from .exchange import Record
-from .grpc_messages import PACKAGE, SERVICE, Method, methods
+from .grpc_messages import METHODS, PACKAGE, SERVICE, STREAM, methods
+from .grpc_stream import Stream
+from .grpc_tensors import request_of, response_of
 from .inference import Service
 from .refusals import RequestError, TokenError
-from .tensors import Array, OutputChoice, Request, checked_type, datatype, from_raw, to_raw
 
-CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
-    "BOOL": "bool_contents",
-    **{f"INT{n}": "int_contents" for n in (8, 16, 32)},
-    "INT64": "int64_contents",
-    **{f"UINT{n}": "uint_contents" for n in (8, 16, 32)},
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
 Answer = Callable[[Any, Any, Record], Awaitable[Any]]
 
 
@@ -51,7 +41,8 @@ def _there(name: str) -> bool:
 class GrpcServer:
     """Serves the application's model. The application says whether it is ready, counts and logs."""
 
-    def __init__(self, app: App, largest: int, token: str) -> None:
+    def __init__(self, app: App, largest: int, token: str, calls: int | None = None) -> None:
+        """largest: bytes of a message that comes. calls: at once, at most."""
         import grpc
 
         self._app, self._token, self._methods = app, token, methods()
@@ -61,7 +52,8 @@ class GrpcServer:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
+        self._ending = asyncio.Event()
         answers: dict[str, Answer] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -73,11 +65,16 @@ class GrpcServer:
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._guarded(name, answers[name]),
-                request_deserializer=method.request.FromString,
-                response_serializer=method.response.SerializeToString,
+                request_deserializer=self._methods[name].request.FromString,
+                response_serializer=self._methods[name].response.SerializeToString,
             )
-            for name, method in self._methods.items()
+            for name in METHODS
         }
+        handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=self._methods[STREAM].request.FromString,
+            response_serializer=self._methods[STREAM].response.SerializeToString,
+        )
         handler = grpc.method_handlers_generic_handler(f"{PACKAGE}.{SERVICE}", handlers)
         self._server.add_generic_rpc_handlers((handler,))
 
@@ -93,7 +90,9 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, seconds: float) -> None:
-        """Accept no call more, and give those that run so long."""
+        """Accept no call more, and give those that run so long; streams end with the answers to
+        what they have received."""
+        self._ending.set()
         await self._server.stop(seconds)
 
     def _guarded(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -107,21 +106,38 @@ class GrpcServer:
                         self._check_token(metadata)
                     return await answer(request, context, record)
             except RequestError as e:
-                error = e
-            if error.retry_after is not None:
-                delay = str(int(1000 * max(error.retry_after, 0.001)))
-                context.set_trailing_metadata((("retry-pushback-ms", delay),))
-            await context.abort(self._codes[error.grpc], error.message)
+                await self._abort(context, e)
 
         return guarded
 
+    async def _stream(self, requests: Any, context: Any) -> None:
+        del requests  # the context reads them, one at a time
+        metadata, kind = _metadata(context), self._methods[STREAM].response
+        stream = Stream(self._app, kind, context, metadata, self._ending)
+        try:
+            if not self._allowed(metadata):
+                with stream.call():
+                    self._check_token(metadata)
+            await stream.run()
+        except RequestError as e:
+            await self._abort(context, e)
+
+    async def _abort(self, context: Any, error: RequestError) -> None:
+        if error.retry_after is not None:
+            delay = str(int(1000 * max(error.retry_after, 0.001)))
+            context.set_trailing_metadata((("retry-pushback-ms", delay),))
+        await context.abort(self._codes[error.grpc], error.message)
+
     def _check_token(self, metadata: Mapping[str, str]) -> None:
+        if not self._allowed(metadata):
+            raise TokenError("a bearer token is needed")
+
+    def _allowed(self, metadata: Mapping[str, str]) -> bool:
         if not self._token:
-            return
+            return True
         scheme, _, value = metadata.get("authorization", "").partition(" ")
         right = hmac.compare_digest(value.encode(), self._token.encode())
-        if scheme.lower() != "bearer" or not right:
-            raise TokenError("a bearer token is needed")
+        return scheme.lower() == "bearer" and right
 
     async def _live(self, request: Any, context: Any, record: Record) -> Any:
         del request, context, record
@@ -156,7 +172,7 @@ class GrpcServer:
             return await self._inferred(service, message, context, record)
 
     async def _inferred(self, service: Service, message: Any, context: Any, record: Record) -> Any:
-        request = _request(message)
+        request = request_of(message)
         call = service.call(
             context.peer().rpartition(":")[0], request.parameters, context.time_remaining()
         )
@@ -167,66 +183,9 @@ class GrpcServer:
         record.answered(result)
         if result.truncated:  # the model read the beginning of so many texts
             context.set_trailing_metadata((("x-truncated-texts", str(result.truncated)),))
-        return _response(self._methods["ModelInfer"], service, message, outputs)
+        kind = self._methods["ModelInfer"].response
+        return response_of(kind, message, service.engine.model.version, outputs)
 
 
 def _metadata(context: Any) -> dict[str, str]:
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
-
-
-def _request(message: Any) -> Request:
-    """Raises RequestError for tensors that are not as they say."""
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise RequestError(f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs")
-    inputs: dict[str, Array] = {}
-    for i, tensor in enumerate(message.inputs):
-        where = f"inputs[{i}]"
-        kind, shape = checked_type(tensor.datatype, list(tensor.shape), where)
-        if tensor.name in inputs:
-            raise RequestError(f"{where} has the name of another")
-        if raw and tensor.HasField("contents"):
-            raise RequestError(f"{where} has contents beside raw_input_contents")
-        inputs[tensor.name] = (
-            from_raw(raw[i], kind, shape, where) if raw else _typed(tensor, kind, shape, where)
-        )
-    outputs = [OutputChoice(o.name, True) for o in message.outputs] or None
-    return Request(inputs, outputs, message.id, _parameters(message.parameters), True)
-
-
-def _typed(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """A tensor from its typed contents, by way of its bytes."""
-    if kind not in CONTENTS:
-        raise RequestError(f"{where} is {kind}, which only comes raw")
-    values = list(getattr(tensor.contents, CONTENTS[kind]))
-    if kind == "BYTES":
-        array = np.empty(len(values), object)
-        array[:] = values
-    else:
-        try:
-            array = np.array(values, kind.lower().replace("fp", "float"))
-        except OverflowError:
-            raise RequestError(f"{where} has numbers that {kind} does not hold") from None
-    return from_raw(to_raw(array), kind, shape, where)
-
-
-def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-        for key, value in entries.items()
-    }
-
-
-def _response(
-    method: Method, service: Service, message: Any, outputs: list[tuple[str, Array]]
-) -> Any:
-    response = method.response(
-        model_name=message.model_name,
-        model_version=service.engine.model.version,
-        id=message.id,
-    )
-    for name, array in outputs:
-        kind = datatype(str(array.dtype))
-        response.outputs.add(name=name, datatype=kind, shape=array.shape)
-        response.raw_output_contents.append(to_raw(array))
-    return response

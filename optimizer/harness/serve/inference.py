@@ -9,14 +9,15 @@ stays here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..generate import Piece
 from ..inputs.kind import InputKind
 from .cache import Cache, key_of
-from .decoding import Decoding
+from .decoding import Decoding, completion
 from .engine import Call, Engine, Result
 from .mirror import Mirror
 from .model import as_json
@@ -27,6 +28,7 @@ SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
 TENSORS = "-tensors"
 ANSWER = "answer"
+TEXT = "text"  # what follows a prompt
 LONGEST_TIMEOUT = 24 * 3600.0  # seconds
 
 Named = list[tuple[str, Array]]
@@ -135,6 +137,38 @@ class Service:
         )
         target = self.engine.model.target
         return [(n, column(self._tensors, n, result.answers, target)) for n in chosen], result
+
+    async def pieces(
+        self, name: str, version: str, request: Request, call: Call, result: Result
+    ) -> AsyncGenerator[tuple[Named, bool]]:
+        """The outputs of one text that is continued, as its tokens are made: (`text`, what a token
+        adds; False), and at the end (all that were requested; True). To be closed, which gives up
+        what is left. result: whose counts this fills in. Raises RequestError."""
+        assert isinstance(self.engine, Decoding)
+        model = self._check(name, version)
+        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual)
+        if len(inputs) != 1:
+            raise RequestError(f"{len(inputs)} texts; a stream continues one for each request")
+        _check_names(request.outputs, [*self._tensors, ANSWER])
+        chosen = [o.name for o in request.outputs or ()] or [*self._tensors]
+        prompts = self.engine.prompts(inputs, pairs, request.parameters)
+        answers, pieces = self.engine.begin(prompts, call), list[Piece]()
+        try:
+            async for event in answers:
+                pieces.append(event.piece)
+                last = event.piece.finish is not None
+                values: dict[str, Any] = {TEXT: {TEXT: event.piece.text}}
+                if last:
+                    values[ANSWER] = completion(pieces, len(prompts.rows[0])).to_json()
+                names = [n for n in chosen if n in values]
+                yield (
+                    [(n, column(self._tensors, n, [values[n]], model.target)) for n in names],
+                    last,
+                )
+        finally:
+            answers.close()
+            result.tokens = len(prompts.rows[0]) + len(pieces)
+            result.queued, result.times = answers.queued, answers.times
 
     def _check(self, name: str, version: str) -> Any:
         model = self.engine.model

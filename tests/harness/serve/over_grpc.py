@@ -10,14 +10,39 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.serve.grpc_messages import methods
+from optimizer.harness.serve.grpc_messages import STREAM, methods
 from tests.harness.serve.serving import Client, on_server
 
 SERVICE = "/inference.GRPCInferenceService"
-Ask = Callable[..., Awaitable[Any]]
 needs_grpc = pytest.mark.skipif(
     not find_spec("grpc"), reason="grpcio is not installed: pip install '.[serve]'"
 )
+
+
+class Ask:
+    """Calls methods of a server. server: a GrpcServer."""
+
+    def __init__(self, channel: Any, server: Any) -> None:
+        self._channel, self.server = channel, server
+
+    async def __call__(self, name: str, message: Any = None, **options: Any) -> Any:
+        method = methods()[name]
+        call = self._channel.unary_unary(
+            f"{SERVICE}/{name}",
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        return await call(message or method.request(), timeout=20, **options)
+
+    def stream(self, **options: Any) -> Any:
+        """An open stream of requests and answers: write(), done_writing(), read(), cancel()."""
+        method = methods()[STREAM]
+        call = self._channel.stream_stream(
+            f"{SERVICE}/{STREAM}",
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        return call(**{"timeout": 20, **options})
 
 
 def over_grpc(
@@ -25,30 +50,23 @@ def over_grpc(
     test: Callable[[Client, Ask], Awaitable[None]],
     *words: str,
     token: str = "",
+    calls: int | None = None,
     **more: Any,
 ) -> None:
-    """Run a test with a function that calls a method: (name, request, options of the call)."""
+    """Run a test with a client of a server's own. words: options of serve."""
 
     async def run(client: Client) -> None:
         import grpc
 
         from optimizer.harness.serve.grpc_server import GrpcServer
 
-        server = GrpcServer(client.app, 1 << 20, token)
+        server = GrpcServer(client.app, 1 << 20, token, calls)
         port = await server.start("127.0.0.1", 0)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-
-            async def ask(name: str, message: Any = None, **options: Any) -> Any:
-                method = methods()[name]
-                call = channel.unary_unary(
-                    f"{SERVICE}/{name}",
-                    request_serializer=method.request.SerializeToString,
-                    response_deserializer=method.response.FromString,
-                )
-                return await call(message or method.request(), timeout=20, **options)
-
-            await test(client, ask)
-        await server.close(0)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await test(client, Ask(channel, server))
+        finally:
+            await server.close(0)
 
     on_server(made, run, *words, **more)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness.bundle import Bundle
+from optimizer.harness.generate import Options
 from tests.harness.serve.test_command import started
 from tests.package.small_bundle import edited
 
@@ -72,6 +73,35 @@ async def ask():
     await client.close()
 asyncio.run(ask())
 """
+STREAMS = """
+import json, queue, sys
+import numpy as np
+import tritonclient.grpc as triton
+port, expected, prompts = int(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+client, answers = triton.InferenceServerClient(f"127.0.0.1:{port}"), queue.Queue()
+client.start_stream(lambda result, error: answers.put((result, error)))
+for i, prompt in enumerate(prompts):
+    text = triton.InferInput("text", [1], "BYTES")
+    text.set_data_from_numpy(np.array([prompt.encode()], object))
+    client.async_stream_infer("tiny-decoder", [text], request_id=str(i),
+        enable_empty_final_response=True, parameters={"max_new_tokens": 9})
+pieces, left = {str(i): [] for i in range(len(prompts))}, set(map(str, range(len(prompts))))
+while left:
+    result, error = answers.get(timeout=30)
+    assert error is None, error
+    response = result.get_response()
+    pieces[response.id].append(result.as_numpy("text")[0])
+    if response.parameters["triton_final_response"].bool_param:
+        left.remove(response.id)
+assert [b"".join(p).decode() for p in pieces.values()] == expected
+client.async_stream_infer("other", [text])
+result, error = answers.get(timeout=30)
+assert result is None and "unknown model" in str(error), error
+text.set_data_from_numpy(np.array([b"good"], object))
+client.async_stream_infer("tiny-decoder", [text], parameters={"max_new_tokens": 300})
+answers.get(timeout=30)
+client.stop_stream(cancel_requests=True)
+"""
 OPENAI = """
 import openai
 client = openai.OpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key="x", max_retries=0)
@@ -115,6 +145,26 @@ def test_every_client_gets_the_answers_of_predict(bundle: Path, python: Path) ->
             command = [str(python), "-c", HEAD + client, str(port), str(grpc), expected]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-2000:]
+    finally:
+        process.terminate()
+        process.wait(20)
+        if process.stderr:
+            process.stderr.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("grpc"), reason="grpcio is not installed: pip install '.[serve]'")
+def test_tritonclient_streams_the_texts_of_predict(decoder_bundle: Path, python: Path) -> None:
+    prompts = ["good", "a good film", "never again"]
+    with Bundle(decoder_bundle) as opened:
+        answers = opened.generate(prompts, Options(max_new_tokens=9))
+    process, _, lines = started(decoder_bundle, "--grpc-port", "0", "--slots", "2")
+    try:
+        (port,) = [line["grpc_port"] for line in lines if "grpc_port" in line]
+        asked = (str(port), json.dumps([a.text for a in answers]), json.dumps(prompts))
+        command = [str(python), "-c", STREAMS, *asked]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
     finally:
         process.terminate()
         process.wait(20)

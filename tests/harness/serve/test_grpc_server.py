@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optimizer.harness.bundle import Bundle
-from optimizer.harness.serve.grpc_messages import METHODS, methods
+from optimizer.harness.serve.grpc_messages import METHODS, STREAM, methods
 from tests.harness.serve.over_grpc import (
     Ask,
     needs_grpc,
@@ -34,7 +34,7 @@ def test_a_request_has_the_bytes_of_the_protocol() -> None:
 
 def test_every_method_has_its_messages() -> None:
     pytest.importorskip("google.protobuf")
-    assert set(methods()) == set(METHODS)
+    assert set(methods()) == {*METHODS, STREAM}
     names = {m.request.DESCRIPTOR.full_name for m in methods().values()}
     assert "inference.ModelInferRequest" in names
 

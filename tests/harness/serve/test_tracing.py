@@ -105,6 +105,21 @@ def test_a_text_that_is_continued_has_them_too_also_streamed(decoder_bundle: Pat
     assert names == [*tracing.NAMES, "v1 completions"] * 2
 
 
+@needs_grpc
+def test_each_request_of_a_stream_has_them(decoder_bundle: Path) -> None:
+    async def ask(_: Client, call: Ask) -> None:
+        stream = call.stream()
+        for _ in range(2):
+            request = texts_request([WORD.encode()], model_name="tiny-decoder")
+            request.parameters["max_new_tokens"].int64_param = 1
+            await stream.write(request)
+            await stream.read()
+        await stream.done_writing()
+
+    names = [s.name for s in spans_of(decoder_bundle, ask, run=over_grpc)]
+    assert names == [*tracing.NAMES, "grpc ModelStreamInfer"] * 2
+
+
 def test_nothing_that_a_client_wrote_is_in_a_span(made: Path) -> None:
     async def ask(client: Client) -> None:
         await embed(**{"x-wrong": WORD})(client)
