@@ -24,7 +24,7 @@ SECONDS = click.IntRange(0, 86_400)
     "platform",
     required=True,
     metavar="PLATFORM",
-    help="triton, kubernetes, kserve or compose.",
+    help="triton, kubernetes, kserve, ray or compose.",
 )
 @click.option(
     "--out",
@@ -75,6 +75,7 @@ def deploy(
       optimize deploy artifacts/minilm-int8/1 --to kubernetes --out deploy/kubernetes \\
           --image registry.example.com/minilm:1 --endpoint-seconds 5 --cpu 2 \\
           --replicas 2 --max-replicas 8 --cpu-percent 70
+      optimize deploy artifacts/minilm-int8/1 --to ray --out deploy/ray --cpu 2 --replicas 4
       optimize deploy artifacts/minilm-int8/1 --to compose --out deploy/compose --cpu 2
     """
     from optimizer.deploy import place, source

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.deploy import compose, kserve, kubernetes, triton
+from optimizer.deploy import compose, kserve, kubernetes, ray, triton
 from optimizer.deploy.settings import Settings
 from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
@@ -44,6 +44,12 @@ PLATFORMS = {
         ),
         Platform(
             "kserve", SERVER, kserve.write, (*CONTAINER, *SCALED), ("image", "endpoint_seconds")
+        ),
+        Platform(
+            "ray",
+            "harness/serve/application.py",
+            ray.write,
+            ("name", "replicas", "memory_mib", "cpu", "drain_seconds"),
         ),
         Platform("compose", SERVER, compose.write, ("image", "memory_mib", "cpu", "drain_seconds")),
     )

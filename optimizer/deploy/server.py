@@ -19,16 +19,22 @@ LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 
 @dataclass(frozen=True)
 class Server:
-    """arguments: of the image's entrypoint. memory: MiB. cpu: processors, which its threads are.
-    gpus: NVIDIA's. drain: seconds from SIGTERM to its end, at most, for clients that do not ask
-    for more time than it gives by itself. measured: what these follow from, where it was."""
+    """options: of `serve`, but for where it listens. memory: MiB. cpu: processors, which its
+    threads are. gpus: NVIDIA's. drain: seconds from SIGTERM to its end, at most, for clients that
+    do not ask for more time than it gives by itself. measured: what these follow from, where it
+    was."""
 
-    arguments: tuple[str, ...]
+    options: tuple[str, ...]
     memory: int
     cpu: int
     gpus: int
     drain: int
     measured: Measured | None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of a container's entrypoint."""
+        return ("serve", "--host", ANY, "--port", str(PORT), *self.options)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -60,9 +66,7 @@ def server(source: Source, settings: Settings) -> Server:
             where="command line",
             fix="Give --cpu N: processors that are requested, and threads of the server.",
         )
-    arguments = ["serve", "--host", ANY, "--port", str(PORT), *settings.arguments]
-    if not threads:
-        arguments += ["--threads", str(cpu)]
+    options = settings.arguments if threads else (*settings.arguments, "--threads", str(cpu))
     memory = settings.memory_mib
     if memory is None:
         assert measured is not None
@@ -72,7 +76,7 @@ def server(source: Source, settings: Settings) -> Server:
         longest = 0.0 if measured is None else measured.longest
         drain = ceil(serve.timeout + longest + serve.client_seconds)
     gpus = 0 if engine["device"] == "cpu" else 1
-    return Server(tuple(arguments), memory, cpu, gpus, drain, measured)
+    return Server(options, memory, cpu, gpus, drain, measured)
 
 
 def _engine(source: Source, measured: Measured | None) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from . import bounds, signed
 from . import generation_commands as generation
 from .errors import HarnessError, InputError, MachineError
-from .opening import opened, verified
+from .opening import opened, opener, verified
 from .serve import options as serving
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        args = _parser().parse_args(words)
+        args = parsed(words)
     except InputError as e:
         return _failed(e, as_json="--json" in words)
     try:
@@ -269,15 +269,12 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 def serve(args: argparse.Namespace) -> int:
     from .serve import command
 
-    def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
-        """Verified and opened where it lies now: a link is followed once for both."""
-        place = None if path is None else path.resolve()
-        named = argparse.Namespace(**{**vars(args), "bundle": place})
-        if path != args.bundle:
-            named.signature = None  # a file of the first one's
-        return stack.enter_context(opened(verified(named, stack, _say), args, _say))
+    return command.run(opener(args, _say), args)
 
-    return command.run(opened_at, args)
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """A command line. Raises InputError."""
+    return _parser().parse_args(words)
 
 
 def web(folder: Path, args: argparse.Namespace) -> int:

@@ -50,3 +50,17 @@ def opened(folder: Path, args: argparse.Namespace, say: Say) -> Bundle:
         genai=args.genai,
         cache=args.cache,
     )
+
+
+def opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
+    """Opens the bundles of a server. args: its command line."""
+
+    def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
+        """Verified and opened where it lies now: a link is followed once for both."""
+        place = None if path is None else path.resolve()
+        named = argparse.Namespace(**{**vars(args), "bundle": place})
+        if path != args.bundle:
+            named.signature = None  # a file of the first one's
+        return stack.enter_context(opened(verified(named, stack, say), args, say))
+
+    return opened_at

@@ -54,7 +54,7 @@ def test_a_damaged_bundle_is_not_deployed(bundle: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--to", "trito"], "triton"),
-        (["--to", "ray"], "Accepted: triton"),
+        (["--to", "nomad"], "Accepted: triton"),
         (["--to", "triton", "--", "--port", "1"], "--port was given"),
         (["--to", "triton", "--", "--timeout", "9"], "--timeout is of our server"),
         (["--to", "triton", "--", "--rowz", "9"], "optimize serve BUNDLE --help"),

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import InputError, MachineError
+from ..errors import MachineError
 from . import uvicorn_http
-from .app import App, Security
+from .app import App
 from .ask import ask
+from .from_options import application, say, token
 from .grpc_server import GrpcServer, check_installed
 from .loader import Loader, Opened
+from .options import CONNECTIONS
 from .plain_http import Server
-from .tracing import sending
 
 if TYPE_CHECKING:
     import argparse
 
-CONNECTIONS = 1000  # and calls over gRPC
 SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: Python's 5 ms are as
 # long as many an answer takes
 
 
 def run(opened: Opened, args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. opened: opens a bundle; raises as Bundle does."""
-    security = Security(_token(args.token_file), args.max_body, args.client_seconds)
-    tracer = sending(args.otlp_endpoint, say) if args.otlp_endpoint else None
-    app = App(security, say, tracer)
+    app, tracer = application(args)
     sys.setswitchinterval(SWITCH)
     runner = asyncio.Runner(loop_factory=_loop_factory(args))
     try:
@@ -42,12 +37,6 @@ def run(opened: Opened, args: argparse.Namespace) -> int:
         if tracer is not None:
             tracer.close()
     return 0
-
-
-def say(**fields: Any) -> None:
-    """One JSON line on standard error."""
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
-    print(json.dumps(line), file=sys.stderr, flush=True)
 
 
 async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
@@ -74,7 +63,7 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
         if args.ask is None:
             await ending.wait()
         else:
-            await ask(first, (args.host, server.port), _token(args.token_file), args.ask)
+            await ask(first, (args.host, server.port), token(args.token_file), args.ask)
         say(level="info", event="draining", waiting=app.versions.waiting)
         await app.versions.drained()
     finally:
@@ -89,7 +78,7 @@ async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
     if args.grpc_port is None:
         return None
     check_installed()
-    server = GrpcServer(app, args.max_body, _token(args.token_file), CONNECTIONS)
+    server = GrpcServer(app, args.max_body, token(args.token_file), CONNECTIONS)
     port = await server.start(args.host, args.grpc_port)
     say(level="info", event="listening", host=args.host, grpc_port=port)
     return server
@@ -103,15 +92,3 @@ def _loop_factory(args: argparse.Namespace) -> Callable[[], asyncio.AbstractEven
     except ImportError:
         return None
     return uvloop.new_event_loop  # type: ignore[no-any-return]
-
-
-def _token(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        token = path.read_text("utf-8").strip()
-    except (OSError, ValueError) as e:
-        raise InputError(f"cannot be read ({e})", where=str(path)) from None
-    if not token:
-        raise InputError("it is empty", where=str(path), accepted="a token on one line")
-    return token

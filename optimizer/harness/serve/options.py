@@ -8,6 +8,7 @@ from pathlib import Path
 from .. import bounds
 
 RECORDED = "default: the recipe's, else"
+CONNECTIONS = 1000  # to a server at once; and calls over gRPC
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,74 @@
+"""Ray Serve: an application whose replicas, on any machines of a Ray cluster, are our server.
+
+serve.yaml        Ray's own configuration (ray.serve.schema.ServeDeploySchema)
+application.py    what it imports; bundle/ beside it is the bundle as it is
+Dockerfile        an image of Ray's with both, for clusters that run images
+
+Ray starts, spreads, checks and replaces replicas and routes requests to them. Batches, slots,
+deadlines and refusals are each replica's own, so Ray is told to hold nothing back from one.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from optimizer.deploy.server import PORT, Server
+from optimizer.deploy.server import server as serving
+from optimizer.deploy.settings import Settings
+from optimizer.deploy.source import Source
+from optimizer.deploy.written import Written
+from optimizer.harness.serve.options import CONNECTIONS
+
+FILE = "serve.yaml"
+DOCKERFILE = """\
+# docker build --build-arg BASE=rayproject/ray:RELEASE-py312 -t IMAGE .
+# BASE: an image with Ray Serve, whose Python is 3.11 or newer.
+# PIP_OPTIONS: an index of one's own, or --no-index --find-links for a site without a network.
+ARG BASE
+FROM ${BASE}
+ARG PIP_OPTIONS=""
+COPY bundle/requirements.txt /tmp/requirements.txt
+RUN python -m pip install --no-cache-dir ${PIP_OPTIONS} -r /tmp/requirements.txt
+COPY application.py /application/application.py
+COPY bundle /application/bundle
+ENV PYTHONPATH=/application
+"""
+
+
+def write(source: Source, settings: Settings, out: Path) -> Written:
+    """Raises what `serving` does."""
+    server = serving(source, settings)
+    source.copy(out / "bundle")
+    template = files("optimizer.deploy") / "templates" / "application.py.txt"
+    (out / "application.py").write_text(template.read_text())
+    (out / "Dockerfile").write_text(DOCKERFILE)
+    (out / FILE).write_text(yaml.safe_dump(config(source, settings, server), sort_keys=False))
+    build = "docker build --build-arg BASE=rayproject/ray:RELEASE-py312 -t IMAGE OUT"
+    return Written([f"PYTHONPATH=OUT serve run OUT/{FILE}", build], server.document)
+
+
+def config(source: Source, settings: Settings, server: Server) -> dict[str, Any]:
+    """serve.yaml. Its address is this machine's own until somebody decides otherwise."""
+    name = settings.name or source.name
+    actor: dict[str, Any] = {"num_cpus": server.cpu, "memory": server.memory << 20}
+    if server.gpus:
+        actor["num_gpus"] = server.gpus
+    deployment = {
+        "name": name,
+        "num_replicas": settings.replicas or 1,
+        "max_ongoing_requests": CONNECTIONS,
+        "graceful_shutdown_timeout_s": server.drain,
+        "ray_actor_options": actor,
+    }
+    application = {
+        "name": name,
+        "route_prefix": "/",
+        "import_path": "application:build",
+        "args": {"name": name, "options": list(server.options)},
+        "deployments": [deployment],
+    }
+    return {"http_options": {"host": "127.0.0.1", "port": PORT}, "applications": [application]}
