@@ -5,7 +5,8 @@ memory = the libraries + the larger of (what lies outside the blocks, read once 
          codes, where it is small also de-quantized, with the second moments of its widest input and
          what a weight should become) + the streams, as far as
          compress.memory_gb lets them be held + what one batch makes inside a block; with
-         quantize.allocate not less than the whole model and what its outputs get
+         quantize.allocate not less than the whole model and what its outputs get; with
+         quantize.keep_float_auto not less than the whole model twice
 disk   = codes and scales, or floats that are only pruned + folded floats, twice while they are put
          together + the streams, kept to go on after a kill and where memory has no room for them
 time   = multiply-adds of all passes at a measured rate, texts filling half the sequence length
@@ -32,7 +33,7 @@ BLOCK = re.compile(r"\.(\d+)\.")
 def estimate(section: Compression, shapes: Shapes) -> Estimate:
     """shapes: of every tensor of the checkpoint."""
     blocks: dict[str, int] = defaultdict(int)
-    outside = linear = hidden = widest = moments = outputs = 0
+    outside = linear = hidden = widest = moments = outputs = modules = 0
     for name, shape in shapes.items():
         block = BLOCK.search(name)
         if block is None:
@@ -42,6 +43,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
         blocks[name[: block.end()]] += (6 if prod(shape) > HELD else 10) * prod(shape)
         if len(shape) == 2:
             linear += prod(shape)
+            modules += 1
             moments += shape[1] ** 2
             outputs += shape[0]
             hidden, widest = max(hidden, min(shape)), max(widest, *shape)
@@ -77,6 +79,9 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
         slopes = min(4 * measured * outputs, budget)
         walked = max(walked, 4 * (linear + outside) + slopes)
         work += (3 * measured + full + 100 * len(quantize.allocate.choices)) * linear
+    if quantize.keep_float_auto and calibrate:  # the model, and stand-ins of its modules
+        walked = max(walked, 8 * (linear + outside))
+        work += (modules + 8) * quantize.keep_float_auto.samples * length * linear
     return Estimate(
         memory=LIBRARIES + walked + inside,
         disk=2 * (codes + folded) + 2 * stream,

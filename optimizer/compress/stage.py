@@ -29,6 +29,7 @@ from optimizer.atomic import finish
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
 from optimizer.compress.apply import bias_correction, lm_head
+from optimizer.compress.apply.keep_float_auto import without_sensitive
 from optimizer.compress.apply.mixed_precision import allocated
 from optimizer.compress.apply.rounding import ALONE
 from optimizer.compress.data import calibration
@@ -106,6 +107,8 @@ def compress(
         windows = calibration.split(windows.train, quantize.model_tuning.held_out, where)
     if quantize.allocate:
         selection = allocated(opened, windows.train, section, selection, progress)
+    if quantize.keep_float_auto:
+        selection = without_sensitive(opened, windows.train, quantize, selection, progress)
     own, tuning_only = _own_text(opened, windows.train, section, progress)
     train = [*windows.train, *own]
     parts = _walk(_Job(opened, section, selection, train, progress))
@@ -315,6 +318,13 @@ def files(section: Compression) -> Mapping[str, str]:
     return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)
 
 
+def remark(section: Compression) -> str:
+    """What `optimize plan` says of the step."""
+    if section.quantize.keep_float_auto is None:
+        return ""
+    return f"keep_float_auto measures which modules stay float; {module_rows.FILE} says why"
+
+
 STAGE = Stage(
     name="compress",
     version=VERSION,
@@ -322,5 +332,6 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers"),
     files=files,
     estimate=estimate,
+    remark=remark,
     resumable=True,
 )

@@ -97,6 +97,11 @@ def check_training(quantize: Quantize) -> None:
             f"qat with {_names(transforms)}: its embeddings are other than the checkpoint's, and "
             "qat trains none; remove one of them"
         )
+    if quantize.keep_float_auto is not None:
+        raise ValueError(
+            "qat with quantize.keep_float_auto: what training makes up for is not known before; "
+            "name modules in keep_float"
+        )
     for name in ("head", "embedding"):
         if getattr(quantize, name) != "float":
             raise ValueError(
@@ -115,6 +120,7 @@ def same_form(section: Compression) -> Compression:
         "method": None,
         "methods": tuple(m.name for m in kept or (methods.NEAREST,)),
         "allocate": None,
+        "keep_float_auto": None,
     }
     few = None
     if calibrate is not None:

@@ -136,6 +136,21 @@ class Allocate(Section):
         return self
 
 
+class KeepFloatAuto(Section):
+    """optimizer/compress/apply/keep_float_auto.py; holds the whole model in memory once."""
+
+    max_error: float = Field(
+        gt=0,
+        le=100,
+        description="how far quantization may move the model's output (relative L2): the modules "
+        "that move it most stay float until it is met, measured together",
+    )
+    max_share: float = Field(
+        0.5, ge=0, lt=1, description="of the weights; where more would stay float, it is refused"
+    )
+    samples: int = Field(16, ge=1, le=MANY, description="calibration inputs to measure on")
+
+
 def _known(name: str) -> str:
     try:
         methods.method(name)
@@ -206,6 +221,9 @@ class Quantize(Section):
     keep_float: tuple[Pattern, ...] = Field(
         (), description="module name patterns (fnmatch); one that matches nothing is an error"
     )
+    keep_float_auto: KeepFloatAuto | None = Field(
+        None, description="which other modules stay float, by what quantizing each costs"
+    )
 
     @property
     def chosen(self) -> tuple[Method, ...]:
@@ -258,6 +276,7 @@ class Quantize(Section):
     def calibrated(self) -> bool:
         """Whether anything here looks at activations."""
         looks = self.static_activations or self.bias_correction or self.allocate is not None
+        looks = looks or self.keep_float_auto is not None
         return looks or any(m.calibrated for m in self.chosen)
 
     @property

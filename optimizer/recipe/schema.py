@@ -273,8 +273,8 @@ class Recipe(Section):
         if self.quantize.calibrated and self.calibrate is None:
             names = ", ".join(methods.calibrated())
             raise ValueError(
-                "calibrate is missing, and static activations, bias_correction, allocate and "
-                f"methods {names} need it; add calibrate: {{data: ...}}"
+                "calibrate is missing, and static activations, bias_correction, allocate, "
+                f"keep_float_auto and methods {names} need it; add calibrate: {{data: ...}}"
             )
         return self
 

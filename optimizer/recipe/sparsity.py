@@ -171,11 +171,12 @@ def check(sparsity: Sparsity, quantize: Any) -> None:
             f"sparsity with quantize.method {' and '.join(refused)}: it may move a pruned weight "
             "away from zero; use methods: [gptq], or leave sparsity out"
         )
-    if quantize.allocate is not None:
-        raise ValueError(
-            "sparsity with quantize.allocate: its sensitivities are those of dense weights; leave "
-            "one of them out"
-        )
+    for name in ("allocate", "keep_float_auto"):
+        if getattr(quantize, name) is not None:
+            raise ValueError(
+                f"sparsity with quantize.{name}: its sensitivities are those of dense weights; "
+                "leave one of them out"
+            )
     rounds = not quantize.leaves_float
     if sparsity.adjusts and rounds and quantize.block_rounding.law == "nearest":
         raise ValueError(

@@ -61,6 +61,7 @@ def test_awq_searches_ranges_where_nothing_else_chooses_integers(
     [
         ({"method": "rotation"}, "qat with rotation"),
         ({"head": {"bits": 8}}, "quantize.head"),
+        ({"keep_float_auto": {"max_error": 0.1}}, "name modules in keep_float"),
     ],
 )
 def test_qat_is_refused_where_it_cannot_train(quantize: dict[str, Any], words: str) -> None:

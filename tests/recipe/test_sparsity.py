@@ -70,6 +70,12 @@ REFUSED: list[tuple[str, str, dict[str, str], str]] = [
         "set quantize.gptq.damping",
     ),
     ("{method: wanda}", "quantize: {methods: [rtn], allocate: {}}", {}, "sensitivities"),
+    (
+        "{method: wanda}",
+        "quantize: {keep_float_auto: {max_error: 0.1}}",
+        {},
+        "quantize.keep_float_auto: its sensitivities",
+    ),
     ("null", "quantize: {method: float_weights}", {}, "nothing to compress"),
     ("{method: wanda}", "quantize: {method: float_weights, head: {bits: 8}}", {}, "in float"),
     ("{method: wanda}", "", {"speed": "true"}, "no faster than dense ones"),

@@ -45,6 +45,20 @@ def test_a_correct_run_passes_in_both_dialects(run: Run, rtx: Run) -> None:
     assert refused(ledger.run(materials(rtx))) == []
 
 
+def test_a_correct_run_passes_where_the_convolutions_that_cost_most_stay_float(
+    tmp_path: Path,
+) -> None:
+    """A convolution in front of one of them gives floats: no integer kernel does."""
+    auto = {"max_error": 0.002, "max_share": 0.9}
+    static = {"method": "rtn", "activations": {"range": "minmax"}}
+    made = recipe(tmp_path, "efficientnet_lite", {**static, "keep_float_auto": auto})
+    target = made.targets[0].model_copy(update={"allow_precision_fallback": True})
+    some = materials(make(tmp_path / "run", made.model_copy(update={"targets": (target,)})))
+    assert any(note.why.startswith("keep_float_auto") for note in some.state.notes)
+    assert len(some.state.weights) > 1
+    assert refused(ledger.run(some)) == []
+
+
 def test_onnx_runtime_runs_every_convolution_and_the_add_in_integers(
     run: Run, tmp_path: Path
 ) -> None:
