@@ -19,7 +19,7 @@ from optimizer.load.model import torch_model
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.recipe.quantize import KeepFloatAuto
 from optimizer.recipe.schema import Compression
-from tests.compress import checkpoints
+from tests.compress import checkpoints, decoders
 from tests.compress.checkpoints import compress, modules
 from tests.vision import recipe
 
@@ -71,6 +71,15 @@ def test_modules_stay_float_until_the_error_is_met_and_the_report_says_why(
     assert error < 0.75 * whole  # measured with other ranges: those of the float model's inputs
     assert all(why[name].startswith("keep_float_auto: ") for name in kept)
     assert all(rows[name]["scheme"] == "float" and rows[name]["note"] == why[name] for name in kept)
+
+
+def test_a_decoder_is_judged_by_what_its_head_reads(llama: Path, tmp_path: Path) -> None:
+    whole = decoders.compress(llama, tmp_path / "whole")
+    before = decoders.error(llama, whole)
+    auto = {"max_error": before / 2, "max_share": 0.99}
+    part = decoders.compress(llama, tmp_path / "part", keep_float_auto=auto)
+    assert set(part.modules) < set(whole.modules)
+    assert decoders.error(llama, part) < 0.75 * before
 
 
 def test_nothing_stays_float_where_the_error_is_met(loaded: Path, tmp_path: Path) -> None:
