@@ -6,9 +6,15 @@ the layers; each is (batch, kv_heads, past or total, head_dim).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .inputs.batch import Array
+
+if TYPE_CHECKING:
+    from .contract import Generation
 
 PARTS = ("key", "value")
 PAST, PRESENT = "past_key_values", "present"
@@ -42,6 +48,18 @@ def is_present(name: str) -> bool:
 def past_of(present: str) -> str:
     """The input that an output becomes in the next step."""
     return PAST + present.removeprefix(PRESENT)
+
+
+def itemsize(inputs: Mapping[str, np.dtype[Any] | None]) -> int:
+    """Bytes of a number of the cache, by the types of a graph's inputs; float32's where it names
+    none."""
+    kinds = {kind for name, kind in inputs.items() if kind is not None and is_past(name)}
+    return max((kind.itemsize for kind in kinds), default=4)
+
+
+def text_bytes(spec: Generation, tokens: int, itemsize: int) -> int:
+    """Bytes of the cache of one text of so many tokens. itemsize: of a number."""
+    return len(PARTS) * spec.layers * spec.kv_heads * spec.head_dim * tokens * itemsize
 
 
 def position_ids(mask: Array, new: int) -> Array:

@@ -71,6 +71,9 @@ class FittedRunner(Closing):
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
         return self._runner.slots(contract, rows, capacity)
 
+    def cache_bytes(self, contract: Contract, tokens: int) -> int:
+        return self._runner.cache_bytes(contract, tokens)
+
     def close(self) -> None:
         self._runner.close()
 

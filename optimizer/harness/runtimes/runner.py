@@ -31,4 +31,7 @@ class Runner(Protocol):
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
         """Places for `rows` texts of up to `capacity` tokens that come and go; see slots.Slots."""
 
+    def cache_bytes(self, contract: Contract, tokens: int) -> int:
+        """What the cache of one text of so many tokens takes in memory."""
+
     def close(self) -> None: ...

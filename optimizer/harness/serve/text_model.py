@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import InputError, MachineError
 from ..generate import Options
 from ..generate.grammar import Grammars
 from ..generate.row import Rules
-from ..runtimes.runner import Runner
 from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .exactness import ALONE
@@ -53,14 +50,14 @@ class TextModel:
         self.room, self._bundle = room, bundle
         longest = self.contract.decoder.context
         self.context = min(room.context or longest, longest)
-        per_token = room.slots * bytes_per_token(self.runner, self.contract)
-        self.cache_bytes = per_token * self.context
+        self.cache_bytes = room.slots * self.runner.cache_bytes(self.contract, self.context)
         if memory is not None and self.cache_bytes > memory:
+            fitting = self.context * memory // self.cache_bytes
             raise MachineError(
                 f"{room.slots} slots of {self.context:,} tokens take {self.cache_bytes >> 20:,} "
                 f"MiB of cache, and {memory >> 20:,} MiB of memory may be taken",
                 where="serve",
-                fix=f"Give fewer --slots, or --context {memory // per_token} at most.",
+                fix=f"Give fewer --slots, or --context {fitting} at most.",
             )
         self.slots: Slots = self.runner.slots(self.contract, room.slots, self.context)
         self.sharing = ALONE
@@ -122,13 +119,6 @@ class TextModel:
 
     def close(self) -> None:
         self._bundle.close()
-
-
-def bytes_per_token(runner: Runner, contract: Any) -> int:
-    """Of the cache of one text."""
-    spec = contract.decoder
-    sizes = [np.dtype(kind).itemsize for n, kind in runner.inputs.items() if n.startswith("past")]
-    return int(sum(sizes or [4] * 2 * spec.layers) * spec.kv_heads * spec.head_dim)
 
 
 def asked_wrongly(error: InputError) -> RequestError:

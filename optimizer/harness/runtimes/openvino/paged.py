@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -89,10 +90,8 @@ class Pages:
         self, ov: Any, compiled: Any, texts: int, tokens: int, *, companion: bool = False
     ) -> None:
         self._ov, self._request = ov, compiled.create_infer_request()
-        ports = {str(port.any_name): port for port in compiled.inputs}
-        layers = (len(ports) - len(STEP)) // len(PARTS)
-        self._ports = {n: ports[n] for i in range(layers) for n in (f"{p}.{i}" for p in PARTS)}
-        self._block = _sizes(ports[f"{PARTS[1]}.0"])[1]  # keys in 8 bits have scales there, too
+        self._ports = _cache_ports(compiled)
+        self._block = _block_tokens(self._ports)
         self._texts: dict[int, _Text] = {}
         self._free: list[int] = []
         self._caches: dict[str, Array] = {}
@@ -192,6 +191,29 @@ class Pages:
 COMPANION = np.zeros(2, np.int64)
 NUMPY: dict[str, Any] = {"f32": np.float32, "bf16": np.float16, "f16": np.float16, "u8": np.uint8}
 """Element types of a cache as numpy has them: of bf16 it has the bits alone."""
+
+
+def blocks_bytes(compiled: Any, tokens: int) -> int:
+    """What the blocks of one text of so many tokens take, of all layers, with the scales of a cache
+    in 8 bits."""
+    ports = _cache_ports(compiled)
+    block = 0
+    for port in ports.values():
+        kind = np.dtype(NUMPY[port.get_element_type().get_type_name()])
+        block += prod(_sizes(port)) * kind.itemsize
+    return block * -(-tokens // _block_tokens(ports))
+
+
+def _cache_ports(compiled: Any) -> dict[str, Any]:
+    """{name: the input} of an ov.CompiledModel, keys and values of layer 0 first."""
+    ports = {str(port.any_name): port for port in compiled.inputs}
+    layers = (len(ports) - len(STEP)) // len(PARTS)
+    return {n: ports[n] for i in range(layers) for n in (f"{p}.{i}" for p in PARTS)}
+
+
+def _block_tokens(ports: Mapping[str, Any]) -> int:
+    """Of values: keys in 8 bits have scales on the axis of tokens, too."""
+    return _sizes(ports[f"{PARTS[1]}.0"])[1]
 
 
 def _sizes(port: Any) -> tuple[int, ...]:

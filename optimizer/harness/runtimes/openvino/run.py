@@ -32,12 +32,13 @@ from ..slots import SeparateDecoders, Slots
 from . import stateful
 from .decoder import OpenVinoDecoder, PagedDecoder, every, read_states, write_states
 from .kernels import Kernel, kernels
-from .paged import NotPagedError, Pages, page_cache
+from .paged import NotPagedError, Pages, blocks_bytes, page_cache
 from .privacy import unreported
 from .slots import PagedSlots
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 CACHES = PRECISIONS
+ITEMSIZES = {"f32": 4, "bf16": 2}
 CAPABILITIES = {"bf16": "BF16"}
 """What OPTIMIZATION_CAPABILITIES must list for a precision."""
 HINTS = {"latency": "LATENCY", "throughput": "THROUGHPUT"}
@@ -224,6 +225,13 @@ class OpenVinoRunner(Closing):
         if self.settings.paged:
             return PagedSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)
+
+    def cache_bytes(self, contract: Contract, tokens: int) -> int:
+        """What the cache of one text of so many tokens takes in memory: in blocks, whole ones."""
+        if self.settings.paged:
+            return blocks_bytes(self._paged, tokens)
+        itemsize = ITEMSIZES[CACHES[self.settings.precision]]
+        return kv_cache.text_bytes(contract.decoder, tokens, itemsize)
 
     def kernels(self) -> list[Kernel]:
         """What each layer runs in; of a decoder, where it continues texts."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import kv_cache
 from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError, UnopenedError
@@ -122,6 +123,10 @@ class OrtRunner(Closing):
         if possible(self):
             return OrtSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)
+
+    def cache_bytes(self, contract: Contract, tokens: int) -> int:
+        """What the cache of one text of so many tokens takes in memory."""
+        return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def binding(self) -> Any:
         """A new IOBinding of the session."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import kv_cache
 from ...closing import Closing
 from ...contract import Contract
 from ...errors import InputError, MachineError
@@ -211,6 +212,10 @@ class TrtRunner(Closing):
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG002
         """Places for texts that come and go; see slots.Slots."""
         return SeparateDecoders(self, contract, capacity)
+
+    def cache_bytes(self, contract: Contract, tokens: int) -> int:
+        """What the cache of one text of so many tokens takes in memory."""
+        return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def layer_information(self) -> str:
         """The engine's layers as the inspector writes them (JSON)."""

@@ -136,6 +136,23 @@ def test_a_token_taken_back_is_as_if_it_had_not_been(
     assert np.array_equal(slots.step({1: texts[1][LENGTHS[1]]})[1], once)
 
 
+def test_what_a_text_takes_is_whole_blocks_in_the_precision_of_the_cache(
+    model: Path, runner: OpenVinoRunner, texts: list[list[int]]
+) -> None:
+    def kept(runner: OpenVinoRunner) -> int:
+        slots = runner.slots(CONTRACT, 1, 64)
+        slots.open(0)
+        slots.read(0, texts[4][:64])
+        return sum(array.nbytes for array in slots.copied(0, 0, 64))
+
+    rounded = OpenVinoRunner(model, Settings(paged=True, cache="int8"), threads=1)
+    for each in (runner, rounded):
+        assert each.cache_bytes(CONTRACT, 33) == each.cache_bytes(CONTRACT, 64)
+    assert runner.cache_bytes(CONTRACT, 64) == kept(runner)
+    scales = 8 * CONTRACT.decoder.layers * KV_HEADS * WIDTH  # of keys, for a channel and block
+    assert rounded.cache_bytes(CONTRACT, 64) == kept(rounded) + scales * 2
+
+
 @pytest.mark.parametrize("kept", [32, 40])
 def test_tokens_copied_from_another_text_are_as_if_they_had_been_read(
     runner: OpenVinoRunner, texts: list[list[int]], kept: int
