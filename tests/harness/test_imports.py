@@ -13,7 +13,7 @@ FOLDER = Path(str(harness.__file__)).parent
 ALLOWED = {"numpy", "tokenizers"} | set(sys.stdlib_module_names)
 ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/ort/run.py": "onnxruntime",
-    "runtimes/openvino/run.py": "openvino",
+    "runtimes/openvino/core.py": "openvino",
     "runtimes/openvino/stateful.py": "openvino",
     "runtimes/openvino/paged.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",

@@ -1,1 +1,1 @@
-"""OpenVINO: run.py opens a model, kernels.py says what it runs each layer in."""
+"""OpenVINO: core.py has its Core, run.py opens a model, kernels.py says what each layer runs in."""

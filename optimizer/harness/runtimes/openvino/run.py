@@ -30,10 +30,10 @@ from ...inputs.batch import Array
 from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
 from . import stateful
+from .core import core, core_for_strings, package
 from .decoder import OpenVinoDecoder, PagedDecoder, every, read_states, write_states
 from .kernels import Kernel, kernels
 from .paged import NotPagedError, Pages, blocks_bytes, page_cache
-from .privacy import unreported
 from .slots import PagedSlots
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -121,7 +121,7 @@ class OpenVinoRunner(Closing):
         self.threads, self._file = threads or cores(), compiled
         self._axes, self._idle = axes or {}, list[Any]()
         if self.settings.paged:
-            self._inputs, self._outputs = self._named_by(_read(_import(), self.model))
+            self._inputs, self._outputs = self._named_by(_read(package(), self.model))
             self._cache = kv_cache.names(sum(map(kv_cache.is_past, self._inputs)) // 2)
             return
         self._cache = stateful.pairs([s.name for s in self.request().query_state()])
@@ -183,7 +183,7 @@ class OpenVinoRunner(Closing):
         taken = dict(arrays)
         if self._cache:
             pasts = {past: taken.pop(past) for past, _ in self._cache}
-            write_states(_import(), request, self._cache, pasts)
+            write_states(package(), request, self._cache, pasts)
             taken[stateful.ROWS] = every(len(next(iter(taken.values()))))
         answers = self.run(request, taken)
         answers |= read_states(request, self._cache)
@@ -212,7 +212,7 @@ class OpenVinoRunner(Closing):
         A companion makes steps of any texts the same where products are sums of integers, for 3 %
         of the time of one text (SmolLM2). Of floats it is a third, and none is given."""
         companion = self.settings.block > 0
-        return Pages(_import(), self._paged, texts, tokens, companion=companion)
+        return Pages(package(), self._paged, texts, tokens, companion=companion)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder | PagedDecoder:
         """A new batch of sequences to continue; see decoder.DecoderRunner."""
@@ -247,7 +247,7 @@ def capabilities() -> list[str]:
     """What this processor has kernels for, as OpenVINO names it: "FP32", "BF16", "INT8", ...
 
     Raises MachineError when the package is missing."""
-    return list(_import().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+    return list(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
 def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> None:
@@ -259,7 +259,7 @@ def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> 
 def unpaged(model: Path) -> str:
     """Why this version of OpenVINO makes no paged attention of a decoder's file, or "". Raises
     BundleError for a file that it does not read."""
-    ov = _import()
+    ov = package()
     try:
         page_cache(ov, _read(ov, model))
     except NotPagedError as e:
@@ -271,9 +271,8 @@ def write_stateful(model: Path, settings: Settings, out: Path) -> None:
     """Write a decoder's ONNX file as OpenVINO's own two: `out`, which ends in .xml, and the weights
     beside it, .bin. Its cache is a state; weights keep the types they have. Who opens it without
     properties gets those of `settings`, but for the precision hint, which a file cannot carry."""
-    ov = _import()
-    read = ov.Core().read_model(str(model))
-    stateful.keep_cache(ov, read)
+    read = core().read_model(str(model))
+    stateful.keep_cache(package(), read)
     for name, value in settings.decides.items():
         read.set_rt_info(str(value), ["runtime_options", name])
     write_model(read, out)
@@ -281,22 +280,21 @@ def write_stateful(model: Path, settings: Settings, out: Path) -> None:
 
 def write_model(model: Any, out: Path) -> None:
     """Write an ov.Model, nothing rounded."""
-    _import().save_model(model, str(out), compress_to_fp16=False)
+    package().save_model(model, str(out), compress_to_fp16=False)
 
 
 def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
     """What a model of texts gives, {output: array} of one text. Its operators must have been
     registered: importing openvino_tokenizers does."""
-    compiled = _import().Core().compile_model(str(path), "CPU")
+    compiled = core_for_strings().compile_model(str(path), "CPU")
     names = [_name(port) for port in compiled.outputs]
     return lambda text: dict(zip(names, compiled([text]).values(), strict=True))
 
 
 def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) -> Any:
     """An ov.CompiledModel."""
-    ov = _import()
-    core = ov.Core()
-    _refuse_emulation(core, settings.precision)
+    ov = package()
+    _refuse_emulation(capabilities(), settings.precision)
     properties = {
         **settings.decides,
         "INFERENCE_NUM_THREADS": threads,
@@ -306,11 +304,11 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
     with _opening(ov, compiled or model):
         if compiled is not None:
             blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
-            return core.import_model(blob, "CPU", properties)
+            return core().import_model(blob, "CPU", properties)
         read = _read(ov, model)
         if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
             (page_cache if settings.paged else stateful.keep_cache)(ov, read)
-        return core.compile_model(read, "CPU", properties)
+        return core().compile_model(read, "CPU", properties)
 
 
 def _read(ov: Any, model: Path) -> Any:
@@ -318,7 +316,7 @@ def _read(ov: Any, model: Path) -> Any:
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     with _opening(ov, model):
-        return ov.Core().read_model(str(model))
+        return core().read_model(str(model))
 
 
 @contextmanager
@@ -336,8 +334,7 @@ def _opening(ov: Any, file: Path) -> Iterator[None]:
         ) from e
 
 
-def _refuse_emulation(core: Any, precision: str) -> None:
-    listed = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+def _refuse_emulation(listed: Sequence[str], precision: str) -> None:
     if precision in CAPABILITIES and CAPABILITIES[precision] not in listed:
         raise MachineError(
             f"this processor has no {precision} (OpenVINO lists {', '.join(listed)}); emulated, it "
@@ -359,17 +356,6 @@ def _shape(port: Any) -> Shape | None:
     if shape.rank.is_dynamic:
         return None
     return tuple(d.get_length() if d.is_static else None for d in shape)
-
-
-def _import() -> Any:
-    try:
-        with unreported():
-            import openvino
-    except ImportError as e:
-        raise MachineError(
-            f"OpenVINO cannot be imported ({e})", fix="pip install openvino"
-        ) from None
-    return openvino
 
 
 def _first_line(error: BaseException) -> str:

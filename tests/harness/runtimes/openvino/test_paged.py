@@ -22,7 +22,7 @@ ROUNDING = {"rtol": 1e-4, "atol": 1e-4}
 LENGTHS = (5, 40, 33, 1, 64)  # some fill their blocks of 32, some begin another
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paged")
     graph = decoder("llama", folder).model
@@ -36,10 +36,9 @@ def runner(model: Path) -> OpenVinoRunner:
     return OpenVinoRunner(model, Settings(paged=True), threads=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def on_threads(model: Path) -> dict[int, OpenVinoRunner]:
-    """By their number. Alive to the end: when OpenVINO 2026.4 has freed a model of two threads, an
-    interrupt (which other tests send) ends the process."""
+    """By their number."""
     settings = Settings(paged=True, block=64)
     return {n: OpenVinoRunner(model, settings, threads=n) for n in (1, 2)}
 

@@ -90,21 +90,11 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         OpenVinoRunner(tmp_path / "other.onnx")
 
 
-class Processor:
-    """An ov.Core of a machine with these capabilities."""
-
-    def __init__(self, *listed: str) -> None:
-        self.listed = list(listed)
-
-    def get_property(self, *_: str) -> list[str]:
-        return self.listed
-
-
 def test_bf16_is_never_forced_where_the_processor_lacks_it() -> None:
-    run._refuse_emulation(Processor("FP32", "BF16"), "bf16")
-    run._refuse_emulation(Processor("FP32"), "fp32")
+    run._refuse_emulation(["FP32", "BF16"], "bf16")
+    run._refuse_emulation(["FP32"], "fp32")
     with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\)"):
-        run._refuse_emulation(Processor("FP32", "INT8"), "bf16")
+        run._refuse_emulation(["FP32", "INT8"], "bf16")
 
 
 def test_a_model_without_a_cache_continues_no_text(runner: OpenVinoRunner) -> None:
@@ -121,7 +111,7 @@ def in_new_process(model: Path, tmp_path: Path) -> Callable[[str], str]:
         opening = (
             "from pathlib import Path\n"
             "from optimizer.harness.runtimes.openvino.run import OpenVinoRunner\n"
-            f"OpenVinoRunner(Path({str(model)!r}))\n{code}"
+            f"model = Path({str(model)!r})\nOpenVinoRunner(model)\n{code}"
         )
         done = subprocess.run(
             [sys.executable, "-c", opening],
@@ -142,3 +132,22 @@ def test_nothing_is_reported_to_its_makers(
     code = "import sys; print([m for m in sys.modules if 'telemetry' in m or '.ovc' in m])"
     assert in_new_process(code) == "[]"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_closed_models_leave_signals_to_python(
+    sent: str, in_new_process: Callable[[str], str]
+) -> None:
+    """The first opened is closed first, and one by another thread."""
+    code = f"""
+import os, signal, threading
+opened = [OpenVinoRunner(model, threads=n) for n in (2, 1, 2)]
+opened[0].close()
+opened[1].close()
+thread = threading.Thread(target=opened[2].close)
+thread.start()
+thread.join()
+signal.signal(signal.{sent}, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.{sent})
+"""
+    assert in_new_process(code) == "handled"
