@@ -19,6 +19,9 @@ REFUSED = (
     "token_file",
     "beside",
     "settings",
+    "semantic_cache_mib",
+    "semantic_encoder",
+    "semantic_pairs",
 )  # the files decide, or do not have it
 
 

@@ -18,6 +18,7 @@ from .asgi import (
     Scope,
     Send,
     Stream,
+    cache_control,
     document,
     headers_of,
     while_connected,
@@ -179,7 +180,9 @@ class App:
         seconds = exchange.timeout()
         if rest != ["embeddings"]:
             call = service.call(exchange.client, {}, seconds)
-            asking = openai_texts.Asking(call, exchange.receive, self._security.body_seconds)
+            seconds_of_a_part = self._security.body_seconds
+            control = cache_control(exchange.headers)
+            asking = openai_texts.Asking(call, exchange.receive, seconds_of_a_part, control)
             chat = rest[0] == "chat"
             response, result = await openai_texts.answer(service, body, asking, chat=chat)
             if isinstance(response, Stream):

@@ -60,6 +60,11 @@ def headers_of(scope: Scope) -> dict[str, str]:
     return {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
 
 
+def cache_control(headers: Mapping[str, str]) -> frozenset[str]:
+    """The words of a request's cache-control (RFC 9111, 5.2.1), in lower case."""
+    return frozenset(w.strip().lower() for w in headers.get("cache-control", "").split(","))
+
+
 def whole_header(headers: Mapping[str, str], name: str) -> int | None:
     """A header that is a whole number from 0; None where it is missing. Raises RequestError."""
     value = headers.get(name)

@@ -2,8 +2,8 @@
 
 A key holds the digest of the bundle (its contract and files), the engine, and the inputs: a new
 version has other keys, so that nothing is ever flushed too late. What was used longest ago makes
-room; an answer larger than all room is not kept. Only what a model answers in one run is kept,
-without options: a text that is continued may be sampled.
+room; an answer larger than all room is not kept. Of texts that are continued the options count as
+well, and those whose tokens are drawn without a seed of the client's are not kept (recall.py).
 """
 
 from __future__ import annotations
@@ -51,12 +51,16 @@ class Cache:
 
 
 def key_of(
-    digest: str, engine: str, inputs: Sequence[str | bytes], pairs: Sequence[str | bytes] | None
+    digest: str,
+    engine: str,
+    inputs: Sequence[str | bytes],
+    pairs: Sequence[str | bytes] | None,
+    options: str = "",
 ) -> bytes:
     """Alike for two requests only if they are the same: each part goes in with its kind and length,
     so that no two lists of parts are one text."""
     hashed = hashlib.sha256()
-    parts: list[str | bytes] = [digest, engine, str(len(inputs)), *inputs, *(pairs or ())]
+    parts: list[str | bytes] = [digest, engine, options, str(len(inputs)), *inputs, *(pairs or ())]
     for part in parts:
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
         hashed.update(b"%s%d:" % (b"t" if isinstance(part, str) else b"b", len(data)))

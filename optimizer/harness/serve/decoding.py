@@ -27,6 +27,8 @@ from .slots import Job, Scheduler, Turn
 from .text_metrics import TextMetrics
 from .text_model import TextModel
 
+OPTIONS = frozenset(f.name for f in fields(Options))  # of a request's parameters, those that count
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -209,8 +211,7 @@ class Decoding:
         """What a request asks; see `answer`. Raises RequestError."""
         if pairs is not None:
             raise RequestError("a text to continue has no second")
-        known = {f.name for f in fields(Options)}
-        options = {n: v for n, v in (parameters or {}).items() if n in known}
+        options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
         rows, rules = self.model.prompts(texts), self.model.rules(options)
         self.model.check_room(rows, rules.options.max_new_tokens)
         return Prompts(rows, rules)

@@ -18,6 +18,7 @@ from .refusals import DeadlineError, DrainingError, OverloadError, RequestError
 
 RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
 LONG = 20_000  # characters or bytes of a request that are encoded on the event loop
+HIT, MISS = "hit", "miss"  # of Result.cache
 BESIDE = 2  # larger requests that are encoded beside it: a small file may be a large image
 
 
@@ -45,7 +46,8 @@ class Times:
 @dataclass
 class Result:
     """answers: one per row. truncated: rows that were cut to what the model reads. queued, model:
-    seconds, the largest of the request's rows. times: None where the model did not run."""
+    seconds, the largest of the request's rows. times: None where the model did not run. cache: HIT,
+    MISS or another word for where the answers come from; "" where there is no cache."""
 
     answers: list[Any]
     truncated: int = 0
@@ -53,6 +55,7 @@ class Result:
     queued: float = 0.0
     model: float = 0.0
     times: Times | None = None
+    cache: str = ""
 
 
 @dataclass(eq=False)

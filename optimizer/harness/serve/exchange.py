@@ -12,6 +12,7 @@ from typing import Any
 from .asgi import Receive, Response, read_body
 from .engine import Result, Times
 from .inference import Service
+from .recall import HEADER
 from .refusals import ForbiddenError, MethodError, RequestError, TokenError
 from .versions import Served
 
@@ -108,6 +109,8 @@ class Exchange(Record):
         """Count an answer, and say of it what is no text."""
         if result.truncated:  # the model read the beginning of so many texts
             response.headers["x-truncated-texts"] = str(result.truncated)
+        if result.cache:
+            response.headers[HEADER] = result.cache
         self.answered(result)
         if self.service is not None:
             self.service.engine.metrics.success.add()
@@ -121,6 +124,7 @@ def counts(result: Result) -> dict[str, Any]:
         "queue_ms": round(1000 * result.queued, 3),
         "model_ms": round(1000 * result.model, 3),
         "truncated": result.truncated,
+        **({"cache": result.cache} if result.cache else {}),
     }
 
 

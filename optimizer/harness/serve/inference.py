@@ -9,6 +9,7 @@ stays here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ import numpy as np
 from ..generate import Piece
 from ..inputs.kind import InputKind
 from .cache import Cache, key_of
-from .decoding import Decoding, completion
-from .engine import Call, Engine, Result
+from .decoding import OPTIONS, Decoding, completion
+from .engine import HIT, MISS, Call, Engine, Result
 from .mirror import Mirror
 from .model import as_json
+from .recall import Recall
 from .refusals import ModelError, RequestError, UnknownError
 from .tensors import Array, OutputChoice, Request, datatype
 
@@ -45,6 +47,7 @@ class Service:
         self._tensors = dict(model.task.tensors(model.contract))
         self.columns = model.task.inputs.columns
         self.cache: Cache | None = None
+        self.recall: Recall | None = None  # of tokens, where the model continues texts
         self.digest = ""  # of the bundle, in the keys of the cache
         self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
 
@@ -100,7 +103,8 @@ class Service:
         Raises RequestError."""
         key = b""
         if self.cache is not None:
-            key = key_of(self.digest, self.engine.model.target, inputs, pairs)
+            options = self._options(parameters or {})
+            key = key_of(self.digest, self.engine.model.target, inputs, pairs, options)
             before: Result | None = self.cache.get(key)
             (self.engine.metrics.misses if before is None else self.engine.metrics.hits).add()
             if before is not None:
@@ -114,8 +118,17 @@ class Service:
         if self.mirror is not None:
             self.mirror.answered(self, inputs, pairs, result.answers)
         if self.cache is not None:
-            self.cache.put(key, Result(result.answers, result.truncated, result.tokens))
+            kept = Result(result.answers, result.truncated, result.tokens, cache=HIT)
+            self.cache.put(key, kept)
+            result.cache = MISS
         return result
+
+    def _options(self, parameters: Mapping[str, Any]) -> str:
+        """What a request's answer follows from besides its inputs."""
+        if not self.engine.model.task.generates:
+            return ""
+        options = {n: v for n, v in parameters.items() if n in OPTIONS}
+        return json.dumps(options, sort_keys=True)
 
     async def infer(
         self, name: str, version: str, request: Request, call: Call

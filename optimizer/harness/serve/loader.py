@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import HarnessError, InputError
 from .cache import Cache
+from .decoding import Decoding
+from .inference import Service
 from .mirror import Mirror
+from .recall import Recall, Semantic, semantic
 from .refusals import DrainingError, RequestError
 from .starting import started
 from .trial import Terms, Trial
@@ -42,17 +45,28 @@ class Loader:
         self._opened, self._args, self._versions, self._say = opened, args, versions, say
         self._paths: dict[Served, Path | None] = {}
         self._cache = Cache(args.cache_mib << 20) if args.cache_mib else None
+        self._semantic: Semantic | None = None
+        self._stack = ExitStack()  # of the encoder
         self._one = asyncio.Lock()  # a warm-up at a time: two would time each other
         self._leaving = set[asyncio.Task[None]]()
 
     async def start(self) -> None:
         """Serve every bundle of the command line. Raises as `Opened`, and MachineError."""
+        self._semantic = await asyncio.to_thread(
+            semantic, self._opened, self._args, self._stack, self._say
+        )
         for path in (self._args.bundle, *self._args.beside):
             served = await self._ready(path)
             if served is not None:
                 if self._args.trial is not None:
                     _terms(served, self._args)
                 self._versions.add(served)
+        if self._semantic is not None and not any(s.service.recall for s in self._versions.all):
+            raise InputError(
+                "no model here continues texts",
+                where="--semantic-cache-mib",
+                accepted="beside one that does: to embed a text takes as long as to answer it",
+            )
 
     async def load(self, name: str) -> None:
         """Open the bundle of this model's default version again; nothing is done where it is the
@@ -85,6 +99,7 @@ class Loader:
             await asyncio.gather(*self._leaving)
             for served in list(self._paths):
                 await self._dropped(served)
+            self._stack.close()
 
     def _replace(self, old: Served, new: Served) -> None:
         """Move requests over. Raises InputError, RequestError."""
@@ -145,20 +160,26 @@ class Loader:
             if digest == unless:
                 await asyncio.to_thread(stack.close)
                 return None
-            if self._cache is not None and bundle.task.generates:
-                raise InputError(
-                    f"answers of {bundle.manifest['name']} are not kept: it continues texts",
-                    where="--cache-mib",
-                    accepted="models that answer in one run",
-                )
             service = await started(bundle, self._args, self._say)
             service.cache, service.digest = self._cache, digest
+            self._remember(service, stack)
         except BaseException:
             stack.close()
             raise
         served = Served(service, digest, stack.close)
         self._paths[served] = path
         return served
+
+    def _remember(self, service: Service, stack: ExitStack) -> None:
+        """Give a model that continues texts the caches, of which nothing is left once its bundle is
+        closed."""
+        engine, found = service.engine, self._semantic
+        if not isinstance(engine, Decoding) or (self._cache is None and found is None):
+            return
+        model, metrics = engine.model, engine.metrics
+        service.recall = Recall(service.digest, self._cache, found, model, metrics)
+        if found is not None:
+            stack.callback(found.cache.drop, service.digest)
 
     async def _dropped(self, served: Served) -> None:
         """Close what is served no more, or never was."""

@@ -32,6 +32,8 @@ NEUTRAL: Mapping[str, Any] = {  # what is not offered, and the value that asks f
     "metadata": {},
     "store": False,
 }
+SENT = ("stream", "stream_options")  # say nothing of what the answer is
+BLANK = "?"  # in the place of a question: some templates take no empty text
 TEXT_TOKENS = 16  # of /v1/completions where nothing is said, as OpenAI has it
 LOGPROBS = 20  # of the likeliest tokens
 
@@ -39,12 +41,27 @@ LOGPROBS = 20  # of the likeliest tokens
 @dataclass(frozen=True)
 class TextRequest:
     """chat: a conversation, or else texts. usage: whether a stream ends by saying how many tokens
-    there were."""
+    there were. schema: of the JSON that the texts are held to. repeatable: whether the same request
+    has the same answer: no token is drawn, or all are by the client's own seed. question: None
+    where a request is not one text."""
 
     prompts: Prompts
     chat: bool
     stream: bool
     usage: bool
+    schema: Mapping[str, Any] | None = None
+    repeatable: bool = False
+    question: Question | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """The text that a request ends with. around: all else that it says, but for how it is sent.
+    blank: of a conversation, the same with another text in its place."""
+
+    text: str
+    around: Mapping[str, Any]
+    blank: list[dict[str, Any]]
 
 
 def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRequest:
@@ -53,7 +70,8 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     fields = {name: value for name, value in document.items() if value is not None}
     _refuse_others(fields, known)
     stream, usage = _stream(fields)
-    rows = model.prompts(_conversation(fields) if chat else _texts(fields))
+    asked = _conversation(fields) if chat else _texts(fields)
+    rows = model.prompts(asked)
     n = _whole(fields, "n", 1, 1, model.room.texts)
     if n * len(rows) > model.room.texts:
         raise RequestError(f"n texts of each prompt are more than {model.room.texts}", param="n")
@@ -63,11 +81,27 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     if "stop" in fields:
         stop = fields["stop"]
         options["stop"] = (stop,) if isinstance(stop, str) else stop
-    rules = model.rules(options, _schema(fields))
-    if "seed" not in options and rules.sampling.do_sample:
+    schema = _schema(fields)
+    rules = model.rules(options, schema)
+    repeatable = "seed" in options or not rules.sampling.do_sample
+    if not repeatable:
         drawn = replace(rules.options, seed=secrets.randbits(62))
         rules = replace(rules, options=drawn)
-    return TextRequest(Prompts(rows, rules, n, count), chat, stream, usage)
+    question = _question(fields, asked, chat)
+    prompts = Prompts(rows, rules, n, count)
+    return TextRequest(prompts, chat, stream, usage, schema, repeatable, question)
+
+
+def _question(fields: Mapping[str, Any], asked: Sequence[Any], chat: bool) -> Question | None:
+    around = {n: v for n, v in fields.items() if n not in SENT}
+    if not chat:
+        single = len(asked) == 1 and isinstance(asked[0], str)
+        return Question(asked[0], {**around, "prompt": None}, []) if single else None
+    *before, last = asked[0]
+    if last["role"] != "user":
+        return None
+    blank = [*before, {**last, "content": BLANK}]
+    return Question(last["content"], {**around, "messages": blank}, blank)
 
 
 def _refuse_others(fields: Mapping[str, Any], known: Sequence[str]) -> None:

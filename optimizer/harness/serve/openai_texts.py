@@ -13,16 +13,19 @@ from .engine import Call, Result
 from .inference import Service
 from .openai_answer import Writer, event_line
 from .openai_request import TextRequest, read
+from .recall import HEADER, Given
 from .refusals import RequestError, UnknownError
 
 
 @dataclass(frozen=True)
 class Asking:
-    """Who asks, and how the answer reaches the client. seconds: that it may take to read a part."""
+    """Who asks, and how the answer reaches the client. seconds: that it may take to read a part.
+    control: words of the request's cache-control."""
 
     call: Call
     receive: Receive
     seconds: float
+    control: frozenset[str] = frozenset()
 
 
 async def answer(
@@ -37,7 +40,8 @@ async def answer(
     request = read(body, engine.model, chat=chat)
     writer = Writer(request, engine.model.name, engine.model.encoder)
     result = Result([])
-    answers = engine.begin(request.prompts, asking.call)
+    answers, headers = await _given(service, engine, request, asking)
+    result.cache = headers.get(HEADER, "")
     try:
         # a refusal of the first token still has a status of its own
         first = await while_connected(anext(answers), asking.receive)
@@ -46,14 +50,29 @@ async def answer(
         raise
     if request.stream:
         parts = _parts(answers, first, writer, result)
-        return Stream(parts, asking.receive, asking.seconds, answers.close), result
+        stream = Stream(parts, asking.receive, asking.seconds, answers.close, headers=headers)
+        return stream, result
     events = await while_connected(_all(answers, first), asking.receive)
     response = document(writer.document(events))
+    response.headers |= headers
     _count(result, answers, request, len(events))
     return response, result
 
 
-async def _all(answers: Answers, first: Event) -> list[Event]:
+async def _given(
+    service: Service, engine: Decoding, request: TextRequest, asking: Asking
+) -> tuple[Given, dict[str, str]]:
+    """The tokens of a request, as they are made or as they were before."""
+
+    def begin() -> Answers:
+        return engine.begin(request.prompts, asking.call)
+
+    if service.recall is None:
+        return begin(), {}
+    return await service.recall.given(request, asking.control, begin)
+
+
+async def _all(answers: Given, first: Event) -> list[Event]:
     try:
         return [first, *[event async for event in answers]]
     finally:
@@ -61,7 +80,7 @@ async def _all(answers: Answers, first: Event) -> list[Event]:
 
 
 async def _parts(
-    answers: Answers, first: Event, writer: Writer, result: Result
+    answers: Given, first: Event, writer: Writer, result: Result
 ) -> AsyncGenerator[bytes]:
     """A stream's bytes. An error after its first token ends it without [DONE]."""
     try:
@@ -78,6 +97,6 @@ async def _parts(
         _count(result, answers, writer.request, writer.tokens)
 
 
-def _count(result: Result, answers: Answers, request: TextRequest, tokens: int) -> None:
+def _count(result: Result, answers: Given, request: TextRequest, tokens: int) -> None:
     result.tokens = sum(map(len, request.prompts.rows)) + tokens
     result.queued, result.times = answers.queued, answers.times

@@ -51,6 +51,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help="of what was read of prompts, for those that begin alike; default: none",
     )
+    _add_semantic(command)
     add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
     add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
@@ -98,6 +99,34 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         help="that requests may wait where more come than are answered; "
         f"{RECORDED}, the time of two full batches",
     )
+
+
+def _add_semantic(command: argparse.ArgumentParser) -> None:
+    """Of answers that are given to other questions than their own: all of these, or none."""
+    add = command.add_argument
+    add(
+        "--semantic-cache-mib",
+        type=bounds.whole(0, 1 << 20),
+        default=0,
+        metavar="MIB",
+        help="of answers to questions that are given to those which are alike, and marked "
+        "(x-cache: semantic); default: none",
+    )
+    add("--semantic-encoder", type=Path, metavar="BUNDLE", help="whose embeddings say how alike")
+    add(
+        "--semantic-pairs",
+        type=Path,
+        metavar="FILE",
+        help="pairs of questions, labelled by whether one answer is right for both, from which it "
+        "follows how alike is enough",
+    )
+    add(
+        "--semantic-false-hits",
+        type=_share,
+        metavar="SHARE",
+        help="of new questions, that may be given another's answer, at most",
+    )
+    add("--semantic-confidence", type=_share, default=0.95, help="default: %(default)s")
 
 
 def _add_versions(command: argparse.ArgumentParser) -> None:

@@ -24,4 +24,11 @@ class TextMetrics(Metrics):
         self.prefix_hits = count(
             "vllm:prefix_cache_hits_total", "Of those, that were not read again"
         )
+        self.semantic_hits = count(
+            "semantic_cache_hits_total", "Requests with the answer to a question that is alike"
+        )
+        self.semantic_misses = count("semantic_cache_misses_total", "Questions with none alike")
+        self.semantic_skipped = count(
+            "semantic_cache_skipped_total", "Questions that the encoder cannot read, or too many"
+        )
         self.next_token = seconds("vllm:inter_token_latency_seconds", "Between two tokens")

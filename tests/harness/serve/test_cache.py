@@ -3,9 +3,6 @@
 import random
 from typing import Any
 
-import pytest
-
-from optimizer.harness.errors import InputError
 from optimizer.harness.serve.cache import ENTRY, Cache, key_of, size
 from tests.harness.serve.serving import Client
 from tests.harness.serve.test_loader import (  # noqa: F401 - fixtures
@@ -61,8 +58,8 @@ def test_requests_that_differ_in_anything_have_different_keys() -> None:
         ("d", "e", ["a1:b"], None),
         ("d", "e", ["a", "b "], None),
     ]
-    keys = {key_of(*request) for request in requests}
-    assert len(keys) == len(requests)
+    keys = {key_of(*request) for request in requests} | {key_of(*requests[0], "options")}
+    assert len(keys) == len(requests) + 1
     assert key_of(*requests[0]) == key_of("d", "e", ["a", "b"], None)
 
 
@@ -103,11 +100,3 @@ def test_without_the_option_nothing_is_kept(made: Any) -> None:
             assert await counted(client, "nv_inference_count", "1") == n + 1
 
     on_loader(test, made)
-
-
-def test_texts_that_are_continued_are_not_kept(decoder_bundle: Any) -> None:
-    async def test(client: Client, app: Any) -> None:
-        raise AssertionError
-
-    with pytest.raises(InputError, match="continues texts"):
-        on_loader(test, decoder_bundle, words=("--cache-mib", "1"))
