@@ -53,6 +53,14 @@ EVERY = (
         "short",
         {"run again": _rate("batch_rechecked_total"), "not equal": _rate("batch_unequal_total")},
     ),
+    Panel(
+        "Answers given again",
+        "reqps",
+        {
+            "the same request": _rate("nv_cache_num_hits_per_model"),
+            "not kept": _rate("nv_cache_num_misses_per_model"),
+        },
+    ),
 )
 CONTINUED = (
     Panel(
@@ -69,6 +77,15 @@ CONTINUED = (
         {
             "of prompts": _rate("vllm:prompt_tokens_total"),
             "new": _rate("vllm:generation_tokens_total"),
+        },
+    ),
+    Panel(
+        "Answers to questions that are alike",
+        "reqps",
+        {
+            "given": _rate("semantic_cache_hits_total"),
+            "none alike": _rate("semantic_cache_misses_total"),
+            "not looked for": _rate("semantic_cache_skipped_total"),
         },
     ),
     Panel("Time to the first token", "s", _quantiles("vllm:time_to_first_token_seconds")),

@@ -8,6 +8,7 @@ the more often another's is alike by chance. What was used longest ago makes roo
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +24,13 @@ SPARE = 4  # rows of a frame's matrix for each that is in use, at most: it doubl
 @dataclass(eq=False)
 class _Frame:
     """owner: the digest of the bundle. vectors: the rows in use come first. keys: of each row.
-    rows: of each key, the one used longest ago first."""
+    rows: of each key, the one used longest ago first. known: the keys by hashes of vectors."""
 
     owner: str
     vectors: Vectors
     keys: list[int] = field(default_factory=list)
     rows: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    known: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, key: int, vector: Vectors) -> None:
         row = len(self.keys)
@@ -37,15 +39,12 @@ class _Frame:
         self.vectors[row] = vector
         self.keys.append(key)
         self.rows[key] = row
-
-    def having(self, vector: Vectors) -> list[int]:
-        """The keys of rows with the same bits."""
-        same = (self.vectors[: len(self.keys)] == vector).all(1)
-        return [self.keys[row] for row in np.flatnonzero(same)]
+        self.known[_hash(vector)] = key
 
     def remove(self, key: int) -> None:
         """The last row takes its place."""
         row, last = self.rows.pop(key), self.keys.pop()
+        del self.known[_hash(self.vectors[row])]
         if last != key:
             self.vectors[row], self.keys[row], self.rows[last] = (
                 self.vectors[len(self.keys)],
@@ -103,9 +102,9 @@ class SemanticCache:
         if taken > self.most:
             return
         kept = self._frames.get(frame)
-        for key in [] if kept is None else kept.having(vector):
-            self._remove(key)
-        kept = self._frames.get(frame)
+        if kept is not None and (same := kept.known.get(_hash(vector))) is not None:
+            self._remove(same)
+            kept = self._frames.get(frame)
         if kept is None:
             self._frames[frame] = kept = _Frame(owner, np.zeros((1, len(vector)), np.float32))
         kept.add(self._next, vector)
@@ -130,3 +129,7 @@ class SemanticCache:
         kept.remove(key)
         if not kept.keys:
             del self._frames[entry.frame]
+
+
+def _hash(vector: Vectors) -> bytes:
+    return hashlib.blake2b(vector.tobytes(), digest_size=16).digest()
