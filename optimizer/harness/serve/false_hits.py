@@ -92,8 +92,8 @@ def chosen(
     rate."""
     answers = _answers(pairs, where)
     entries = list(dict.fromkeys(pair.other for pair in pairs))
-    asked = {answers[pair.text]: pair.text for pair in reversed(pairs)}  # the first of each
-    questions = list(asked.values())[::-1]
+    by_answer = {answers[pair.text]: pair.text for pair in reversed(pairs)}  # the first of each
+    questions = list(by_answer.values())[::-1]
     alike = _matrix(questions, vectors) @ _matrix(entries, vectors).T
     known = np.array([answers[e] for e in entries])[None, :] == np.array(
         [answers[q] for q in questions]

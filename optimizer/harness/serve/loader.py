@@ -173,13 +173,13 @@ class Loader:
     def _remember(self, service: Service, stack: ExitStack) -> None:
         """Give a model that continues texts the caches, of which nothing is left once its bundle is
         closed."""
-        engine, found = service.engine, self._semantic
-        if not isinstance(engine, Decoding) or (self._cache is None and found is None):
+        engine, alike = service.engine, self._semantic
+        if not isinstance(engine, Decoding) or (self._cache is None and alike is None):
             return
         model, metrics = engine.model, engine.metrics
-        service.recall = Recall(service.digest, self._cache, found, model, metrics)
-        if found is not None:
-            stack.callback(found.cache.drop, service.digest)
+        service.recall = Recall(service.digest, self._cache, alike, model, metrics)
+        if alike is not None:
+            stack.callback(alike.cache.drop, service.digest)
 
     async def _dropped(self, served: Served) -> None:
         """Close what is served no more, or never was."""

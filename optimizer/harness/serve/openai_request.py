@@ -70,8 +70,8 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     fields = {name: value for name, value in document.items() if value is not None}
     _refuse_others(fields, known)
     stream, usage = _stream(fields)
-    asked = _conversation(fields) if chat else _texts(fields)
-    rows = model.prompts(asked)
+    inputs = _conversation(fields) if chat else _texts(fields)
+    rows = model.prompts(inputs)
     n = _whole(fields, "n", 1, 1, model.room.texts)
     if n * len(rows) > model.room.texts:
         raise RequestError(f"n texts of each prompt are more than {model.room.texts}", param="n")
@@ -87,17 +87,17 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     if not repeatable:
         drawn = replace(rules.options, seed=secrets.randbits(62))
         rules = replace(rules, options=drawn)
-    question = _question(fields, asked, chat)
+    question = _question(fields, inputs, chat)
     prompts = Prompts(rows, rules, n, count)
     return TextRequest(prompts, chat, stream, usage, schema, repeatable, question)
 
 
-def _question(fields: Mapping[str, Any], asked: Sequence[Any], chat: bool) -> Question | None:
+def _question(fields: Mapping[str, Any], inputs: Sequence[Any], chat: bool) -> Question | None:
     around = {n: v for n, v in fields.items() if n not in SENT}
     if not chat:
-        single = len(asked) == 1 and isinstance(asked[0], str)
-        return Question(asked[0], {**around, "prompt": None}, []) if single else None
-    *before, last = asked[0]
+        single = len(inputs) == 1 and isinstance(inputs[0], str)
+        return Question(inputs[0], {**around, "prompt": None}, []) if single else None
+    *before, last = inputs[0]
     if last["role"] != "user":
         return None
     blank = [*before, {**last, "content": BLANK}]

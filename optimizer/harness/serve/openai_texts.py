@@ -13,7 +13,7 @@ from .engine import Call, Result
 from .inference import Service
 from .openai_answer import Writer, event_line
 from .openai_request import TextRequest, read
-from .recall import HEADER, Given
+from .recall import HEADER, Events
 from .refusals import RequestError, UnknownError
 
 
@@ -40,7 +40,7 @@ async def answer(
     request = read(body, engine.model, chat=chat)
     writer = Writer(request, engine.model.name, engine.model.encoder)
     result = Result([])
-    answers, headers = await _given(service, engine, request, asking)
+    answers, headers = await _begun(service, engine, request, asking)
     result.cache = headers.get(HEADER, "")
     try:
         # a refusal of the first token still has a status of its own
@@ -59,9 +59,9 @@ async def answer(
     return response, result
 
 
-async def _given(
+async def _begun(
     service: Service, engine: Decoding, request: TextRequest, asking: Asking
-) -> tuple[Given, dict[str, str]]:
+) -> tuple[Events, dict[str, str]]:
     """The tokens of a request, as they are made or as they were before."""
 
     def begin() -> Answers:
@@ -69,10 +69,10 @@ async def _given(
 
     if service.recall is None:
         return begin(), {}
-    return await service.recall.given(request, asking.control, begin)
+    return await service.recall.answers(request, asking.control, begin)
 
 
-async def _all(answers: Given, first: Event) -> list[Event]:
+async def _all(answers: Events, first: Event) -> list[Event]:
     try:
         return [first, *[event async for event in answers]]
     finally:
@@ -80,7 +80,7 @@ async def _all(answers: Given, first: Event) -> list[Event]:
 
 
 async def _parts(
-    answers: Given, first: Event, writer: Writer, result: Result
+    answers: Events, first: Event, writer: Writer, result: Result
 ) -> AsyncGenerator[bytes]:
     """A stream's bytes. An error after its first token ends it without [DONE]."""
     try:
@@ -97,6 +97,6 @@ async def _parts(
         _count(result, answers, writer.request, writer.tokens)
 
 
-def _count(result: Result, answers: Given, request: TextRequest, tokens: int) -> None:
+def _count(result: Result, answers: Events, request: TextRequest, tokens: int) -> None:
     result.tokens = sum(map(len, request.prompts.rows)) + tokens
     result.queued, result.times = answers.queued, answers.times

@@ -75,10 +75,10 @@ def semantic(
     whole = {text: vector for text, vector in vectors.items() if vector is not None}
     read = [pair for pair in labelled if pair.text in whole and pair.other in whole]
     terms = Terms(args.semantic_false_hits, args.semantic_confidence)
-    found = chosen(read, whole, terms, str(args.semantic_pairs))
+    limit = chosen(read, whole, terms, str(args.semantic_pairs))
     cut = len(labelled) - len(read)
-    say(level="info", event="semantic_cache", pairs=len(read), cut=cut, **asdict(found))
-    cache = SemanticCache(args.semantic_cache_mib << 20, found.entries, found.threshold)
+    say(level="info", event="semantic_cache", pairs=len(read), cut=cut, **asdict(limit))
+    cache = SemanticCache(args.semantic_cache_mib << 20, limit.entries, limit.threshold)
     return Semantic(cache, encoder)
 
 
@@ -135,7 +135,7 @@ class Recorded:
         self._answers.close()
 
 
-Given = Answers | Recorded | Replayed
+Events = Answers | Recorded | Replayed
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class Recall:
     model: TextModel
     metrics: TextMetrics
 
-    async def given(
+    async def answers(
         self, request: TextRequest, control: frozenset[str], begin: Callable[[], Answers]
-    ) -> tuple[Given, dict[str, str]]:
+    ) -> tuple[Events, dict[str, str]]:
         """The answers to a request, and the headers that say where they come from. control: words
         of its cache-control. begin: has them made. Raises as `begin`."""
         if not request.repeatable:
