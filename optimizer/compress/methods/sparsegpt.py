@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.methods import hessian as hessians
-from optimizer.compress.methods.support import choices, least_squares, rechosen, swapped
+from optimizer.compress.methods.support import MOST, choices, least_squares, rechosen, swapped
 from optimizer.sparsity import Pattern
 
-SOME, MANY = 16, 64  # steps of conjugate gradients: before the support changes, and at the end
+SOME = 16  # steps of conjugate gradients before the support changes
 VALUES = 1 << 22  # of a weight at a time: outputs do not see each other
 
 
@@ -100,14 +100,14 @@ def _improved(
     options: SparsegptOptions,
 ) -> tuple[Tensor, Tensor]:
     """The best values on the support, which is improved first. All (out, in), in turns."""
-    values = least_squares(T, D, mask, values, SOME if options.sweeps else MANY)
+    values = least_squares(T, D, mask, values, SOME if options.sweeps else MOST)
     for left in reversed(range(options.sweeps)):
         if pattern.of:
             values = rechosen(values, T, D, pattern, block=options.block)
         else:
             values = swapped(values, T, D, pattern.zeros(T.shape[1]) // 4)
         mask = values != 0
-        values = least_squares(T, D, mask, values, SOME if left else MANY)
+        values = least_squares(T, D, mask, values, SOME if left else MOST)
     return values, mask
 
 
