@@ -217,19 +217,21 @@ def measured(part: str, work: Path, ptq_only: bool) -> dict[str, Any]:
     print({n: round(v, 5) for n, v in sorted(losses.items(), key=lambda e: e[1])}, flush=True)
     systems = {n: (source, this.work / f"ptq {n}") for n in losses}
     taken: dict[str, int] = {}
+    rates: dict[str, float] = {}
     own_loss: dict[str, list[float]] = {}
     own = {"qat": this.section.data, "qat, more text": MORE} if whole else {}
     for name, data in ({} if ptq_only else {**own, "qat, reviews": reviews}).items():
         folder, seconds[name] = this.learned(name, this.work / f"ptq {chosen}", data)
         systems[name] = (folder, folder)
         trained = json.loads((folder / "trained.json").read_text())
-        taken[name] = trained["steps"]
+        taken[name], rates[name] = trained["steps"], trained["learning_rate"]
         own_loss[name] = [trained[when]["output"] for when in ("start", "end")]
     table = judged(this, systems, chosen)
     for name, row in table["by"].items():
         row |= {"held out": losses.get(name), "seconds": seconds[name]}
         row |= {"held out of its own text": own_loss[name]} if name in own_loss else {}
-    return {**where(), "examples": len(this.rows), "started from": chosen, "steps": taken, **table}
+    trainings = {"started from": chosen, "steps": taken, "learning rates": rates}
+    return {**where(), "examples": len(this.rows), **trainings, **table}
 
 
 def judged(this: Comparison, systems: dict[str, tuple[Path, Path]], chosen: str) -> dict[str, Any]:
@@ -346,7 +348,9 @@ def page(parts: dict[str, Any]) -> str:
         "of points the bounds of the quality gate, each missed in 5 %. `qat` starts from the",
         "rounding with the least loss on texts held out of those that calibrate, and learns from",
         "the others; `more text`: from 1,612 sentences of that kind; `reviews`: from the 16,904 of",
-        "calibration/reviews-learn.yaml.",
+        "calibration/reviews-learn.yaml; `other text`: from 6,023 of the Jargon File. A learning",
+        "rate beside the steps was found by the training itself, with its trials' time in the CPU",
+        "seconds.",
     ]
     for name, part in parts.items():
         embeds = name == "minilm"
@@ -364,7 +368,11 @@ def page(parts: dict[str, Any]) -> str:
         ]
         for system, row in part["by"].items():
             loss = "" if row["held out"] is None else f"{row['held out']:.5f}"
-            steps = f", {part['steps'][system]} steps" if system in part["steps"] else ""
+            steps = ""
+            if system in part["steps"]:
+                rate = part.get("learning rates", {}).get(system)
+                steps = f", {part['steps'][system]} steps"
+                steps += "" if rate is None else f" at {rate:.1e}"
             lines.append(
                 f"| {system}{steps} | {loss} | {number(row['away'])} | {row['accuracy']:.1%} "
                 f"| {points(row['lost'])} | {row['seconds']:.0f} |"

@@ -10,6 +10,8 @@ from optimizer.harness.bounds import THREADS
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.fields import MANY, BatchSize, Length, Seed
 
+Rate = Annotated[float, Field(gt=0, le=1)]
+
 
 class LossWeights(Section):
     """optimizer/reduce/methods/losses.py. Each loss counts in units of its own value before the
@@ -81,9 +83,7 @@ class Learning(Section):
         description="fewer steps where this machine would need longer; decided after the first "
         "ones, again at each measurement on held-out data, and recorded",
     )
-    learning_rate: float = Field(
-        5e-4, gt=0, le=1, description="of AdamW at its highest, after the warm-up"
-    )
+    learning_rate: Rate | Literal["auto"]
     warmup: float = Field(
         0.05, ge=0, lt=1, description="share of the steps in which the rate rises; then it falls"
     )
@@ -138,6 +138,7 @@ class Recover(Learning):
     PLACE: ClassVar[str] = "reduce.recover"
 
     method: Literal["distill"] = "distill"
+    learning_rate: Rate = Field(5e-4, description="of AdamW at its highest, after the warm-up")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where both models are while learning; auto: a GPU where torch sees one"
     )
@@ -157,12 +158,13 @@ class Qat(Learning):
     PLACE: ClassVar[str] = "qat"
 
     device: Literal["cpu"] = "cpu"
-    learning_rate: float = Field(
-        5e-5, gt=0, le=1, description="of AdamW for weights at its highest, after the warm-up"
+    learning_rate: Rate | Literal["auto"] = Field(
+        "auto",
+        description="of AdamW for weights at its highest, after the warm-up; auto: found by short "
+        "trials, each judged on held-out texts; recorded",
     )
-    scale_rate: float = Field(
-        1e-3,
-        gt=0,
-        le=1,
-        description="the same for the logarithms of scales and of the ends of ranges",
+    scale_rate: Rate | None = Field(
+        None,
+        description="the same for the logarithms of scales and of the ends of ranges; absent: what "
+        "moves the largest integers by as much of a step as weights move",
     )

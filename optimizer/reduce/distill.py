@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optimizer.errors import DataError
 from optimizer.harness.contract import Contract
@@ -27,7 +27,7 @@ from optimizer.load import datasets
 from optimizer.progress import say
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import DataSpec
-from optimizer.reduce import width_maps
+from optimizer.reduce import rate_search, width_maps
 from optimizer.reduce.methods.batch_order import batch_of
 from optimizer.reduce.pair import Batch, Pair
 from optimizer.reduce.processes import ALONE, Processes, count_of
@@ -119,12 +119,15 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
 @dataclass(frozen=True)
 class Distilled:
     """weights: {parameter: trained value}. curve: of training. start, end: each loss on held-out
-    data, before the first step and of the weights that were kept."""
+    data, before the first step and of the weights that were kept. tried: [rate, loss] of the trials
+    by which learning_rate was found."""
 
     weights: Mapping[str, Tensor]
     curve: Curve
     start: Mapping[str, float]
     end: Mapping[str, float]
+    learning_rate: float
+    tried: Sequence[tuple[float, float]] = ()
 
 
 def distill(
@@ -176,15 +179,15 @@ def distill(
             return each["output"]
         return math.fsum(weights[n] * each[n] for n in each)
 
-    options = _options(section, pair.rates, keep_seconds)
-    curve = train(trained, backward, judge, options, folder, processes)
+    options = _options(section, pair, keep_seconds)
+    curve, rate, tried = _followed(trained, (backward, judge), options, folder, processes)
     for p in trained.values():
         p.requires_grad_(False)
     end = _mean(pair, section, judged, processes)
     for name, value in start.items():
         say(f"{section.step}: {name} on held-out data {value:.4g} -> {end[name]:.4g}")
     values = {name: p.detach().cpu() for name, p in pair.trained.items()}
-    return Distilled(values, curve, start, end)
+    return Distilled(values, curve, start, end, rate, tried)
 
 
 def _shown(learned: Texts, section: Learning) -> Iterator[Batch]:
@@ -194,18 +197,38 @@ def _shown(learned: Texts, section: Learning) -> Iterator[Batch]:
         yield learned.batch(indices)
 
 
-def _options(section: Learning, rates: Mapping[str, float], keep_seconds: float) -> TrainingOptions:
+def _options(section: Learning, pair: Pair, keep_seconds: float) -> TrainingOptions:
     return TrainingOptions(
         section.steps,
-        section.learning_rate,
+        0.0 if section.learning_rate == "auto" else section.learning_rate,
         section.warmup,
         section.patience,
         None if section.max_hours is None else section.max_hours * 3600,
-        dict(rates),
+        dict(pair.rates),
+        dict(pair.shares),
         section.PLACE,
         keep_seconds,
         count_of(section),
+        pair.reach,
     )
+
+
+def _followed(
+    trained: Mapping[str, nn.Parameter],
+    losses: tuple[Callable[[int], float], Callable[[], float]],
+    options: TrainingOptions,
+    folder: Path,
+    processes: Processes,
+) -> tuple[Curve, float, Sequence[tuple[float, float]]]:
+    """The training's curve, its rate, and the trials that found the rate. losses: backward and
+    held_out of `train`."""
+    tried: Sequence[tuple[float, float]] = ()
+    if options.learning_rate == 0:
+        search = rate_search.search_rate(trained, *losses, options, folder, processes)
+        options = rate_search.options_after(search, options, processes)
+        tried = search.tried
+    curve = train(trained, *losses, options, folder, processes)
+    return curve, options.learning_rate, tried
 
 
 def judged_by_output(section: Learning) -> bool:

@@ -5,7 +5,8 @@ memory = the libraries + teacher and student as float32 + of the student's train
          gradient, and the teacher's hidden states of it; of text-generation also the logits; of
          losses.attention the probabilities of every head
 disk   = the checkpoint of training, twice while one replaces the other + the trained model
-time   = multiply-adds of the steps at a measured rate: forward of both, backward of one
+time   = multiply-adds of the steps at a measured rate: forward of both, backward of one; with
+         those of the trials where the learning rate is found
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from optimizer.harness import tasks
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import QuantizationAware, Recovery, Task
 from optimizer.reduce.distill import LOGITS
+from optimizer.reduce.rate_search import steps_of_trial
 from optimizer.reduce.training import MEASURED
 from optimizer.store import Estimate, Shapes
 
@@ -25,6 +27,7 @@ LIBRARIES = 520 << 20  # resident after importing torch, transformers and datase
 QUANTIZED = 3  # values per weight: in steps, rounded, de-quantized
 RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
 NARROWEST = 32  # values of a head, whose number no header says; of wider ones it is too much
+TRIED = 5  # rates; usually (benchmarks/qat.py)
 KEPT = 5  # probabilities of a query and a key: of both models and of the loss (measured on MiniLM)
 BLOCK = re.compile(r"\.(\d+)\.")
 
@@ -65,8 +68,10 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
         states += 4 * KEPT * tokens * recover.sequence_length * heads * blocks
     memory = LIBRARIES + 4 * (2 * total + 4 * trained) + kept + states + logits
     full = recover.batch_size * recover.sequence_length * (1 if generates else 0.5)
-    judged = MEASURED * recover.held_out / recover.batch_size
-    work = full * (sum(map(prod, linear)) + head) * (4 * recover.steps + 2 * judged)
+    trials = TRIED if recover.learning_rate == "auto" else 0
+    steps = recover.steps + trials * steps_of_trial(recover.steps)
+    judged = (MEASURED + trials) * recover.held_out / recover.batch_size
+    work = full * (sum(map(prod, linear)) + head) * (4 * steps + 2 * judged)
     work += recover.generated * recover.sequence_length * (sum(map(prod, linear)) + head)
     seconds = 5 + work / RATE
     if recover.max_hours is not None:

@@ -75,7 +75,9 @@ class Pair:
     """A teacher and its student, whole and in eval mode.
 
     family, and prefix, of the base model's names: the student's. parameters: what is trained; None:
-    all that `trained` says. rates: {parameter: learning rate} of those that have one of their own.
+    all that `trained` says. rates: {parameter: learning rate} of those that have one of their own;
+    shares: {parameter: of the learning rate} of those that have a multiple. reach: how far one
+    should get in a short trial at most, of parameters whose learning rate is found by trials.
     from_nothing: the student has only the values it was initialised with,
     so that its embeddings are trained too. maps: one for each block of the student, of what it
     gives to the teacher's width; None where the widths are the same. products: what both models
@@ -90,6 +92,8 @@ class Pair:
     pairing: Pairing
     parameters: Mapping[str, nn.Parameter] | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    reach: float | None = None
     from_nothing: bool = False
     maps: nn.ModuleList | None = None
     products: torch.dtype = torch.float32

@@ -95,12 +95,20 @@ def opened(
     """The reference and the compressed model, whose parameters are what is trained."""
     pair = open_pair(reference, base, kept(base), section.qat.losses)
     model = trained(pair.student, start, pair.embeddings)
-    rates = {
-        name: section.qat.scale_rate
-        for name in model.parameters
-        if name.endswith((".log_scale", ".log_range"))
-    }
-    pair = replace(pair, student=model.model, parameters=model.parameters, rates=rates)
+    logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]
+    step, highest = model.step
+    if section.qat.scale_rate is None:
+        shares, rates = dict.fromkeys(logarithms, 1 / (step * highest)), {}
+    else:
+        shares, rates = {}, dict.fromkeys(logarithms, section.qat.scale_rate)
+    pair = replace(
+        pair,
+        student=model.model,
+        parameters=model.parameters,
+        rates=rates,
+        shares=shares,
+        reach=step / 2,
+    )
     return pair, model
 
 

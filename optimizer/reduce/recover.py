@@ -3,10 +3,12 @@
 out/checkpoint/, contract.json, source.json   laid out as load's
 out/reduced.json                              as reduce wrote it
 out/recovered.json                            {precision: of products while learning, seconds:
-                                              of a step in each, device, processes, steps,
-                                              stopped, held_out: [[step, loss], ...], train: [[step,
-                                              mean loss], ...], start and end: {loss: value on
-                                              held-out data}, trained: [parameter]}
+                                              of a step in each, device, processes,
+                                              learning_rate, tried: [[rate, loss], ...] where
+                                              trials found it, steps, stopped, held_out: [[step,
+                                              loss], ...], train: [[step, mean loss], ...], start
+                                              and end: {loss: value on held-out data},
+                                              trained: [parameter]}
 
 While it runs, out/progress/ holds the trained values of some steps ago: a killed run resumes there,
 bit-identical on the same processor with the same number of threads and processes.
@@ -87,6 +89,8 @@ def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: 
 def document(distilled: Distilled) -> dict[str, Any]:
     """What is told of a training."""
     return {
+        "learning_rate": distilled.learning_rate,
+        "tried": distilled.tried,
         "steps": distilled.curve.steps,
         "stopped": distilled.curve.stopped,
         "held_out": distilled.curve.held_out,

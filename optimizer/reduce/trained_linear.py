@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -99,6 +100,16 @@ class Trained:
     linears: Mapping[str, TrainedLinear]
     parameters: Mapping[str, nn.Parameter]
     start: CompressedState
+
+    @property
+    def step(self) -> tuple[float, int]:
+        """Of the integers of a weight: the median over all scales, and the highest integer of the
+        scheme that most weights have."""
+        scales = torch.cat([li.start.scale.abs().flatten() for li in self.linears.values()])
+        sizes: Counter[int] = Counter()
+        for linear in self.linears.values():
+            sizes[linear.start.scheme.high] += linear.latent.numel()
+        return float(scales.median()), sizes.most_common(1)[0][0]
 
     @property
     def state(self) -> CompressedState:

@@ -40,8 +40,10 @@ LONGEST_GRADIENT = 2.0  # in units of the mean length so far: a rare batch must 
 @dataclass(frozen=True)
 class TrainingOptions:
     """As in recipe/recover.py. max_seconds None: no limit. rates: {parameter: learning rate} of
-    those that have one of their own. where: the place of the options in the recipe. keep_seconds:
-    between checkpoints, what a killed run repeats at most. processes: that train together."""
+    those that have one of their own; shares: {parameter: of learning_rate} of those that have a
+    part or a multiple of it. where: the place of the options in the recipe. keep_seconds: between
+    checkpoints, what a killed run repeats at most. processes: that train together. reach: as
+    rate_search.py says, where learning_rate is to be found."""
 
     steps: int
     learning_rate: float
@@ -49,14 +51,21 @@ class TrainingOptions:
     patience: int = 8
     max_seconds: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
     where: str = "training"
     keep_seconds: float = 60.0
     processes: int = 1
+    reach: float | None = None
 
     @property
     def step(self) -> str:
         """What the progress is called."""
         return self.where.rpartition(".")[2]
+
+    def rate(self, parameter: str) -> float:
+        """At its highest."""
+        share = self.shares.get(parameter, 1.0)
+        return self.rates.get(parameter, self.learning_rate * share)
 
 
 @dataclass
@@ -122,6 +131,37 @@ def train(
     return run.curve
 
 
+def trial(
+    parameters: Mapping[str, nn.Parameter],
+    backward: Callable[[int], float],
+    held_out: Callable[[], float],
+    options: TrainingOptions,
+    processes: Processes = ALONE,
+) -> float:
+    """The loss on held-out data after all steps of `train`, infinity where one is not finite. The
+    parameters are left as they were, and no checkpoint."""
+    run = _Run(parameters, options, Path(), processes)
+    try:
+        while run.done < options.steps:
+            run.step(backward)
+        loss = held_out()
+    except CheckpointError:
+        loss = math.inf
+    run.place_best()  # nothing was measured: the values before the first step
+    for p in parameters.values():
+        p.grad = None
+    return loss if math.isfinite(loss) else math.inf
+
+
+def share_of_rate(step: int, steps: int, warmup: float) -> float:
+    """Of the rate at its highest, at the step-th of so many (from 1)."""
+    rising = max(1, round(warmup * steps))
+    if step <= rising:
+        return step / rising
+    share = (step - rising) / max(1, steps - rising)
+    return (1 + math.cos(math.pi * min(1.0, share))) / 2
+
+
 class _Run:
     """A training in progress."""
 
@@ -176,17 +216,9 @@ class _Run:
         v.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         corrected = [1 - beta**self.done for beta in BETAS]
         denominator = (v / corrected[1]).sqrt_().add_(EPSILON)
-        rate = self.options.rates.get(name, self.options.learning_rate) * self._share_of_rate()
+        share = share_of_rate(self.done, self.curve.steps, self.options.warmup)
+        rate = self.options.rate(name) * share
         self.parameters[name].addcdiv_(m, denominator, value=-rate / corrected[0])
-
-    def _share_of_rate(self) -> float:
-        """Of the step that is being made, the done-th; 1 at its highest."""
-        options, total = self.options, self.curve.steps
-        rising = max(1, round(options.warmup * total))
-        if self.done <= rising:
-            return self.done / rising
-        share = (self.done - rising) / max(1, total - rising)
-        return (1 + math.cos(math.pi * min(1.0, share))) / 2
 
     def at_measurement(self) -> bool:
         total = self.curve.steps
@@ -258,7 +290,7 @@ class _Run:
             "losses": self.losses,
             "lengths": self.lengths,
             "spent": self.spent,
-            "options": _identity(self.options),
+            "options": identity(self.options),
             "curve": asdict(self.curve),
         }
         (partial / "state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -286,7 +318,7 @@ class _Run:
         self.processes.sums([0.0])  # all have read it, or seen that there is none
         if not state:
             return False
-        if state["options"] != _identity(self.options):
+        if state["options"] != identity(self.options):
             if self.processes.first:
                 remove(folder)
             return False
@@ -308,6 +340,6 @@ class _Run:
         return True
 
 
-def _identity(options: TrainingOptions) -> dict[str, Any]:
+def identity(options: TrainingOptions) -> dict[str, Any]:
     """What changes the weights; how often they are kept does not."""
     return {k: v for k, v in asdict(options).items() if k != "keep_seconds"}

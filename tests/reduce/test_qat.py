@@ -31,9 +31,7 @@ from tests.compress import checkpoints
 from tests.compress.conftest import loaded as loaded
 from tests.conftest import sentences, write_rows
 
-SECTION = Qat(
-    samples=64, held_out=16, sequence_length=16, batch_size=8, steps=30, learning_rate=1e-4
-)
+SECTION = Qat(samples=64, held_out=16, sequence_length=16, batch_size=8, steps=30)
 OPTIONS: dict[str, Any] = {
     "method": "smoothquant",
     "bias_correction": True,

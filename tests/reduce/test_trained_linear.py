@@ -14,7 +14,8 @@ from optimizer.compress.simulate import simulated
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.qtensor import Scheme, quantize
-from optimizer.reduce.trained_linear import TrainedLinear, trained
+from optimizer.reduce.trained_linear import Trained, TrainedLinear, trained
+from optimizer.state import CompressedState
 from tests.compress import checkpoints
 from tests.compress.conftest import loaded as loaded
 from tests.compress.conftest import static as static
@@ -25,6 +26,7 @@ EMBEDDINGS = {
     *(f"embeddings.{n}_embeddings.weight" for n in ("word", "position", "token_type")),
     *(f"embeddings.LayerNorm.{n}" for n in ("weight", "bias")),
 }
+NOTHING = CompressedState({})
 OPTIONS: dict[str, dict[str, Any]] = {
     "static, smoothed": {"method": "smoothquant", "bias_correction": True, **checkpoints.W8A8},
     "weight-only": {"method": "rtn"},
@@ -105,3 +107,17 @@ def test_modules_that_read_one_tensor_keep_one_range(static: Path, loaded: Path)
     ranges = [learned.linears[f"{attention}.self.{n}"].covered for n in ("query", "key", "value")]
     assert ranges[0] == ranges[1] == ranges[2]
     assert ranges[0] != learned.linears[f"{attention}.output.dense"].covered
+
+
+def test_a_step_is_that_of_most_weights() -> None:
+    """Steps of a model's integers: the median, whatever a few weights have."""
+    weight = heavy_tailed((16, 32), seed=4)
+    few, many = Scheme(8), Scheme(4, True, "group", 8)
+    scales = [torch.full((16, 4), 0.5), torch.full((16, 4), 0.25), torch.full((16, 4), 0.125)]
+    linears = {
+        str(i): TrainedLinear(None, quantize(weight, s, None, many), None, None)
+        for i, s in enumerate(scales)
+    }
+    one = TrainedLinear(None, quantize(weight, torch.ones(16, 1), None, few), None, None)
+    step, highest = Trained(torch.nn.Module(), {**linears, "8": one}, {}, NOTHING).step
+    assert (step, highest) == (0.25, many.high)
