@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ ALLOWED = {
 }
 
 
-def imported(file: Path) -> set[str]:
+@cache
+def imported(file: Path) -> frozenset[str]:
     """The top-level names of every absolute import, also inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -38,7 +40,7 @@ def imported(file: Path) -> set[str]:
             names |= {a.name.partition(".")[0] for a in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add((node.module or "").partition(".")[0])
-    return names
+    return frozenset(names)
 
 
 FILES = sorted(ROOT.rglob("*.py"))
