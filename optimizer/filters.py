@@ -4,7 +4,7 @@ kept as a matrix (out, in of a group * height * width)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,15 @@ Pair = tuple[int, int]
 Sides = tuple[int, int, int, int]
 """Columns on the left and the right, rows above and below."""
 EVEN: Sides = (0, 0, 0, 0)
+SAME: Literal["same"] = "same"
+"""As TensorFlow's padding of that name, which depends on the size of the image."""
 
 
 class PaddedConvolution(nn.Conv2d):
     """A convolution whose image first gets zeros on its `sides`, which need not be alike: as
     TensorFlow pads for a stride of 2."""
 
-    def __init__(self, like: nn.Conv2d, sides: Sides) -> None:
+    def __init__(self, like: nn.Conv2d, sides: Sides | Literal["same"]) -> None:
         """like: whose parameters it shares, and whose own padding is added to the sides."""
         super().__init__(
             like.in_channels,
@@ -36,7 +38,7 @@ class PaddedConvolution(nn.Conv2d):
         self.train(like.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(nn.functional.pad(x, self.sides))
+        return super().forward(nn.functional.pad(x, Filters.of(self).sides_of(x)))
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Filters:
     padding: Pair
     dilation: Pair
     groups: int
-    sides: Sides = EVEN
+    sides: Sides | Literal["same"] = EVEN
 
     @classmethod
     def of(cls, module: nn.Conv2d) -> Filters:
@@ -60,10 +62,22 @@ class Filters:
         sides = module.sides if isinstance(module, PaddedConvolution) else EVEN
         return cls(kernel, stride, padding, dilation, module.groups, sides)
 
+    def sides_of(self, x: Tensor) -> Sides:
+        """The sides for images (images, in, rows, columns). SAME is that of transformers'
+        apply_tf_padding (models/mobilenet_v2)."""
+        if self.sides != SAME:
+            return self.sides
+        (above, below), (left, right) = (
+            _same(int(n), k, s, d)
+            for n, k, s, d in zip(x.shape[2:], self.kernel, self.stride, self.dilation, strict=True)
+        )
+        return left, right, above, below
+
     def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (images, in, rows, columns); weight (out, in of a group * height * width)."""
         shaped = weight.reshape(len(weight), -1, *self.kernel)
-        x = nn.functional.pad(x, self.sides) if self.sides != EVEN else x
+        sides = self.sides_of(x)
+        x = nn.functional.pad(x, sides) if sides != EVEN else x
         return nn.functional.conv2d(
             x, shaped, bias, self.stride, self.padding, self.dilation, self.groups
         )
@@ -74,7 +88,7 @@ class Filters:
         x (images, in, rows, columns).
         """
         (up, left), (down, right) = self.padding, self.padding
-        before, after, above, below = self.sides
+        before, after, above, below = self.sides_of(x)
         x = nn.functional.pad(x, (before + left, after + right, above + up, below + down))
         reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
         rows, columns = (
@@ -92,6 +106,13 @@ class Filters:
         height * width,)."""
         by_group = weight.reshape(self.groups, -1, weight.shape[1])
         return (by_group @ patch.reshape(self.groups, -1, 1)).flatten()
+
+
+def _same(size: int, kernel: int, stride: int, dilation: int) -> Pair:
+    """(before, behind) along one axis."""
+    total = max(kernel - (size % stride or stride), 0)
+    before = total // 2
+    return before * dilation, (total - before) * dilation
 
 
 def by_place(images: Tensor) -> Tensor:

@@ -42,6 +42,14 @@ def config(kind: str, **changes: Any) -> Any:
     if kind == "regnet":
         shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "x"}
         shape["groups_width"] = 1  # depthwise
+    if kind == "mobilenet_v2":  # 17 blocks, however small
+        shape = {"depth_multiplier": 0.1, "finegrained_output": False, "depth_divisible_by": 4}
+        shape |= {"min_depth": 4, "expand_ratio": 2.0, "output_stride": 16}  # the last are dilated
+    if kind == "convnext":
+        shape = {"hidden_sizes": [16, 32], "depths": [1, 2], "num_stages": 2, "patch_size": 4}
+    if kind == "swin":  # 8 x 8 patches in windows of 4, then 4 x 4 in one
+        shape = {"image_size": SIDE, "patch_size": 4, "embed_dim": 16, "depths": [2, 1]}
+        shape |= {"num_heads": [2, 4], "window_size": 4, "mlp_ratio": 2.0}
     if kind == "deit":  # without it transformers has the classifier of two heads
         shape["architectures"] = ["DeiTForImageClassification"]
     named = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
@@ -98,13 +106,19 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
         document = json.loads((folder / "config.json").read_text())
         auto_map = config(kind, **changes).auto_map
         (folder / "config.json").write_text(json.dumps({**document, "auto_map": auto_map}))
-    if kind in ("resnet", "regnet"):
-        own = processor("convnext", size={"shortest_edge": SIDE})
-    else:
-        mean, std = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]  # each channel its own
-        own = processor(size={"height": SIDE, "width": SIDE}, image_mean=mean, image_std=std)
-    own.save_pretrained(folder)
+    own_processor(kind).save_pretrained(folder)
     return folder
+
+
+def own_processor(kind: str) -> Any:
+    """That of its published checkpoints, for images as small."""
+    if kind in ("resnet", "regnet", "convnext"):
+        return processor("convnext", size={"shortest_edge": SIDE})
+    each = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}  # of a channel its own
+    if kind == "mobilenet_v2":  # of an odd size behind two convolutions of stride 2
+        crop = {"height": SIDE + 4, "width": SIDE + 4}
+        return processor(kind, size={"shortest_edge": SIDE + 8}, crop_size=crop, **each)
+    return processor(size={"height": SIDE, "width": SIDE}, **each)
 
 
 def recipe(folder: Path, kind: str, quantize: dict[str, Any], **changes: Any) -> Recipe:

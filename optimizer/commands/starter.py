@@ -18,7 +18,7 @@ from optimizer.harness.tasks import (
 )
 
 if TYPE_CHECKING:
-    from optimizer.load.families import Family
+    from optimizer.load.family_record import Family
 
 MODEL = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.

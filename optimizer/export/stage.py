@@ -31,7 +31,7 @@ from optimizer.export.repeat import TRACED, alike, grow, shortened
 from optimizer.export.weights import Values, fill_buffers, stand_in, untie
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.load.model import skeleton
 from optimizer.load.residual_blocks import Summand
 from optimizer.progress import say

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.load.families import FAMILIES, Family
+from optimizer.load.families import FAMILIES
+from optimizer.load.family_record import Family
 from optimizer.load.recognise import recognised
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
-from optimizer.filters import EVEN, PaddedConvolution
+from optimizer.filters import EVEN, SAME, PaddedConvolution
 from optimizer.load.residual_blocks import BatchNorms
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -37,9 +37,9 @@ def folded(
     ).float()
 
 
-def fold_skeleton(model: nn.Module, norms: BatchNorms) -> None:
+def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> None:
     """Every pair in `model`, a skeleton: the convolution gets a bias, and pads by itself; the norm
-    and the padding in front become identities.
+    and the padding in front become identities. same: as TensorFlow pads, whatever the size.
 
     Raises CheckpointError for a norm that computes with another epsilon than families.py says.
     """
@@ -58,6 +58,8 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms) -> None:
         empty = torch.empty(convolution.out_channels, device="meta")
         convolution.bias = nn.Parameter(empty, requires_grad=False)
         setattr(parent, norms.norm, nn.Identity())
+        if same:
+            setattr(parent, norms.convolution, PaddedConvolution(convolution, SAME))
         padding = getattr(parent, norms.padding, None) if norms.padding else None
         if isinstance(padding, nn.ZeroPad2d):
             setattr(parent, norms.padding, nn.Identity())

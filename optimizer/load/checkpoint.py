@@ -295,7 +295,8 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
     family = FAMILIES.get(str(config.get("model_type")))
     transposed = [n for n in entries if family is not None and family.is_transposed(n)]
     if family is not None and family.batch_norms is not None:
-        return Checkpoint(folder, config, FoldedTensors(entries, transposed, family.batch_norms))
+        norms = family.batch_norms.configured(config)
+        return Checkpoint(folder, config, FoldedTensors(entries, transposed, norms))
     return Checkpoint(folder, config, Tensors(entries, transposed))
 
 

@@ -1,4 +1,5 @@
-"""Facts about architectures, as data. To add one, add a row to FAMILIES.
+"""Facts about architectures, as data. To add one, add a row to FAMILIES
+(of images: in image_families.py).
 
 Names are relative to the base model (`blocks`, `embeddings`) or to one block (`attention`,
 `smooth`). A smooth pair names a producer whose output channels may be scaled down and the
@@ -16,85 +17,12 @@ through GELU pair 3 does not exist for a plain MLP (through ReLU it does: positi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from optimizer.harness import tasks
-from optimizer.harness.inputs.image import IMAGE
-from optimizer.harness.inputs.text import TEXT
+from optimizer.load.family_record import Family
+from optimizer.load.image_families import IMAGE_FAMILIES
 from optimizer.load.linear_blocks import FeedForward, Heads, SmoothPair
-from optimizer.load.residual_blocks import BatchNorms, Summand
-from optimizer.recipe.schema import Task
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture.
-
-    blocks: the list of blocks, "*" for each of a list of lists of unequal ones. inputs: the kind of
-    what it takes. base: the attribute that holds the base model in a model with
-    a head. linears: those that every block has (options of a config can add some, such as
-    DeBERTa's own position projections when share_att_key is off); of unequal blocks, those that
-    any has. batch_norms: those that are folded. summands: quantized as inputs of modules are, where
-    they are an identity in the model, so that a runtime can add integers.
-
-    Of a decoder, all but `head` relative to the base model or to a block: head, its output
-    projection, a name in the whole model. final_norm: between the last block and the head, "" when
-    it is not known. writes: the linears of a block whose output is added to the residual. value,
-    output: the attention projections that a smooth pair joins. position_ids: whether the model
-    takes them. transposed: linears whose weight a checkpoint holds as (in, out). stored_as:
-    (part of a name in the files, what transformers calls it), replaced in this order.
-
-    For making a smaller checkpoint: feed_forward, the neurons; attention, the heads, None where the
-    config cannot carry fewer (the size of a head is hidden_size / heads there); depth, the config's
-    name for the number of blocks, "" where not every block can be left out; per_block, its lists
-    with a value per block.
-    """
-
-    model_type: str
-    base: str
-    blocks: str
-    embeddings: str
-    linears: tuple[str, ...]
-    smooth: tuple[SmoothPair, ...]
-    pre_norm: bool = False
-    shared_blocks: bool = False  # one block is applied several times: walk it once, all calls in
-    positions_after_padding: bool = False  # position ids start at pad_token_id + 1
-    kind: Literal["encoder", "decoder"] = "encoder"
-    inputs: str = TEXT.name
-    head: str = ""
-    final_norm: str = ""
-    writes: tuple[str, ...] = ()
-    value: str = ""
-    output: str = ""
-    position_ids: bool = True
-    transposed: tuple[str, ...] = ()
-    feed_forward: FeedForward | None = None
-    attention: Heads | None = None
-    depth: str = ""
-    per_block: tuple[str, ...] = ()
-    stored_as: tuple[tuple[str, str], ...] = ()
-    batch_norms: BatchNorms | None = None
-    summands: tuple[Summand, ...] = ()
-
-    @property
-    def uneven(self) -> bool:
-        """Whether its blocks differ in the shapes of what they read."""
-        return "*" in self.blocks
-
-    def is_transposed(self, parameter: str) -> bool:
-        """Whether a checkpoint holds this parameter as (in, out)."""
-        return any(f".{parameter}".endswith(f".{name}.weight") for name in self.transposed)
-
-    @property
-    def base_prefix(self) -> str:
-        """ "bert.": what names in a model with a head start with."""
-        return f"{self.base}."
-
-    def prefix(self, task: Task) -> str:
-        """What the base model's names start with in the model of this task: "" or "bert."."""
-        return "" if tasks.task(task).headless else self.base_prefix
-
 
 _QKV = ("query", "key", "value")
 _BERT_ATTENTION = tuple(f"attention.self.{n}" for n in _QKV)
@@ -179,79 +107,6 @@ _OPT = Family(
     position_ids=False,
     feed_forward=FeedForward(("fc1",), "fc2", "ffn_dim"),
     depth="num_hidden_layers",
-)
-
-_VIT = Family(
-    model_type="vit",
-    base="vit",
-    blocks="layers",
-    embeddings="embeddings",
-    linears=(*(f"attention.{n}_proj" for n in "qkvo"), "mlp.fc1", "mlp.fc2"),
-    smooth=(
-        SmoothPair("layernorm_before", tuple(f"attention.{n}_proj" for n in "qkv")),
-        SmoothPair("attention.v_proj", ("attention.o_proj",)),
-        SmoothPair("layernorm_after", ("mlp.fc1",)),
-    ),
-    pre_norm=True,
-    inputs=IMAGE.name,
-    stored_as=(
-        (".encoder.layer.", ".layers."),
-        *((f".attention.attention.{n}", f".attention.{n[0]}_proj") for n in _QKV),
-        (".attention.output.dense", ".attention.o_proj"),
-        (".intermediate.dense", ".mlp.fc1"),
-        (".output.dense", ".mlp.fc2"),
-    ),
-)
-_DINOV2 = replace(
-    _VIT,
-    model_type="dinov2",
-    base="dinov2",
-    blocks="encoder.layer",
-    smooth=(
-        SmoothPair("norm1", tuple(f"attention.{n}_proj" for n in "qkv")),
-        SmoothPair("attention.v_proj", ("attention.o_proj",)),
-        SmoothPair("norm2", ("mlp.fc1",)),
-    ),
-    stored_as=_VIT.stored_as[1:5],
-)
-
-_RESNET = Family(
-    model_type="resnet",
-    base="resnet",
-    blocks="encoder.stages.*.layers",
-    embeddings="embedder",
-    linears=(*(f"layer.{i}.convolution" for i in range(4)), "shortcut.convolution"),
-    smooth=(),
-    inputs=IMAGE.name,
-    batch_norms=BatchNorms(),
-    # the last convolution of a block has no activation; a shortcut is nothing, or a convolution
-    # whose norm is folded
-    summands=(
-        *(Summand(f"layer.{i}.activation", f"layer.{i}.convolution") for i in (1, 2, 3)),
-        Summand("shortcut", "layer.0.convolution", input=True),
-        Summand("shortcut.normalization", "shortcut.convolution"),
-    ),
-)
-
-# Of calibration/efficientnet_lite.py, a checkpoint's own code. A block of the first and the last
-# stage is one convolution; of the others, those that keep the shape have a residual add.
-_EFFICIENTNET_LITE = Family(
-    model_type="efficientnet_lite",
-    base="efficientnet_lite",
-    blocks="stages.*.layers",
-    embeddings="stages",
-    linears=(
-        "convolution",
-        *(f"{part}.convolution" for part in ("expand", "depthwise", "project")),
-    ),
-    smooth=(),
-    inputs=IMAGE.name,
-    batch_norms=BatchNorms(epsilon=1e-3, padding="padding"),
-    summands=(
-        Summand("residual", "project.convolution"),
-        Summand("shortcut", "expand.convolution", input=True),
-        Summand("pooled", "convolution", pooled=True),
-    ),
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -348,12 +203,7 @@ FAMILIES: Mapping[str, Family] = {
         replace(_LLAMA, model_type="smollm3", attention=Heads()),
         _GPT2,
         _OPT,
-        _VIT,
-        replace(_VIT, model_type="deit", base="deit"),
-        _DINOV2,
-        _RESNET,
-        replace(_RESNET, model_type="regnet", base="regnet"),
-        _EFFICIENTNET_LITE,
+        *IMAGE_FAMILIES,
     )
 }
 

@@ -176,5 +176,6 @@ def _uncovered(where: Path, field: str, problem: str, accepted: str) -> Checkpoi
 STEPS: Mapping[str, Callable[[Any, int, Path], ImageSettings]] = {
     "ConvNextImageProcessor": _convnext,
     "EfficientNetImageProcessor": _efficientnet,
+    "MobileNetV2ImageProcessor": _steps,
 }
 """Processors with steps of their own, which are those of ImageSettings all the same."""

@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.load import batch_norms
+from optimizer.load import batch_norms, chains
 from optimizer.load.checkpoint import Checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.reading import DOUBT, words
@@ -53,7 +53,10 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     model = skeleton_from_config(config, task, trusted)
     family = FAMILIES.get(str(config.model_type))
     if family is not None and family.batch_norms is not None:
-        batch_norms.fold_skeleton(model, family.batch_norms)
+        norms = family.batch_norms.configured(config.to_dict())
+        chains.rebuild(model, family.chains)
+        same = bool(norms.same and getattr(config, norms.same))
+        batch_norms.fold_skeleton(model, norms, same)
     return model
 
 

@@ -16,7 +16,8 @@ from torch import nn
 from optimizer.errors import CheckpointError
 from optimizer.harness.tasks import feature_extraction, text_generation
 from optimizer.load import own_code
-from optimizer.load.families import FAMILIES, Family, is_causal
+from optimizer.load.families import FAMILIES, is_causal
+from optimizer.load.family_record import Family
 from optimizer.load.model import STORED_TRANSPOSED, skeleton_from_config
 
 OUTSIDE = 3  # linear layers a model may have outside its blocks: projections of the embedding

@@ -46,7 +46,7 @@ class Edge:
     quantized to, "" where it stays float; step: the tensor that holds the step of each row, where
     that is computed at run time; both have integers_rank. sides: (top, left, bottom, right), how
     much larger an image the integers are, padded with that of 0. multiplies: False of what a
-    residual add or pooling reads.
+    residual add or pooling reads. convolves: its input is images, (image, channel, row, column).
     """
 
     module: str
@@ -59,6 +59,7 @@ class Edge:
     integers_rank: int = 0
     sides: tuple[int, ...] = ()
     multiplies: bool = True
+    convolves: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def edges(source: Source, modules: Collection[str], summands: Collection[str] = 
                 _rank(entering),
                 _rank(leaving),
                 *_quantized(product, entering),
+                convolves=product.op_type == convolution.OPERATOR,
             )
         )
     return cuts + [_summand(model, name) for name in summands]

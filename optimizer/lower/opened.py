@@ -9,15 +9,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export import onnx_file
-from optimizer.lower import ort_pack
+from optimizer.lower import ort_pack, ort_product
 
 # ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
 RANKS = {
     "GroupQueryAttention": (3, 4, 4),
-    "MatMulIntegerToFloat": (3,),
     "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
     "SimplifiedLayerNormalization": (3, 3),
 }
+# Of one that gives the rank it reads: of positions in a row, or in rows and columns.
+KEEPS_RANK, READ = ort_product.OPERATOR, (3, 4)
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,33 @@ Source = Path | Opened
 
 def opened(path: Path) -> Opened:
     """The graph at `path`, packed products unpacked, with every value's rank that can be known."""
+    first = model = _opened(path, READ[0])
+    for rank in READ[1:]:
+        if _consistent(model):
+            return Opened(path, model)
+        model = _opened(path, rank)
+    return Opened(path, model if _consistent(model) else first)
+
+
+def _opened(path: Path, read: int) -> ir.Model:
+    """read: the rank that is supposed of what KEEPS_RANK reads."""
     model = onnx_file.load(path)
     ort_pack.unpack(model)
+    ranks = {**RANKS, KEEPS_RANK: (read,)}
     for node in model.graph:
-        for value, rank in zip(node.outputs, RANKS.get(node.op_type, ()), strict=False):
+        for value, rank in zip(node.outputs, ranks.get(node.op_type, ()), strict=False):
             if value.shape is None:
                 value.shape = ir.Shape([None] * rank)
             value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     ShapeInferencePass()(model)
-    return Opened(path, model)
+    return model
+
+
+def _consistent(model: ir.Model) -> bool:
+    """Whether what was supposed of each such product is so."""
+    pairs = [(n.inputs[0], n.outputs[0]) for n in model.graph if n.op_type == KEEPS_RANK]
+    shapes = [(x.shape, y.shape) for x, y in pairs if x is not None]
+    return all(x is not None and y is not None and len(x) == len(y) for x, y in shapes)
 
 
 def model_of(source: Source) -> ir.Model:

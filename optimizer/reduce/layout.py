@@ -12,7 +12,7 @@ from torch import Tensor
 
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce import sizes, structure
 from optimizer.reduce.sizes import Sizes

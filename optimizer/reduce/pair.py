@@ -25,7 +25,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Task
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.load.model import torch_model
 from optimizer.recipe.recover import LossWeights
 from optimizer.reduce.methods import losses

@@ -20,7 +20,8 @@ from math import prod
 
 from optimizer.errors import RecipeError
 from optimizer.harness import tasks
-from optimizer.load.families import FAMILIES, Family
+from optimizer.load.families import FAMILIES
+from optimizer.load.family_record import Family
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.estimate import LIBRARIES, RATE
 from optimizer.reduce.sizes import Model, Sizes, solve

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from optimizer.errors import RecipeError
-from optimizer.load.families import FAMILIES, Family
+from optimizer.load.families import FAMILIES
+from optimizer.load.family_record import Family
 from optimizer.recipe.reduce import Reduce
 
 Kind = Literal["ffn", "heads"]

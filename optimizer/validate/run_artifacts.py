@@ -19,7 +19,7 @@ from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.load.model import torch_model
 from optimizer.recipe.schema import Validation
 from optimizer.state import CompressedState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from optimizer.compress.simulate import QuantConvolution
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.errors import RecipeError
-from optimizer.filters import Filters, PaddedConvolution, Sides, by_place
+from optimizer.filters import SAME, Filters, PaddedConvolution, Sides, by_place
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.qtensor import Scheme
 from optimizer.recipe.schema import Model, Quantize
@@ -41,8 +41,11 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
-SIDES: dict[str, Sides] = {"padded on one side": (0, 1, 0, 2)}
-LAYERS["padded on one side"] = {"kernel_size": 3, "stride": 2, "groups": 4}
+SIDES: dict[str, Sides | Literal["same"]] = {
+    "padded on one side": (0, 1, 0, 2),
+    "padded as TensorFlow does": SAME,
+}
+LAYERS |= {name: {"kernel_size": 3, "stride": 2, "groups": 4} for name in SIDES}
 
 
 def layer(name: str) -> nn.Conv2d:
@@ -210,6 +213,25 @@ def test_zeros_on_some_sides_are_those_of_torchs_padding() -> None:
         assert torch.equal(
             Filters.of(padded).convolved(images, plain.weight.flatten(1), plain.bias), expected
         )
+
+
+@pytest.mark.parametrize(
+    "layout", [(3, 1, 1), (3, 2, 1), (5, 2, 1), (4, 3, 1), (1, 2, 1), (3, 1, 4)]
+)
+@pytest.mark.parametrize("size", [(9, 8), (10, 11)])
+def test_padding_by_the_size_of_an_image_is_transformers_own(
+    layout: tuple[int, int, int], size: tuple[int, int]
+) -> None:
+    from transformers.models.mobilenet_v2.modeling_mobilenet_v2 import apply_tf_padding
+
+    kernel, stride, dilation = layout
+    plain, images = (
+        nn.Conv2d(4, 8, kernel, stride, dilation=dilation),
+        heavy_tailed((2, 4, *size), 7),
+    )
+    with torch.no_grad():
+        expected = plain(apply_tf_padding(images, plain))
+        assert torch.equal(PaddedConvolution(plain, SAME)(images), expected)
 
 
 def test_a_corrected_bias_is_the_checkpoints_and_its_correction_but_for_half_a_step(

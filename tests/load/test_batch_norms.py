@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,13 +53,22 @@ def test_the_function_is_the_same_up_to_roundoff(bias: bool, groups: int) -> Non
     assert ((found - exact).abs() <= terms * UNIT).all()
 
 
-@pytest.mark.parametrize("kind", ["resnet", "regnet"])
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet": ("resnet", {}),
+    "regnet": ("regnet", {}),
+    "padded by the size of the image": ("mobilenet_v2", {}),
+    "padded alike": ("mobilenet_v2", {"tf_padding": False, "first_layer_is_expansion": False}),
+    "of another epsilon": ("mobilenet_v2", {"layer_norm_eps": 0.1}),
+}
+
+
+@pytest.mark.parametrize(("kind", "changes"), KINDS.values(), ids=KINDS.keys())
 def test_an_opened_checkpoint_is_the_model_of_its_files_without_norms(
-    kind: str, tmp_path: Path
+    kind: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForImageClassification
 
-    source, out = write(tmp_path / kind, kind), tmp_path / "load"
+    source, out = write(tmp_path / kind, kind, **changes), tmp_path / "load"
     out.mkdir()
     LOAD.run(Model(source=str(source), task=CLASSIFY), out=out)
     checkpoint = open_checkpoint(out)

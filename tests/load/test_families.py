@@ -13,7 +13,8 @@ from optimizer.errors import CheckpointError
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load import weights
 from optimizer.load.architecture import family
-from optimizer.load.families import FAMILIES, Family
+from optimizer.load.families import FAMILIES
+from optimizer.load.family_record import Family
 from optimizer.load.linear_blocks import SmoothPair
 from optimizer.load.model import materialize, parameter_shapes, skeleton_from_config
 from optimizer.load.recognise import linear_names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -66,29 +67,57 @@ def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has
     assert set(weighted) - outside - gates == listed & set(weighted)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "count"),
+    [("efficientnet_lite", 2 + 2 + 3 * 3), ("mobilenet_v2", 3 + 16 * 3 + 1)],
+)
 @pytest.mark.parametrize("task", [FEATURES, CLASSIFY])
-def test_a_row_of_inverted_residuals_names_every_convolution(task: str) -> None:
-    facts = FAMILIES["efficientnet_lite"]
+def test_a_row_of_inverted_residuals_names_every_convolution(
+    task: str, model_type: str, count: int
+) -> None:
+    facts = FAMILIES[model_type]
     model = skeleton_from_config(config(facts.model_type), task, trust_remote_code=True)
     source = ModelSource(model, {}, facts, facts.prefix(task))
     listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
     convolutions = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
     assert convolutions == {n for n in listed if n in dict(model.named_modules())}
-    assert len(convolutions) == 2 + 2 + 3 * 3
+    assert len(convolutions) == count
+
+
+@pytest.mark.parametrize("model_type", ["convnext", "swin"])
+@pytest.mark.parametrize("task", [FEATURES, CLASSIFY])
+def test_a_row_of_unequal_blocks_names_their_linear_layers_and_what_lies_between_stages(
+    model_type: str, task: str
+) -> None:
+    facts = FAMILIES[model_type]
+    model = skeleton_from_config(config(model_type), task)
+    source = ModelSource(model, {}, facts, facts.prefix(task))
+    listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
+    linears = {n for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert linears - {"classifier"} == listed & linears
+    stages = facts.blocks.partition(".*.")[0]
+    inside = {n for n, _ in model.named_parameters() if f".{stages}." in f".{n}"}
+    assert all(any(n.startswith(f"{block}.") for block in source.blocks) for n in inside)
 
 
 @pytest.mark.parametrize("model_type", [n for n in OF_IMAGES if FAMILIES[n].smooth])
 def test_a_smooth_pair_can_be_scaled_without_changing_the_function(model_type: str) -> None:
     facts, model = FAMILIES[model_type], random_model(model_type)
-    blocks = list(model.get_submodule(facts.blocks).children())
+    names = ModelSource(model, {}, facts, "").blocks
     with torch.no_grad():
         before = model(IMAGES)[0]
-        for pair in facts.smooth:
-            for block in blocks:
-                scale_pair(block, pair)
+        scaled = [
+            (model.get_submodule(block), pair)
+            for block, pair in product(names, facts.smooth)
+            if f"{block}.{pair.producer}" in dict(model.named_modules())
+        ]
+        for block, pair in scaled:
+            scale_pair(block, pair)
+        assert {pair for _, pair in scaled} == set(facts.smooth)
         torch.testing.assert_close(model(IMAGES)[0], before, rtol=2e-4, atol=2e-5)
         # The check can fail: half of a pair alone changes the function.
-        blocks[-1].get_submodule(facts.smooth[-1].consumers[-1]).weight *= 2
+        block, pair = scaled[-1]
+        block.get_submodule(pair.consumers[-1]).weight *= 2
         assert not torch.allclose(model(IMAGES)[0], before, rtol=1e-2, atol=1e-2)
 
 

@@ -32,7 +32,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("vit"))
 
 
-@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2", "resnet"])
+@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2", "resnet", "convnext", "swin"])
 def test_a_model_is_loaded_with_its_processor_and_labels(
     load: Load, tmp_path: Path, kind: str
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_model_is_loaded_with_its_processor_and_labels(
     assert made.inputs[0].axes == ("batch", 3, SIDE, SIDE)
     assert made.outputs[0].axes == ("batch", len(LABELS))
     assert made.images.resize == (
-        {"shortest_edge": 36} if kind == "resnet" else {"height": SIDE, "width": SIDE}
+        {"shortest_edge": 36} if kind in ("resnet", "convnext") else {"height": SIDE, "width": SIDE}
     )
 
 

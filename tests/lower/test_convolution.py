@@ -20,7 +20,7 @@ from optimizer.compress.simulate import QuantConvolution
 from optimizer.errors import OptimizeError
 from optimizer.export import names, onnx_file
 from optimizer.export.clean import MODULE
-from optimizer.filters import EVEN, PaddedConvolution
+from optimizer.filters import Filters
 from optimizer.lower import cut, graph_constants, ort_qdq, trt_qdq
 from optimizer.lower.opened import Opened
 from optimizer.qtensor import Scheme
@@ -41,13 +41,15 @@ DIALECTS: dict[str, Any] = {
 def graph(modules: dict[str, nn.Conv2d]) -> ir.Model:
     """One convolution behind the other, a ReLU between."""
     nodes, tensors, value = [], [], "x"
+    images = torch.zeros(IMAGES.shape)
     for name, m in modules.items():
         operands = [value, f"{name}.weight", *([f"{name}.bias"] if m.bias is not None else [])]
         tensors += [
             numpy_helper.from_array(p.detach().numpy(), f"{name}.{part}")
             for part, p in m.named_parameters()
         ]
-        left, right, above, below = m.sides if isinstance(m, PaddedConvolution) else EVEN
+        left, right, above, below = Filters.of(m).sides_of(images)
+        images = m(images).detach()
         up, across = m.padding
         options = {
             "pads": [up + above, across + left, up + below, across + right],

@@ -47,10 +47,13 @@ def pairs_of(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
     """The family's pairs that exist in these blocks, under the model's own names; the others are
     noted in `folded`."""
     pairs = []
+    names = {name for name, _ in group.model.named_modules()}
     for block in group.blocks:
         for pair in group.family.smooth:
             consumers = tuple(f"{block}.{c}" for c in pair.consumers)
             producer = f"{block}.{pair.producer}"
+            if group.family.uneven and producer not in names:
+                continue
             if not hasattr(group.model.get_submodule(producer), "weight"):
                 why = f"{producer} has no weight to fold into"
             elif not all(c in group.schemes for c in consumers):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.errors import CheckpointError
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.qtensor import Scheme
 from optimizer.recipe.sparsity import Sparsity
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.walk.activation_buffer import Buffer
-from optimizer.compress.walk.blocks import Stream, Use
+from optimizer.compress.walk.blocks import Stream, Use, hidden_of
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError
 from optimizer.harness.inputs.kind import InputKind
@@ -49,9 +49,10 @@ def capture(
     ]
     for name in (*outside, blocks[0]):
         materialize(model, name, tensors)
+    forms: dict[str, Any] = {}
     with _looked_up(model, lookup, tensors):
         for batch in batches:
-            states, uses = _record(source, blocks, batch)
+            states, uses = _record(source, blocks, batch, forms)
             stream.hidden.append(states)
             if stream.float_reference is not None:
                 stream.float_reference.append(states)
@@ -85,14 +86,19 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
         del module.forward
 
 
-def _record(source: ModelSource, blocks: Sequence[str], batch: Batch) -> tuple[Tensor, list[Use]]:
+def _record(
+    source: ModelSource, blocks: Sequence[str], batch: Batch, forms: dict[str, Any]
+) -> tuple[Tensor, list[Use]]:
     """Run the model with blocks that record their arguments and return their input.
 
-    The first use runs its block for real, once, to see the form of what a block returns.
+    The first use runs its block for real, once, to see the form of what a block returns. Unequal
+    blocks may return another shape than they read, so each runs once, on the first batch; forms:
+    {block: what it returned then}.
     """
     uses: list[Use] = []
     first: list[Tensor] = []
-    form: list[Any] = []
+    uneven = source.family.uneven
+    forms = forms if uneven else {}
     compact: dict[
         int, tuple[Any, Any]
     ] = {}  # the first of each pair keeps its id from being reused
@@ -105,12 +111,18 @@ def _record(source: ModelSource, blocks: Sequence[str], batch: Batch) -> tuple[T
             if not args and "hidden_states" not in kwargs:
                 raise CheckpointError(f"{name} is called with {sorted(kwargs)}, not hidden states")
             hidden = args[0] if args else kwargs["hidden_states"]
-            if not first:
-                first.append(hidden)
-                form.append(forward(*args, **kwargs))
+            first[:] = first or [hidden]
+            like = name if uneven else ""
+            if like not in forms:
+                with _filled(source, name, blocks[0]):
+                    forms[like] = forward(*args, **kwargs)
             kept = {k: once(v) for k, v in kwargs.items() if k != "hidden_states"}
             uses.append(Use(name, tuple(map(once, args[1:])), kept, not args))
-            return (hidden, *form[0][1:]) if isinstance(form[0], tuple) else hidden
+            form = forms[like]
+            if uneven:
+                shape = hidden_of(form).shape
+                hidden = hidden.new_zeros((len(hidden), *shape[1:]))
+            return (hidden, *form[1:]) if isinstance(form, tuple) else hidden
 
         return record
 
@@ -121,7 +133,7 @@ def _record(source: ModelSource, blocks: Sequence[str], batch: Batch) -> tuple[T
         with torch.no_grad():
             if source.decodes:
                 source.base(**batch, use_cache=False)
-            elif source.family.uneven:  # the head does not take what the first block reads
+            elif uneven:  # what is behind the blocks is nobody's input
                 source.base(**batch)
             else:
                 source.model(**batch)
@@ -129,6 +141,19 @@ def _record(source: ModelSource, blocks: Sequence[str], batch: Batch) -> tuple[T
         for name in blocks:
             del source.model.get_submodule(name).forward
     return first[0], uses
+
+
+@contextmanager
+def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
+    """A block's weights, unless it is the one that has them."""
+    if block == filled:
+        yield
+        return
+    materialize(source.model, block, source.tensors)
+    try:
+        yield
+    finally:
+        release(source.model, block)
 
 
 def _compact(value: Any) -> Any:

@@ -15,7 +15,7 @@ from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.load.model import materialize, release, skeleton
 from optimizer.recipe.schema import Task
 
@@ -46,10 +46,24 @@ class ModelSource:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The names of the blocks, in the list's order."""
-        path, _, inner = self.family.blocks.partition(".*.")
-        outer = self._children(f"{self.prefix}{path}")
-        return tuple(b for o in outer for b in self._children(f"{o}.{inner}")) if inner else outer
+        """The names of the blocks, in the order in which they run."""
+        path, starred, inner = self.family.blocks.rpartition("*.")
+        around = (
+            self._children(f"{self.prefix}{path}".rstrip("."))
+            if starred
+            else (self.prefix.rstrip("."),)
+        )
+        places = [f"{a}.{n}".lstrip(".") for a in around for n in inner.strip("{}").split(",")]
+        return tuple(block for place in places for block in self._listed(place))
+
+    def _listed(self, path: str) -> tuple[str, ...]:
+        """What a list holds; another module itself; nothing where there is none."""
+        parent, _, name = path.rpartition(".")
+        module = getattr(self.model.get_submodule(parent), name, None)
+        if module is None:
+            return ()
+        listed = isinstance(module, nn.ModuleList | nn.Sequential)
+        return self._children(path) if listed else (path,)
 
     def _children(self, path: str) -> tuple[str, ...]:
         return tuple(f"{path}.{n}" for n, _ in self.model.get_submodule(path).named_children())

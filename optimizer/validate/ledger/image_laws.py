@@ -2,7 +2,8 @@
 
 1. pixels    transformers' image processor, from the source's own files, gives the harness's arrays,
              to the bit
-2. contract  the sizes are those that the model was loaded with
+2. contract  the sizes are those that the model was loaded with; of an architecture that takes any
+             size, `image_size` of config.json says nothing, and law 1 has the size
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import image_file
+from optimizer.load.families import FAMILIES
 from optimizer.load.image_processor import transformers_processor
 from optimizer.validate.ledger.distance import Array
 
@@ -44,7 +46,9 @@ def pixels(
 
 def contract(served: Contract, config: dict[str, Any]) -> list[str]:
     """Law 2. config: the checkpoint's config.json."""
-    image, size = served.images, config.get("image_size")
+    known = FAMILIES.get(str(config.get("model_type")))
+    any_size = known is not None and known.any_size
+    image, size = served.images, None if any_size else config.get("image_size")
     sides = [size, size] if isinstance(size, int) else size
     wrong = []
     if sides is not None and list(sides) != [image.height, image.width]:

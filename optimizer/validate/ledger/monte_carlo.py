@@ -204,9 +204,9 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
 
 def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
     """x with one value of one real token of each example moved by a step, or of every token."""
-    if x.ndim == 4:  # an image
-        mask = torch.ones((len(x), x.shape[1] * x.shape[2]), dtype=torch.bool)
-    elif x.shape[:-1] != mask.shape or mask.ndim < 2:
+    if mask.ndim < 2:  # images, whole or in windows: (image, channel, row, column), or a width last
+        mask = torch.ones((len(mask), x[..., 0].numel() // len(mask)), dtype=torch.bool)
+    elif x.shape[:-1] != mask.shape:
         mask = torch.ones(x.shape[:-1] if x.ndim > 2 else (1, len(x)), dtype=torch.bool)
     rows = x.reshape(*mask.shape, -1).clone()
     steps = step.expand_as(x).reshape(rows.shape)

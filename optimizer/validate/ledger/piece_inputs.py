@@ -20,12 +20,12 @@ Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
     """Of a module whose input stays float. kind: the element type that the piece takes."""
     x = shaped(array, edge.input_rank).astype(kind or np.float32)
-    return {edge.input: x}, multiplied(x, array).astype(np.float64)
+    return {edge.input: x}, _multiplied(edge, x, array).astype(np.float64)
 
 
-def multiplied(values: Array, like: Array) -> Array:
-    """(tokens, in), or of images as they are."""
-    return values.reshape(like.shape if like.ndim == 4 else (-1, like.shape[-1]))
+def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
+    """(tokens, in), or images as they are."""
+    return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
 
 
 def integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
@@ -42,7 +42,7 @@ def integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multip
     if edge.step:
         inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
     values = np.asarray((whole - q.zero_point) * step.astype(np.float64))
-    images = multiplied(values, array)
+    images = _multiplied(edge, values, array)
     if edge.sides:  # as the product pads no more
         images = _padded(images, edge.sides, -q.offset)
     return inputs, np.asarray(images, np.float64)
@@ -73,8 +73,8 @@ def middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multipl
     values = (whole - q.zero_point) * step
     moved = values + q.offset if q.factor is None else (values + q.offset) / q.factor
     x = np.asarray(moved, np.float32).reshape(array.shape)
-    multiplied_values = multiplied(np.asarray(values), array)
-    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(multiplied_values, np.float64)
+    multiplied = _multiplied(edge, np.asarray(values), array)
+    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(multiplied, np.float64)
 
 
 def shaped(array: Array, rank: int) -> Array:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from optimizer.load.checkpoint import open_checkpoint, read_json
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.load.model import auto_class, skeleton
 from optimizer.reading import words
 from optimizer.reduce.write import REDUCED

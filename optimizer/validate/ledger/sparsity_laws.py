@@ -65,7 +65,8 @@ def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
     sparsity.modules names, keep_dense does not, and keep_float leaves."""
     if sparsity is None:
         return []
-    inside = f"{m.family.prefix(m.task)}{m.family.blocks}."
+    around = m.family.blocks.partition("*")[0] if m.family.uneven else f"{m.family.blocks}."
+    inside = f"{m.family.prefix(m.task)}{around}"
     dense = (*sparsity.keep_dense, *m.section.quantize.keep_float)
     names = [
         name

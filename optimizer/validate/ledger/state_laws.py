@@ -23,7 +23,7 @@ from torch import Tensor
 
 from optimizer.compress.convolutions import bias_step, rounded_bias
 from optimizer.compress.methods.rtn import candidates
-from optimizer.load.families import Family
+from optimizer.load.family_record import Family
 from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
 from optimizer.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach

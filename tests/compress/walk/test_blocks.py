@@ -12,16 +12,22 @@ from torch import Tensor
 from optimizer.compress.apply.rounding import Inputs, statistic
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
-from optimizer.compress.walk.model_source import ModelSource
+from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.errors import CheckpointError
+from optimizer.harness.contract import read
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.load.model import materialize, skeleton, torch_model
+from optimizer.load.stage import STAGE as LOAD
 from optimizer.qtensor import Scheme
 from optimizer.recipe.method_options import GptqOptions
+from optimizer.recipe.schema import Model
+from tests.conftest import heavy_tailed
+from tests.vision import write
 
+CLASSIFY = "image-classification"
 BLOCKS = ("encoder.layer.0", "encoder.layer.1")
 QKV = [f"encoder.layer.0.attention.self.{n}" for n in ("query", "key", "value")]
 PADDED = {
@@ -57,6 +63,31 @@ def test_block_by_block_is_the_whole_model(loaded: Path, walked: walk.BlockGroup
     with torch.no_grad():
         whole = torch_model(open_checkpoint(loaded), "sentence-embedding")(**PADDED)[0]
     assert torch.equal(stream.hidden[0], whole)
+
+
+@pytest.mark.parametrize("kind", ["convnext", "mobilenet_v2", "resnet", "swin"])
+def test_unequal_blocks_one_by_one_are_the_whole_model(kind: str, tmp_path: Path) -> None:
+    """Of batches of unequal size, in shapes that change from block to block."""
+    (tmp_path / "load").mkdir()
+    model = Model(source=str(write(tmp_path / kind, kind)), task=CLASSIFY)
+    LOAD.run(model, out=tmp_path / "load")
+    source = open_source(CLASSIFY, tmp_path / "load")
+    side = read(tmp_path / "load" / "contract.json").images.height
+    batches = [{"pixel_values": heavy_tailed((n, 3, side, side), n)} for n in (2, 3)]
+    stream = capture(source, source.blocks, batches)
+    assert all(p.is_meta for p in source.model.parameters())
+    assert [use.block for use in stream.uses[1]] == list(source.blocks)
+    base = torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY).get_submodule(kind)
+    ends: list[Tensor] = []
+    last = base.get_submodule(source.blocks[-1].removeprefix(f"{kind}."))
+    last.register_forward_hook(lambda *called: ends.append(walk.hidden_of(called[-1])))
+    materialize(source.model, "", source.tensors)
+    with torch.no_grad():
+        for batch, hidden, uses in zip(batches, stream.hidden, stream.uses, strict=True):
+            base(**batch)
+            for use in uses:
+                hidden = use.apply(source.model, hidden)
+            assert torch.equal(hidden, ends[-1])
 
 
 def test_inputs_of_a_kind_that_is_never_padded_are_real_as_a_whole(loaded: Path) -> None:

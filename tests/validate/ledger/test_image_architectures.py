@@ -1,0 +1,133 @@
+"""Swin, ConvNeXt and MobileNetV2 through the ledger: a correct run passes in both dialects with
+every quantized module in integer kernels, and each fault is caught at its hop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from optimizer.recipe.schema import TensorRTTarget
+from optimizer.recipe.sparsity import Sparsity
+from optimizer.validate.ledger import ledger, sparsity_laws
+from tests.lower.running import session
+from tests.validate import mutations as m
+from tests.validate.ledger.test_convolutions import first_refused, one_doubled
+from tests.validate.ledger.test_images import materials, refused
+from tests.validate.runs import Run, for_target, make
+from tests.vision import recipe
+
+STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
+SMOOTH: dict[str, Any] = {"method": "smoothquant", "activations": {"range": "minmax"}}
+KINDS = {"convnext": SMOOTH, "mobilenet_v2": STATIC, "swin": SMOOTH}
+MERGED = "swin.encoder.layers.0.downsample.reduction"
+SHIFTED = "swin.encoder.layers.0.blocks.1.attention"
+POINTWISE = "convnext.encoder.stages.1.layers.0"
+STRIDED = "mobilenet_v2.layer.0.conv_3x3.convolution"
+ADDED = "mobilenet_v2.layer.1.residual"
+
+
+Made = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """made(architecture) -> its run, made at the first call."""
+
+    @cache
+    def call(kind: str) -> Run:
+        root = tmp_path_factory.mktemp(kind)
+        return make(root / "run", recipe(root, kind, KINDS[kind]))
+
+    return call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_correct_run_passes_in_both_dialects(made: Made, tmp_path: Path, kind: str) -> None:
+    assert refused(ledger.run(materials(made(kind)))) == []
+    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
+    other = materials(for_target(made(kind), tmp_path / "rtx", target))
+    assert refused(ledger.run(other)) == []
+
+
+INTEGERS = {
+    "convnext": {"MatMulIntegerToFloat": 6},
+    "mobilenet_v2": {"QLinearConv": 52, "QLinearAdd": 10, "Conv": 0, "Clip": 0, "Pad": 0},
+    "swin": {"MatMulIntegerToFloat": 3 * 6 + 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_runtime_runs_every_quantized_module_in_integers(
+    made: Made, tmp_path: Path, kind: str
+) -> None:
+    session(made(kind).folder("model") / "model.onnx", optimized=tmp_path / "optimized.onnx")
+    kernels = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert {name: kernels.count(name) for name in INTEGERS[kind]} == INTEGERS[kind]
+
+
+def test_what_stays_float_is_said_with_the_reason(made: Made) -> None:
+    notes = {n.module: n.why for n in materials(made("convnext")).state.notes}
+    listed = "not among the layers that load/families.py lists"
+    assert notes[f"{POINTWISE}.dwconv"] == listed
+    assert notes["convnext.encoder.stages.1.downsampling_layer.1"].startswith("outside the blocks")
+
+
+def test_what_sparsity_prunes_are_the_linear_layers_of_unequal_blocks(made: Made) -> None:
+    found, sparsity = materials(made("swin")), Sparsity(method="magnitude", pattern="2:4")
+    expected = {f"{name}.weight" for name in found.state.modules}
+    assert set(sparsity_laws.parameters(found, sparsity)) == expected
+
+
+def sides_swapped(graph: onnx.GraphProto) -> None:
+    """Zeros above and on the left for those below and on the right."""
+    node = next(n for n in graph.node if n.op_type == "Conv" and n.name.startswith(STRIDED))
+    (pads,) = (a for a in node.attribute if a.name == "pads")
+    assert list(pads.ints) == [0, 0, 1, 1]
+    pads.CopyFrom(helper.make_attribute("pads", [1, 1, 0, 0]))
+
+
+def shifted_once_more(graph: onnx.GraphProto) -> None:
+    """The positions are not moved back behind a shifted window."""
+    joins = [n for n in graph.node if n.op_type == "Concat" and n.name.startswith("swin.encoder")]
+    back = next(n for n in joins if "blocks.1" in n.name and len(n.input) == 2)
+    first, second = back.input
+    back.input[:] = [second, first]
+
+
+# fault: (architecture, hop it is planted at, edit)
+MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
+    "the scale of one channel behind merged patches": (
+        "swin", "compress", m.weight(MERGED, m.one_channel_doubled)),
+    "windows that are not shifted as they were": (
+        "swin", "export", m.edit_onnx("graph", shifted_once_more)),
+    "the zero point of merged patches moved by one": (
+        "swin", "lower", m.values("model", f"{MERGED}/input_zero_point", lambda z: z + 1)),
+    "the scale of one channel behind GELU": (
+        "convnext", "compress", m.weight(f"{POINTWISE}.pwconv2", m.one_channel_doubled)),
+    "the zero point behind GELU moved by one": (
+        "convnext", "lower",
+        m.values("model", f"{POINTWISE}.pwconv2/input_zero_point", lambda z: z + 1)),
+    "one channel of the scale of a layer doubled": (
+        "convnext", "export", m.values("graph", f"{POINTWISE}.layer_scale_parameter", one_doubled)),
+    "one channel of a depthwise convolution, which is float, doubled": (
+        "convnext", "lower", m.values("model", f"{POINTWISE}.dwconv.bias", one_doubled)),
+    "padding on the other sides in the float graph": (
+        "mobilenet_v2", "export", m.edit_onnx("graph", sides_swapped)),
+    "the zero point in front of a residual add moved by one": (
+        "mobilenet_v2", "lower", m.values("model", f"{ADDED}/input_zero_point", lambda z: z + 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "hop", "edit"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_a_fault_is_caught_at_its_hop(
+    made: Made, tmp_path: Path, kind: str, hop: str, edit: m.Edit
+) -> None:
+    damaged = made(kind).copy(tmp_path / "damaged")
+    edit(damaged)
+    assert first_refused(damaged) == hop
