@@ -90,8 +90,11 @@ class App:
         if isinstance(response, Stream):
             await self._stream(exchange, response, send, start)
             return
-        self._log(exchange, response.status, start)
-        await response.send(send)
+        end = time.monotonic()
+        try:
+            await response.send(send)
+        finally:  # after what somebody waits for
+            self._log(exchange, response.status, start, end)
 
     async def _stream(self, exchange: Exchange, response: Stream, send: Send, start: float) -> None:
         self.active += 1
@@ -236,9 +239,11 @@ class App:
         reason = "BACKEND" if isinstance(error, ModelError) else reason
         service.engine.metrics.failure.add(reason=reason)
 
-    def _log(self, record: Record, status: int | str, start: float) -> None:
-        """status: HTTP's, or the name of gRPC's code."""
-        end = time.monotonic()
+    def _log(
+        self, record: Record, status: int | str, start: float, end: float | None = None
+    ) -> None:
+        """status: HTTP's, or the name of gRPC's code. end: None for now."""
+        end = time.monotonic() if end is None else end
         seconds = end - start
         if record.service is not None and record.log:
             record.service.engine.metrics.request.observe(seconds)

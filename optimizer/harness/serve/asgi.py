@@ -124,17 +124,26 @@ def inflated(data: bytes, encoding: str, largest: int) -> bytes:
 
 async def while_connected(work: Awaitable[Value], receive: Receive) -> Value:
     """The result of the work, which is cancelled when the client goes away. Raises Disconnected."""
-    task = asyncio.ensure_future(work)
+    task, left = asyncio.current_task(), False
+    assert task is not None
+
+    def leave(watch: asyncio.Future[None]) -> None:
+        nonlocal left
+        if not watch.cancelled():
+            watch.exception()  # whatever it was: nothing more comes from there
+            left = task.cancel()
+
     watch = asyncio.ensure_future(_gone(receive))
+    watch.add_done_callback(leave)
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise Disconnected
+        return await work  # in this task: one more would be two more turns of the event loop
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise Disconnected from None
+        raise
     finally:
-        for pending in (task, watch):
-            pending.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        watch.remove_done_callback(leave)
+        watch.cancel()
 
 
 async def _gone(receive: Receive) -> None:

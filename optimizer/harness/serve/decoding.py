@@ -21,6 +21,7 @@ from .batching import Refused
 from .engine import RECHECK, Call, Result, Times, refusal
 from .exactness import ALONE, EQUAL
 from .model import failure
+from .niceness import give_way
 from .prefixes import Prefixes
 from .refusals import DeadlineError, ModelError, RequestError, UnknownError
 from .slots import Job, Scheduler, Turn
@@ -111,6 +112,7 @@ class Decoding:
     """Continues texts with one model, in a thread of its own. Made on the event loop.
 
     say: receives what happened, as fields of a log line. prefixes: of prompts; None: none is kept.
+    niceness: of the thread, see niceness.py.
     """
 
     def __init__(
@@ -120,10 +122,12 @@ class Decoding:
         metrics: TextMetrics,
         say: Callable[..., None],
         prefixes: Prefixes | None = None,
+        niceness: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
+        self._niceness = niceness
         self._prefixes = prefixes
         if prefixes is not None:
             scheduler.kept = lambda job: prefixes.length(self._texts[job].ids)
@@ -247,6 +251,7 @@ class Decoding:
 
     def _work(self) -> None:
         """The model's thread: take, run, deliver, until drained."""
+        give_way(self._niceness)
         while True:
             with self._ready:
                 turn = self._scheduler.take(self.clock())

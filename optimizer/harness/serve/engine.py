@@ -14,6 +14,7 @@ from .batching import Job, Refused, Scheduler
 from .exactness import ALONE, EQUAL
 from .metrics import Metrics
 from .model import Answer, Model, difference, failure
+from .niceness import give_way
 from .refusals import DeadlineError, DrainingError, OverloadError, RequestError
 
 RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
@@ -89,7 +90,7 @@ Outcome = tuple[Job, Any]
 class Engine:
     """Answers requests with one model, in a thread of its own. Made on the event loop.
 
-    say: receives what happened, as fields of a log line.
+    say: receives what happened, as fields of a log line. niceness: of the thread, see niceness.py.
     """
 
     def __init__(
@@ -98,10 +99,12 @@ class Engine:
         scheduler: Scheduler,
         metrics: Metrics,
         say: Callable[..., None],
+        niceness: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
+        self._niceness = niceness
         self._beside = asyncio.Semaphore(BESIDE)
         self._loop = asyncio.get_running_loop()
         self._rows: dict[Job, _Row] = {}
@@ -210,6 +213,7 @@ class Engine:
 
     def _work(self) -> None:
         """The model's thread: take, run, deliver, until drained."""
+        give_way(self._niceness)
         while True:
             with self._ready:
                 turn = self._scheduler.take(self.clock())
@@ -227,10 +231,10 @@ class Engine:
             start = self.clock()
             outcomes = self._run({job: taken[job].payload for job in turn.jobs})
             end = self.clock()
+            self._loop.call_soon_threadsafe(self._deliver, taken, late, outcomes, (start, end))
             if turn.jobs:
                 with self._ready:
                     self._scheduler.finish(end)
-            self._loop.call_soon_threadsafe(self._deliver, taken, late, outcomes, (start, end))
 
     def _run(self, payloads: Mapping[Job, Any]) -> list[Outcome]:
         """Each job with its answer or an exception."""

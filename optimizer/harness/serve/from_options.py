@@ -40,4 +40,5 @@ def token(path: Path | None) -> str:
 def say(**fields: Any) -> None:
     """One JSON line on standard error."""
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    sys.stderr.write(f"{json.dumps(line)}\n")  # at once: `print` writes the end of a line by itself
+    sys.stderr.flush()

@@ -20,6 +20,7 @@ from .cache import Cache
 from .decoding import Decoding
 from .inference import Service
 from .mirror import Mirror
+from .niceness import executor
 from .recall import Recall, Semantic, semantic
 from .refusals import DrainingError, RequestError
 from .starting import started
@@ -47,6 +48,7 @@ class Loader:
         self._cache = Cache(args.cache_mib << 20) if args.cache_mib else None
         self._semantic: Semantic | None = None
         self._stack = ExitStack()  # of the encoder
+        self._opening = executor(args.model_nice)
         self._one = asyncio.Lock()  # a warm-up at a time: two would time each other
         self._leaving = set[asyncio.Task[None]]()
 
@@ -155,12 +157,13 @@ class Loader:
         """What lies at a path, warmed up; None where its digest is `unless`."""
         stack = ExitStack()
         try:
-            bundle = await asyncio.to_thread(self._opened, path, stack)
+            loop = asyncio.get_running_loop()
+            bundle = await loop.run_in_executor(self._opening, self._opened, path, stack)
             digest = str(bundle.manifest["digest"])
             if digest == unless:
                 await asyncio.to_thread(stack.close)
                 return None
-            service = await started(bundle, self._args, self._say)
+            service = await started(bundle, self._args, self._say, self._opening)
             service.cache, service.digest = self._cache, digest
             self._remember(service, stack)
         except BaseException:

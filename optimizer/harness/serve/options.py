@@ -54,6 +54,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
     _add_semantic(command)
     add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
+    add(
+        "--model-nice",
+        type=bounds.whole(0, 19),
+        default=10,
+        help="niceness of the model's threads (Linux), so that requests are read and refused while "
+        "it computes; default: %(default)s",
+    )
     add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
     add("--token-file", type=Path, help="clients must send its content as a bearer token")
     add(

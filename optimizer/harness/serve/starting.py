@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..generate.loop import PREFILL
@@ -33,17 +35,24 @@ WAITING = 4096  # rows
 SHARE = 0.5  # of the free memory, for the cache of texts that are continued
 
 
-async def started(bundle: Bundle, args: argparse.Namespace, say: Callable[..., None]) -> Service:
+async def started(
+    bundle: Bundle,
+    args: argparse.Namespace,
+    say: Callable[..., None],
+    executor: Executor | None = None,
+) -> Service:
     """The bundle warmed up and behind a scheduler. args: the options of serve. say: takes the
-    fields of a log line. Raises InputError, MachineError."""
+    fields of a log line. executor: in which the model runs meanwhile; None: the event loop's own.
+    Raises InputError, MachineError."""
+    beside = partial(asyncio.get_running_loop().run_in_executor, executor)
     settings = chosen(bundle.manifest, args)
     if bundle.task.generates:
         free = memory.free()
         prefixes = args.prefix_cache_mib << 20
         most = None if free is None else max(int(SHARE * free) - prefixes, 0)
         room = Room(settings.slots, settings.context, args.max_texts)
-        text_model = await asyncio.to_thread(TextModel, bundle, room, most)
-        decoding = await _continuing(text_model, settings, args, say)
+        text_model = await beside(TextModel, bundle, room, most)
+        decoding = await _continuing(text_model, settings, args, say, beside)
         return Service(decoding, text_model.version, args.timeout)
     if args.prefix_cache_mib:
         raise InputError(
@@ -52,16 +61,21 @@ async def started(bundle: Bundle, args: argparse.Namespace, say: Callable[..., N
             accepted="models that continue texts",
         )
     model = Model(bundle, Inputs(args.max_texts))
-    return Service(await _answering(model, settings, args, say), model.version, args.timeout)
+    engine = await _answering(model, settings, args, say, beside)
+    return Service(engine, model.version, args.timeout)
 
 
 async def _continuing(
-    model: TextModel, settings: Settings, args: argparse.Namespace, say: Callable[..., None]
+    model: TextModel,
+    settings: Settings,
+    args: argparse.Namespace,
+    say: Callable[..., None],
+    beside: Callable[..., Awaitable[Any]],
 ) -> Decoding:
-    measured = await asyncio.to_thread(arrivals.measured, model, args.batching)
+    measured = await beside(arrivals.measured, model, args.batching)
     prefixes = None
     most = args.prefix_cache_mib << 20
-    if most and await asyncio.to_thread(arrivals.prefixes_hold, model, measured.piece):
+    if most and await beside(arrivals.prefixes_hold, model, measured.piece):
         prefixes = Prefixes(model.slots, measured.piece, most)
     wait = settings.max_wait or args.timeout
     limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
@@ -85,13 +99,17 @@ async def _continuing(
     costs = slots.Costs(measured.read.seconds, measured.step.seconds)
     metrics = TextMetrics({"model": model.name, "version": model.version})
     scheduler = slots.Scheduler(limits, costs, PREFILL)
-    return Decoding(model, scheduler, metrics, say, prefixes)
+    return Decoding(model, scheduler, metrics, say, prefixes, args.model_nice)
 
 
 async def _answering(
-    model: Model, settings: Settings, args: argparse.Namespace, say: Callable[..., None]
+    model: Model,
+    settings: Settings,
+    args: argparse.Namespace,
+    say: Callable[..., None],
+    beside: Callable[..., Awaitable[Any]],
 ) -> Engine:
-    costs, sharing = await asyncio.to_thread(warm_up, model, settings.rows, args.batching)
+    costs, sharing = await beside(warm_up, model, settings.rows, args.batching)
     rows = 1 if model.sharing == "alone" else settings.rows
     full = costs.seconds(model.contract.longest, rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
@@ -109,4 +127,4 @@ async def _answering(
         max_wait_ms=round(1000 * target, 3),
     )
     metrics = Metrics({"model": model.name, "version": model.version})
-    return Engine(model, Scheduler(limits, costs.seconds), metrics, say)
+    return Engine(model, Scheduler(limits, costs.seconds), metrics, say, args.model_nice)
