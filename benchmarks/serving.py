@@ -1,12 +1,21 @@
-"""What serving a bundle adds to its model, and what becomes of three times the load it can answer.
+"""What serving a bundle adds to its model, beside other servers, and what becomes of three times
+the load that the machine can answer.
 
-    python benchmarks/serving.py BUNDLE [--seconds 20] [--out FILE]
+    python benchmarks/serving.py BUNDLE --part peers [--peer litserve=PYTHON ...] [--out FILE]
+    python benchmarks/serving.py BUNDLE --part overload [--seconds 60] [--out FILE]
 
-One text at a time through `predict` in this process and through HTTP on one connection, turn by
-turn: the difference of the medians is the overhead. Then the capacity with 16 clients that each
-wait for their answers, and an open loop: requests at random (Poisson) at three times the capacity,
-each timed from the instant it was to be sent. Every answer is compared with `predict`'s in every
-bit. Server and client share the machine. Exit 1 when an answer differs or a request is lost.
+peers     Ours, then each peer (serving_peers/: the same bundle, in its own environment), with
+          batches and without. One text at a time through `predict` in this process and through HTTP
+          on one connection, turn by turn: the difference of the medians is the overhead. Then the
+          highest rate, searched to 10 %, of requests at random (Poisson) at which 99 % are answered
+          within 3 times the median of `predict`; a request that is refused or lost is not.
+overload  The capacity with 16 clients that each wait for their answers, then three times as many at
+          random. Then the same, and SIGTERM in the middle: what the server's log has as answered
+          must be what came, once each.
+
+Every answer of ours is compared with `predict`'s in every bit; a peer's batches are padded, so its
+answers are compared by their cosine. Server and client share the machine. serving_client.py says
+what the times are. Exit 1 when an answer differs or a request is lost.
 """
 
 from __future__ import annotations
@@ -15,13 +24,14 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,47 +39,29 @@ import numpy as np
 
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.machine import this_machine
+from optimizer.load_test.highest_rate import search
 
-TEXTS = (
-    "The service was quick and the staff could not have been friendlier.",
-    "I waited forty minutes for a cold meal, and nobody said a word about it.",
-    "It arrived on time; the battery lasts two days, which is what was promised.",
-    "After a slow first half the story finds its feet and ends better than it began.",
+sys.path.insert(0, str(Path(__file__).parent))
+from serving_client import (
+    TEXTS,
+    Connection,
+    Lost,
+    Target,
+    closed_loop,
+    decoded,
+    of_openai,
+    open_loop,
+    percentiles,
 )
+
 CLIENTS, ROUNDS, WARM_UP = 16, 300, 30
-
-
-class Connection:
-    """One keep-alive connection to the server."""
-
-    def __init__(self, port: int, model: str) -> None:
-        self.port, self.model = port, model
-        self.reader: asyncio.StreamReader | None = None
-
-    async def ask(self, text: str) -> tuple[int, bytes]:
-        """(status, body)."""
-        if self.reader is None or self.reader.at_eof():  # the server ends idle ones
-            self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
-        document = {"model": self.model, "input": text, "encoding_format": "base64"}
-        body = json.dumps(document).encode()
-        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        self.writer.write(head.encode() + body)
-        answer = (await self.reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(answer.split(b"content-length: ")[1].split(b"\r\n")[0])
-        return int(answer.split(b" ", 2)[1]), await self.reader.readexactly(length)
-
-
-def embedding(body: bytes) -> bytes:
-    import base64
-
-    return base64.b64decode(json.loads(body)["data"][0]["embedding"])
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """In ms."""
-    if not seconds:
-        return {}
-    return {f"p{p}": round(1000 * float(np.percentile(seconds, p)), 2) for p in (10, 50, 90, 99)}
+WITHIN, SHARE = 3.0, 0.99  # times predict's median, and how many must be
+SEARCH_SECONDS = 6.0
+OVERLOAD = 3.0
+ROWS = 8  # of a batch; as our default
+READY = 180.0  # seconds for a peer to start
+COSINE = 0.999
+PEERS = Path(__file__).with_name("serving_peers")
 
 
 def cpu(process: int) -> float:
@@ -78,151 +70,289 @@ def cpu(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def overhead(bundle: Bundle, connection: Connection, process: int) -> dict[str, Any]:
-    """One at a time, in turn. CPU time too: the machine may have other work."""
-    alone, served = list[float](), list[float]()
-    spent = 0.0
+def scheduled(process: int) -> tuple[float, float]:
+    """Seconds that its first thread, a server's event loop, has run, and has waited for a processor
+    though it could run (schedstat; Documentation/scheduler/sched-stats.rst)."""
+    ran, waited, _ = Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
+def resident(process: int) -> float:
+    """MiB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
+
+
+@dataclass
+class Server:
+    """log: a file, of a line for each event."""
+
+    process: subprocess.Popen[str]
+    target: Target
+    log: Path | None = None
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        assert self.log is not None
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def line(self, event: str) -> dict[str, Any]:
+        return next(line for line in self.lines if line["event"] == event)
+
+
+@contextmanager
+def ours(bundle: Path, options: list[str]) -> Iterator[Server]:
+    command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("w") as file:  # a pipe's reader would share the processors
+            process = subprocess.Popen(command, stderr=file, text=True)
+        server = Server(process, of_openai("", 0), log)
+        try:
+            while "ready" not in [line["event"] for line in server.lines]:
+                if process.poll() is not None:
+                    raise RuntimeError(log.read_text()[-300:])
+                time.sleep(0.2)
+            model, port = server.line("ready")["model"], server.line("listening")["port"]
+            server.target = of_openai(model, port)
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def peer_target(name: str, port: int) -> Target:
+    def v2(text: str) -> Mapping[str, Any]:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}
+        return {"inputs": [tensor]}
+
+    def one(text: str) -> Mapping[str, Any]:
+        return {"input": text}
+
+    return {
+        "litserve": Target(port, "/predict", one, lambda d: decoded(d["embedding"])),
+        "mlserver": Target(
+            port, "/v2/models/embedding/infer", v2, lambda d: decoded(d["outputs"][0]["data"][0])
+        ),
+        "bentoml": Target(port, "/embed", lambda t: {"texts": [t]}, lambda d: decoded(d[0])),
+        "ray": Target(port, "/", one, lambda d: decoded(d["embedding"])),
+    }[name]
+
+
+@contextmanager
+def peer(name: str, python: str, bundle: Path, port: int, rows: int) -> Iterator[Server]:
+    """Raises RuntimeError with what it said where it does not answer."""
+    command = [python, str(PEERS / f"{name}_.py"), str(bundle.resolve()), str(port), str(rows)]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, text=True, start_new_session=True
+        )
+        server = Server(process, peer_target(name, port))
+        try:
+            end = time.monotonic() + READY
+            while not asyncio.run(_answers(server.target)):
+                if process.poll() is not None or time.monotonic() > end:
+                    said.seek(0)
+                    raise RuntimeError(said.read().strip()[-300:] or "it does not answer")
+                time.sleep(0.5)
+            yield server
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+
+
+async def _answers(target: Target) -> bool:
+    connection = Connection(target)
+    try:
+        return (await connection.ask(TEXTS[0])).status == 200
+    except (OSError, Lost, TimeoutError):
+        return False
+    finally:
+        connection.close()
+
+
+async def overhead(bundle: Bundle, server: Server) -> dict[str, Any]:
+    """One at a time, in turn."""
+    alone, served, in_server = list[float](), list[float](), list[float]()
+    connection, start_cpu = Connection(server.target), 0.0
     for i in range(WARM_UP + ROUNDS):
         text = TEXTS[i % len(TEXTS)]
         if i == WARM_UP:
-            server_cpu = cpu(process)
-        start, own = time.perf_counter(), time.process_time()
+            start_cpu = cpu(server.process.pid)
+            alone, served, in_server = [], [], []
+        start = time.perf_counter()
         bundle.predict([text])
-        middle, own = time.perf_counter(), time.process_time() - own
-        await connection.ask(text)
-        if i >= WARM_UP:
-            spent += own
-            alone.append(middle - start)
-            served.append(time.perf_counter() - middle)
-    extra = [s - a for a, s in zip(alone, served, strict=True)]
+        middle = time.perf_counter()
+        reply = await connection.ask(text)
+        alone.append(middle - start)
+        served.append(time.perf_counter() - middle)
+        in_server.append(reply.in_server)
+    connection.close()
+    medians = [percentiles(times)["p50"] for times in (served, in_server, alone)]
     return {
-        "predict_cpu_ms": round(1000 * spent / ROUNDS, 3),
-        "served_cpu_ms": round(1000 * (cpu(process) - server_cpu) / ROUNDS, 3),
         "predict_ms": percentiles(alone),
         "served_ms": percentiles(served),
-        "difference_of_p10_ms": round(percentiles(served)["p10"] - percentiles(alone)["p10"], 2),
-        "difference_of_medians_ms": round(
-            percentiles(served)["p50"] - percentiles(alone)["p50"], 2
-        ),
-        "median_of_differences_ms": percentiles(extra)["p50"],
+        "in_server_ms": percentiles(in_server),
+        "overhead_ms": round(medians[0] - medians[2], 2),
+        "overhead_in_server_ms": round(medians[1] - medians[2], 2),
+        "served_cpu_ms": round(1000 * (cpu(server.process.pid) - start_cpu) / ROUNDS, 2),
     }
 
 
-async def capacity(port: int, model: str, seconds: float) -> float:
-    """Requests a second that clients get which each wait for their answers."""
-    answered, end = 0, time.perf_counter() + seconds
+def highest(target: Target, limit: float, same: Callable[[str, bytes], bool]) -> dict[str, Any]:
+    """The highest rate at which enough requests are answered within `limit` seconds."""
+    runs = list[dict[str, Any]]()
 
-    async def client(number: int) -> None:
-        nonlocal answered
-        connection = Connection(port, model)
-        while time.perf_counter() < end:
-            status, _ = await connection.ask(TEXTS[number % len(TEXTS)])
-            answered += status == 200
+    def at(rate: float) -> Any:
+        run = asyncio.run(open_loop(target, rate, SEARCH_SECONDS, same))
+        share = run.within(limit)
+        runs.append({"rate": round(rate, 1), "within": round(share, 4), **run.outcomes})
+        return "pass" if share >= SHARE else "fail"
 
-    await asyncio.gather(*map(client, range(CLIENTS)))
-    return answered / seconds
+    found = search(at, 0.25 / limit, 1.0)
+    wrong = sum(run.get("wrong", 0) for run in runs)
+    return {"highest_rate": found.met, "missed": found.missed, "wrong": wrong, "runs": runs}
 
 
-async def open_loop(
-    port: int, model: str, rate: float, seconds: float, expected: dict[str, bytes]
-) -> dict[str, Any]:
-    """Requests at random instants whether or not earlier ones are answered."""
-    chance, idle = random.Random(0), list[Connection]()
-    times: dict[int, list[float]] = {200: [], 429: []}
-    outcomes: Counter[str] = Counter()
+def compared(bundle: Bundle) -> tuple[Callable[[str, bytes], bool], Callable[[str, bytes], bool]]:
+    """Whether an embedding is predict's: in every bit, and by its cosine."""
+    expected = {t: np.array(bundle.predict([t])[0]["embedding"], "<f4") for t in TEXTS}
 
-    async def one(text: str, due: float) -> None:
-        connection = idle.pop() if idle else Connection(port, model)
+    def near(text: str, data: bytes) -> bool:
+        one, other = expected[text], np.frombuffer(data, "<f4")
+        return float(one @ other) >= COSINE * float(np.linalg.norm(one) * np.linalg.norm(other))
+
+    return (lambda text, data: data == expected[text].tobytes()), near
+
+
+def peers(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
+    exact, near = compared(bundle)
+    rows: dict[str, Any] = {}
+    limit = 0.0
+    places = [("ours", "", rows_) for rows_ in (ROWS, 1)]
+    places += [(n, python, rows_) for n, python in args.peer.items() for rows_ in (ROWS, 1)]
+    for i, (name, python, batch) in enumerate(places):
+        title = f"{name}, {'one at a time' if batch == 1 else f'batches of up to {batch}'}"
         try:
-            status, body = await asyncio.wait_for(connection.ask(text), 60)
-        except (OSError, EOFError, TimeoutError) as e:
-            outcomes[f"lost: {type(e).__name__}"] += 1
-            return
-        idle.append(connection)
-        times.setdefault(status, []).append(time.perf_counter() - due)
-        same = status != 200 or embedding(body) == expected[text]
-        outcomes[str(status) if same else "wrong"] += 1
+            with (
+                ours(args.bundle, ["--rows", str(batch), *args.option])
+                if name == "ours"
+                else peer(name, python, args.bundle, 18_000 + 10 * i, batch)
+            ) as server:
+                found = asyncio.run(overhead(bundle, server))
+                limit = limit or WITHIN * found["predict_ms"]["p50"] / 1000  # one for all
+                found |= highest(server.target, limit, exact if name == "ours" else near)
+        except (RuntimeError, OSError, Lost) as e:
+            found = {"failed": str(e)}
+        rows[title] = found
+        print(title, json.dumps({k: v for k, v in found.items() if k != "runs"}), flush=True)
+    return {"limit_ms": round(1000 * limit, 2), "servers": rows}
 
-    due, tasks = time.perf_counter(), set[asyncio.Task[None]]()
-    end = due + seconds
-    while (due := due + chance.expovariate(rate)) < end:
-        await asyncio.sleep(max(due - time.perf_counter(), 0))
-        tasks.add(asyncio.create_task(one(chance.choice(TEXTS), due)))
-    await asyncio.gather(*tasks)
+
+async def _watched(process: int, seconds: float) -> list[float]:
+    """MiB, each second."""
+    sizes, end = list[float](), time.monotonic() + seconds
+    while time.monotonic() < end:
+        sizes.append(round(resident(process), 1))
+        await asyncio.sleep(1.0)
+    return sizes
+
+
+def overload(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
+    exact, _ = compared(bundle)
+    with ours(args.bundle, args.option) as server:
+        warmed_up = server.line("warmed_up")
+        promise = args.p99_ms or 2 * warmed_up["max_wait_ms"] + warmed_up["full_batch_ms"]
+        capacity = asyncio.run(closed_loop(server.target, CLIENTS, args.seconds / 6))
+        asyncio.run(open_loop(server.target, OVERLOAD * capacity, args.seconds / 12, exact))
+
+        async def both() -> Any:
+            return await asyncio.gather(
+                open_loop(server.target, OVERLOAD * capacity, args.seconds, exact, seed=1),
+                _watched(server.process.pid, args.seconds),
+            )
+
+        before, loop = cpu(server.process.pid), scheduled(server.process.pid)
+        run, sizes = asyncio.run(both())
+        ran, waited = (
+            round(after - start, 2)
+            for start, after in zip(loop, scheduled(server.process.pid), strict=True)
+        )
+        document = {
+            "capacity": round(capacity, 1),
+            "p99_limit_ms": round(promise, 1),
+            "overload": run.to_json(),
+            "server_cpu_seconds": round(cpu(server.process.pid) - before, 1),
+            "event_loop_seconds": {"ran": ran, "waited_for_a_processor": waited},
+            "resident_mib": [min(sizes), max(sizes)],
+        }
+    return document | {"sigterm": _ended(args, capacity, exact)}
+
+
+def _ended(
+    args: argparse.Namespace, capacity: float, exact: Callable[[str, bytes], bool]
+) -> dict[str, Any]:
+    """SIGTERM in the middle of too much."""
+    seconds = args.seconds / 6
+    with ours(args.bundle, args.option) as server:
+
+        async def both() -> Any:
+            async def end() -> None:
+                await asyncio.sleep(seconds / 2)
+                server.process.send_signal(signal.SIGTERM)
+
+            rate = OVERLOAD * capacity
+            return await asyncio.gather(open_loop(server.target, rate, seconds, exact), end())
+
+        run, _ = asyncio.run(both())
+        server.process.wait(60)
+        logged = [line for line in server.lines if line["event"] == "request"]
+    answered = [line["request_id"] for line in logged if line["status"] == 200]
+    came = [identity for identity, status in run.status.items() if status == 200]
     return {
-        "rate": round(rate, 1),
-        "sent": len(tasks),
-        "outcomes": dict(outcomes),
-        "accepted_ms": percentiles(times[200]),
-        "refused_ms": percentiles(times[429]),
+        "outcomes": dict(run.outcomes),
+        "exit": server.process.returncode,
+        "answered_in_the_log": len(answered),
+        "and_came": len({*answered} & {*came}),
+        "logged_twice": len(logged) - len({line["request_id"] for line in logged}),
+        "lost_after_they_were_logged": len({*run.lost} & {line["request_id"] for line in logged}),
     }
 
 
-def resident(process: int) -> int:
-    """MiB."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) >> 10
-
-
-def in_the_server(lines: list[str]) -> dict[str, Any]:
-    """How long requests took from the server's side, by status: what its log says of the last."""
-    times: dict[int, list[float]] = {}
-    for line in map(json.loads, lines):
-        if line.get("route") == "v1 embeddings":
-            times.setdefault(line["status"], []).append(line["ms"] / 1000)
-    return {f"{status}_ms": percentiles(seconds) for status, seconds in times.items()}
-
-
-async def measured(args: argparse.Namespace, port: int, process: int) -> dict[str, Any]:
-    with Bundle(args.bundle) as bundle:
-        expected = {
-            t: np.array(bundle.predict([t])[0]["embedding"], "<f4").tobytes() for t in TEXTS
-        }
-        model = str(bundle.manifest["name"])
-        document = {
-            "machine": this_machine().to_json(),
-            "engine": bundle.engine["target"],
-            "overhead": await overhead(bundle, Connection(port, model), process),
-        }
-    document["capacity"] = await capacity(port, model, args.seconds / 2)
-    before = resident(process)
-    rate = 3 * document["capacity"]
-    document["overload"] = await open_loop(port, model, rate, args.seconds, expected)
-    document["resident_mib"] = [before, resident(process)]
-    return document
+def _peer(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    return name, python
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--plain", action="store_true", help="the standard library's HTTP")
+    parser.add_argument("--part", choices=("peers", "overload"), required=True)
+    parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--option", action="append", default=[], help="of our `serve`; repeatable")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--p99-ms", type=float, help="default: what the server's limits promise")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    command = [sys.executable, "-m", "optimizer", "serve", str(args.bundle), "--port", "0"]
-    command += ["--plain"] if args.plain else []
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    port, http, line = 0, "", {}
-    while line.get("event") != "ready":
-        line = json.loads(server.stderr.readline())
-        port, http = line.get("port", port), line.get("http", http)
-    lines: list[str] = []
-    log = threading.Thread(target=lambda: lines.extend(server.stderr or ()))
-    log.start()
-    try:
-        document = {"http": http, **asyncio.run(measured(args, port, server.pid))}
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(60)
-        log.join(60)
-    document["overload"]["in_the_server"] = in_the_server(lines[-document["overload"]["sent"] :])
+    args.peer = dict(args.peer)
+    with Bundle(args.bundle) as bundle:
+        document = {"machine": this_machine().to_json(), "engine": bundle.engine["target"]}
+        document |= {"load": os.getloadavg(), "options": args.option}
+        document |= (peers if args.part == "peers" else overload)(args, bundle)
     text = json.dumps(document, indent=1)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
-    outcomes = document["overload"]["outcomes"]
-    return int(bool({*outcomes} - {"200", "429", "503"}))
+    if args.part == "peers":
+        return int(any(row.get("wrong") for row in document["servers"].values()))
+    ended = document["sigterm"]
+    good = {*document["overload"]["outcomes"]} <= {"200", "429", "503"}
+    good &= ended["answered_in_the_log"] == ended["and_came"]
+    return int(not good or ended["lost_after_they_were_logged"] or "wrong" in ended["outcomes"])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ from optimizer.harness.generate import Options
 from optimizer.harness.machine import this_machine
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serving import cpu, percentiles
+from serving import cpu
+from serving_client import percentiles
 
 TOPICS = ("the sea", "a good film", "how bread is made", "why the sky is blue", "an old train")
 TEXTS, NEW = 16, 48  # requests of a round, tokens of each answer
