@@ -70,6 +70,9 @@ def systems(
         ),
         System("ours-openvino-fixed", "ours, INT8, OpenVINO compiled per shape", "openvino",
                lowered.openvino, {"fixed": True}, answers_of="ours-openvino"),
+        System("ours-openvino-fixed-bf16", "ours, INT8, OpenVINO in bf16, compiled per shape",
+               "openvino", lowered.openvino, {"fixed": True, "precision": "bf16"},
+               answers_of="ours-openvino-bf16"),
         System("openvino-bf16", "OpenVINO float in bf16", "served", graph, {"precision": "bf16"}),
         System(REFERENCE, f"{ort} float", "onnxruntime", graph),
         System(
@@ -100,6 +103,10 @@ def systems(
         ov(
             "openvino-int8-fixed", "OpenVINO + NNCF INT8, compiled per shape", ov_int8,
             options={"fixed": True}, answers_of="openvino-int8",
+        ),
+        ov(
+            "openvino-int8-fixed-bf16", "OpenVINO + NNCF INT8 in bf16, compiled per shape",
+            ov_int8, options={"fixed": True, "precision": "bf16"},
         ),
     ]  # fmt: skip
 

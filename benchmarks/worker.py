@@ -105,13 +105,14 @@ def torch(model: str, threads: int, options: dict[str, Any]) -> Run:
 
 
 def openvino(model: str, threads: int, options: dict[str, Any]) -> Run:
-    """options: fixed, compile once per input shape instead of for any."""
+    """options: fixed, compile once per input shape instead of for any; precision, fp32 when it is
+    absent."""
     import openvino as ov
 
-    core, opened = ov.Core(), {}
+    core, opened, precision = ov.Core(), {}, options.get("precision", "fp32")
     settings = {
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": {"fp32": "f32"}.get(precision, precision),
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
     }

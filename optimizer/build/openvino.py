@@ -84,7 +84,9 @@ def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
     listed = capabilities()
     names: dict[Any, str] = {"fp32": "openvino-float", "bf16": "openvino-float-bf16"}
     return {
-        name: section.model_copy(update={"float": kind, "dynamic_quantization": 0})
+        name: section.model_copy(
+            update={"float": kind, "dynamic_quantization": 0, "kv_cache": "float"}
+        )
         for kind, name in names.items()
         if kind not in CAPABILITIES or CAPABILITIES[kind] in listed
     }

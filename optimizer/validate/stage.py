@@ -177,14 +177,14 @@ def _floats(
     m: Materials, rows: Sequence[Sample], reference: answers.Reference | None
 ) -> floats.Floats | None:
     """What the candidate's time is compared with, judged on the rows where a gate asks for it."""
-    if reference is None or not m.section.validate_.latency.must_beat_float:
+    if not m.section.validate_.latency.must_beat_float:
         return None
-
-    def compare(baseline: answers.Reference, own: Answers) -> tuple[list[Gate], Any]:
-        return _compared(m, rows, (baseline[0], own), baseline[1], None)
-
     with _one_torch_thread():
-        return floats.judged(m, rows, reference, compare)
+        if reference is None:
+            return floats.judged_on_windows(m, rows)
+        return floats.judged(
+            m, rows, reference, lambda base, own: _compared(m, rows, (base[0], own), base[1], None)
+        )
 
 
 def _timed(
@@ -194,7 +194,7 @@ def _timed(
     task, latency = m.contract.task_record, m.section.validate_.latency
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_speed if task.generates else speed
-    section = timing.measure(m, texts, *([] if task.generates else [forms]))
+    section = timing.measure(m, texts, forms)
     shared = speed.questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = gain.measure(m, texts, shared)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimizer.harness import bench
 from optimizer.recipe.schema import Latency
-from optimizer.validate.speed import generation_speed
+from optimizer.validate.speed import generation_speed, speed
 from optimizer.validate.stage import STAGE
 from tests.validate.runs import FOLDERS, Run
 from tests.validate.test_stage import changed
@@ -54,10 +55,35 @@ def test_the_time_between_tokens_must_beat_float_and_not_the_first_token(
     interval: list[float], verdict: str
 ) -> None:
     ratio = {
+        "to": "openvino-float-bf16",
         "ttft": {"median": 2.0, "interval": [1.9, 2.1]},
         "inter_token": {"median": sum(interval) / 2, "interval": interval},
     }
     cell = {"batch": 1, "prompt": 128, "ratio": ratio, "systems": {}}
     (gate,) = generation_speed.gates({"cells": [cell]}, Latency(), {})
     assert gate.verdict == verdict
-    assert "prompts of 128 tokens" in gate.message
+    assert "between tokens of openvino-float-bf16 at batch 1, prompts of 128 tokens" in gate.message
+
+
+@pytest.mark.parametrize("milliseconds", [(3.0, 2.0), (2.0, 3.0)])
+def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
+    milliseconds: tuple[float, float],
+) -> None:
+    names = ("openvino-float", "openvino-float-bf16")
+    medians = {**dict(zip(names, milliseconds, strict=True)), speed.CANDIDATE: 1.0}
+
+    def timed(systems: Any, cell: Any, baseline: str = "", more: Any = None) -> dict[str, Any]:
+        told = {n: {"inter_token": {"p50": medians[n]}} for n in systems}
+        rounds = {n: [(9.0, [medians[n]] * 3)] * 40 for n in systems}
+        assert more is None or more(rounds) == 0
+        ratio = {"to": baseline, "inter_token": {}}
+        return {"cells": [{"batch": cell[0], "prompt": cell[1], "systems": told, "ratio": ratio}]}
+
+    latency = Latency(iterations=40, max_seconds=0)
+    timing = speed.Timing(latency, 1, 1)
+    section = generation_speed._timed(timed, dict.fromkeys(medians), [(1, 4)], timing, names)
+    (cell,) = section["cells"]
+    fastest = min(names, key=medians.__getitem__)
+    assert cell["ratio"]["to"] == fastest
+    assert set(cell["systems"]) == set(medians)
+    assert cell["ratio"]["inter_token"]["interval"] == [1 / medians[fastest]] * 2

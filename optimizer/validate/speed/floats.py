@@ -12,11 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from optimizer.load.datasets import Sample
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.load.datasets import Sample, windows
+from optimizer.progress import bar
 from optimizer.recipe.schema import TargetSection
-from optimizer.validate import served
+from optimizer.validate import decoder, served
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import answers
+from optimizer.validate.quality import answers, perplexity
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.verdicts import worst
@@ -45,15 +48,45 @@ def judged(
     m: RunArtifacts, rows: Sequence[Sample], reference: answers.Reference, compare: Compare
 ) -> Floats:
     """The same, with every form judged that computes in less than the graph is stored in."""
+
+    def gates_of(name: str, section: TargetSection) -> list[Gate]:
+        with closing(_opened(m, section, m.contract)) as runner:
+            own = answers.answer(m, runner, rows, f"validate: {name}")
+        return compare(reference, own)[0]
+
+    return _judged(m, gates_of)
+
+
+def judged_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> Floats:
+    """`judged` for text-generation: the recipe's gates on windows of the rows' text, beside the
+    form that computes in what the graph is stored in."""
+    settings = m.section.validate_
+    contract = contracts.read(m.reference / "contract.json")
+    some = windows(rows, m.encoder, contract, settings.sequence_length)
+
+    def gates_of(name: str, section: TargetSection) -> list[Gate]:
+        as_stored = section.model_copy(update={"float": section.float_type})
+        with (
+            closing(_opened(m, as_stored, contract)) as baseline,
+            closing(_opened(m, section, contract)) as form,
+        ):
+            first, second = (decoder.OnnxDecoder(r, contract) for r in (baseline, form))
+            scores = perplexity.score(
+                bar(some, f"validate: {name}"),
+                lambda ids: decoder.logits_of(first, ids),
+                lambda ids: decoder.logits_of(second, ids),
+            )
+        return perplexity.judge(scores, settings)[0]
+
+    return _judged(m, gates_of)
+
+
+def _judged(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]) -> Floats:
     sections = served.float_forms(m.section.target)
     compared, figures = [], {}
     for name, section in sections.items():
-        gates: list[Gate] = []
-        if section.computes_in != section.float_type:
-            model = m.reference_graph / "model.onnx"
-            with closing(served.opened(section, model, m.contract)) as runner:
-                own = answers.answer(m, runner, rows, f"validate: {name}")
-            gates, _ = compare(reference, own)
+        coarser = section.computes_in != section.float_type
+        gates = gates_of(name, section) if coarser else []
         verdict = worst(g.verdict for g in gates) if gates else "pass"
         compared += [name] if verdict == "pass" else []
         figures[name] = {
@@ -62,3 +95,7 @@ def judged(
             "gates": [g.as_dict() for g in gates],
         }
     return Floats(sections, compared, figures)
+
+
+def _opened(m: RunArtifacts, section: TargetSection, contract: Contract) -> Any:
+    return served.opened(section, m.reference_graph / "model.onnx", contract)

@@ -1,7 +1,9 @@
-"""How fast the candidate writes beside the same runtime in float, both timed in one run.
+"""How fast the candidate writes beside the same runtime in float, in every form of it that the
+machine offers (floats.py), all timed in one run.
 
-speed.must_beat_float   time between tokens, candidate / float, in every cell of batch x prompt:
-                        the ratio's whole interval below 1 passes, at or above 1 fails
+speed.must_beat_float   time between tokens, candidate / the fastest accurate float, in every cell
+                        of batch x prompt: the ratio's whole interval below 1 passes, at or above 1
+                        fails
 speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
                         first cell, against the limit
 
@@ -28,9 +30,9 @@ from optimizer.validate import served
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import speed
-from optimizer.validate.speed.floats import plain
+from optimizer.validate.speed.floats import Floats, plain
 from optimizer.validate.speed.rounds import Budget, Question, Rounds
-from optimizer.validate.speed.speed import CANDIDATE
+from optimizer.validate.speed.speed import CANDIDATE, Timing
 
 WARMUP = 1  # rounds that do not count
 MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
@@ -48,22 +50,25 @@ class OwnCache:
         return self.runner.decoder(self.contract, capacity)
 
 
-def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
-    """The report's `speed` section: measure_generation's, with peak_memory and
-    size as for every task, and `p99` of the candidate alone where that is asked for."""
+def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None) -> dict[str, Any]:
+    """The report's `speed` section: measure_generation's, with floats, peak_memory and size as for
+    every task, and `p99` of the candidate alone where that is asked for. floats: None: as the
+    target's runtime runs float by default."""
     latency, target = m.section.validate_.latency, m.section.target
-    threads = target.intra_op_threads or cores()
+    floats, threads = floats or plain(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
-    (baseline,) = plain(m).compared
-    say(f"validate: timing {len(cells)} cells of 2 systems, {latency.iterations} rounds or more")
-    forms = {
-        baseline: (plain(m).sections[baseline], m.reference_graph / "model.onnx"),
-        CANDIDATE: (target, m.model / "model.onnx"),
-    }
-    folders = {baseline: m.reference, CANDIDATE: m.source}
+    count = f"{len(cells)} cells of {1 + len(floats.sections)} systems"
+    say(f"validate: timing {count}, {latency.iterations} rounds or more")
+    graph = m.reference_graph / "model.onnx"
+    forms = {name: (section, graph) for name, section in floats.sections.items()}
+    forms[CANDIDATE] = (target, m.model / "model.onnx")
+    folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
 
     def timed(
-        systems: Mapping[str, DecoderRunner], cell: tuple[int, int], more: MoreRounds | None
+        systems: Mapping[str, DecoderRunner],
+        cell: tuple[int, int],
+        baseline: str = "",
+        more: MoreRounds | None = None,
     ) -> dict[str, Any]:
         return bench_generation.measure_generation(
             systems,
@@ -88,7 +93,11 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
             stack.callback(runner.close)
             systems[name] = OwnCache(runner, contract)
         questions = speed.questions(latency, len(cells), m.gains)
-        measured = _timed(timed, systems, cells, latency, questions)
+        measured = _timed(
+            timed, systems, cells, Timing(latency, threads, questions), floats.compared
+        )
+    if floats.figures:
+        measured["floats"] = dict(floats.figures)
     cell = (latency.batch[0], latency.sequence[0])
     measured["peak_memory"] = {
         name: bench.peak_memory(_program(folders[name], form, cell, threads))
@@ -102,39 +111,52 @@ def measure(m: RunArtifacts, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _timed(
-    timed: Callable[
-        [Mapping[str, DecoderRunner], tuple[int, int], MoreRounds | None], dict[str, Any]
-    ],
+    timed: Callable[..., dict[str, Any]],
     systems: Mapping[str, DecoderRunner],
     cells: Sequence[tuple[int, int]],
-    latency: Latency,
-    questions: int,
+    timing: Timing,
+    floats: Sequence[str],
 ) -> dict[str, Any]:
-    """Every cell until its gate is decided; then the candidate alone for its 99th percentile."""
-    budget = Budget(latency.max_seconds, questions)
+    """Every cell until its gate is decided; then the candidate alone for its 99th percentile.
+    timed: (systems, cell, baseline, more) -> measure_generation's. floats: names of those that the
+    candidate is compared with the fastest of."""
+    latency = timing.latency
+    budget = Budget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
-        stopping = None
+        stopping, baseline = None, _fastest(timed, systems, floats, cell)
         if latency.must_beat_float:
             stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
-        measured = timed(systems, cell, _ratios(stopping) if stopping else None)
+        measured = timed(systems, cell, baseline, _ratios(stopping, baseline) if stopping else None)
         if stopping:
             measured["cells"][0]["ratio"]["inter_token"] |= stopping.as_dict()
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
         question = Question(99, latency.p99_ms, latency.new_tokens - 1)
         stopping = budget.rounds(question, latency.iterations, WARMUP)
-        measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], _steps(stopping))
+        measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], more=_steps(stopping))
         steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
         section["p99"] = speed.answered(steps, stopping)
     return section
 
 
-def _ratios(stopping: Rounds) -> MoreRounds:
+def _fastest(
+    timed: Callable[..., dict[str, Any]],
+    systems: Mapping[str, DecoderRunner],
+    names: Sequence[str],
+    cell: tuple[int, int],
+) -> str:
+    """Of these systems in this cell, by rounds of their own, which decide nothing else."""
+    if len(names) == 1:
+        return names[0]
+    (measured,) = timed({name: systems[name] for name in names}, cell)["cells"]
+    return min(names, key=lambda n: float(measured["systems"][n]["inter_token"]["p50"]))
+
+
+def _ratios(stopping: Rounds, baseline: str) -> MoreRounds:
     """Of the time between tokens, summed over a round."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
-        (baseline,) = rounds.keys() - {CANDIDATE}
         pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
         return stopping.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
 
@@ -178,7 +200,10 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
     shared = speed.questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
         ratios = [
-            (f"batch {c['batch']}, prompts of {c['prompt']} tokens", c["ratio"]["inter_token"])
+            (
+                f"batch {c['batch']}, prompts of {c['prompt']} tokens",
+                {**c["ratio"]["inter_token"], "to": c["ratio"]["to"]},
+            )
             for c in cells
         ]
         what = "time between tokens"

@@ -18,6 +18,7 @@ from optimizer.validate.quality import answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import floats, speed
 from tests.validate.runs import Run, for_openvino
+from tests.validate.test_stage import changed
 
 TARGET = OpenVinoTarget(runtime="openvino")
 BF16 = "BF16" in capabilities()
@@ -57,6 +58,21 @@ def test_a_coarser_float_is_compared_with_only_where_it_keeps_the_margins(
     assert ("openvino-float-bf16" in forms.compared) == (verdict == "pass")
     assert "openvino-float" in forms.compared
     assert forms.figures["openvino-float-bf16"]["verdict"] == verdict
+
+
+@pytest.mark.skipif(not BF16, reason="this processor has no bf16")
+@pytest.mark.parametrize(("max_kl", "verdict"), [(0.5, "pass"), (1e-12, "fail")])
+def test_so_it_is_of_a_model_that_continues_texts(
+    max_kl: float, verdict: str, decoder_runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
+    m = run.materials()
+    forms = floats.judged_on_windows(m, samples(m.section.validate_.data)[:40])
+    assert set(forms.sections) == {"openvino-float", "openvino-float-bf16"}
+    assert ("openvino-float-bf16" in forms.compared) == (verdict == "pass")
+    figures = forms.figures["openvino-float-bf16"]
+    assert figures["verdict"] == verdict
+    assert [g["name"] for g in figures["gates"]] == ["quality.perplexity", "quality.max_kl"]
 
 
 class Clock:
