@@ -25,17 +25,19 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from optimizer.harness.bundle import Bundle
 from optimizer.harness.machine import this_machine
@@ -58,6 +60,7 @@ CLIENTS, ROUNDS, WARM_UP = 16, 300, 30
 WITHIN, SHARE = 3.0, 0.99  # times predict's median, and how many must be
 SEARCH_SECONDS = 6.0
 OVERLOAD = 3.0
+PORTS = 3  # of a peer: HTTP, gRPC, metrics
 ROWS = 8  # of a batch; as our default
 READY = 180.0  # seconds for a peer to start
 COSINE = 0.999
@@ -158,11 +161,36 @@ def peer(name: str, python: str, bundle: Path, port: int, rows: int) -> Iterator
                 time.sleep(0.5)
             yield server
         finally:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(20)
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """With all that it started: workers may be in process groups of their own."""
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    process.kill()
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row that nobody listens on now."""
+    while True:
+        with ExitStack() as stack:
+            first = 0
+            for i in range(count):
+                listener = stack.enter_context(socket.socket())
+                try:
+                    listener.bind(("127.0.0.1", first and first + i))
+                except OSError:
+                    break
+                first = first or int(listener.getsockname()[1])
+            else:
+                return first
 
 
 async def _answers(target: Target) -> bool:
@@ -235,13 +263,13 @@ def peers(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
     limit = 0.0
     places = [("ours", "", rows_) for rows_ in (ROWS, 1)]
     places += [(n, python, rows_) for n, python in args.peer.items() for rows_ in (ROWS, 1)]
-    for i, (name, python, batch) in enumerate(places):
+    for name, python, batch in places:
         title = f"{name}, {'one at a time' if batch == 1 else f'batches of up to {batch}'}"
         try:
             with (
                 ours(args.bundle, ["--rows", str(batch), *args.option])
                 if name == "ours"
-                else peer(name, python, args.bundle, 18_000 + 10 * i, batch)
+                else peer(name, python, args.bundle, free_ports(PORTS), batch)
             ) as server:
                 found = asyncio.run(overhead(bundle, server))
                 limit = limit or WITHIN * found["predict_ms"]["p50"] / 1000  # one for all

@@ -57,9 +57,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add(
         "--model-nice",
         type=bounds.whole(0, 19),
-        default=10,
-        help="niceness of the model's threads (Linux), so that requests are read and refused while "
-        "it computes; default: %(default)s",
+        default=0,
+        help="how much nicer the model's threads are than the server's (Linux), so that requests "
+        "are read and refused while it computes; the machine's other programs go first, too",
     )
     add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
     add("--token-file", type=Path, help="clients must send its content as a bearer token")
