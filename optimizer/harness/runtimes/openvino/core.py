@@ -10,6 +10,7 @@ before the process ends.
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from ...errors import MachineError
@@ -28,14 +29,25 @@ def package() -> Any:
     return openvino
 
 
-@cache
 def core() -> Any:
     """The ov.Core. Raises MachineError."""
-    return package().Core()
+    return _shared("models")
 
 
-@cache
 def core_for_strings() -> Any:
     """Another, which knows the operators of texts that importing openvino_tokenizers adds to Cores
     made afterwards. Raises MachineError."""
+    return _shared("strings")
+
+
+_FIRST = Lock()  # two threads that open their first models at once get the same Core
+
+
+def _shared(use: str) -> Any:
+    with _FIRST:
+        return _cached(use)
+
+
+@cache
+def _cached(use: str) -> Any:  # noqa: ARG001 - a Core for each
     return package().Core()
