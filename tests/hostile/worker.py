@@ -7,6 +7,7 @@ memory that the child had at its peak beyond the parent's, "stdout", "stderr"}.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -14,6 +15,8 @@ import signal
 import sys
 import tempfile
 import time
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 SECONDS = 20.0  # of processor time: a busy machine makes no command hang
@@ -21,21 +24,29 @@ WAITED = 120.0  # of the clock: what waits for something takes no processor time
 MEMORY = 4_000_000_000  # a child that wants more gets MemoryError, and this machine stays usable
 
 
+STAGES = ("load", "compress", "export", "lower", "build", "validate", "latencies", "package")
+STAGES += ("reduce", "publish")
+MODULES = ("datasets", "gguf", "optimizer.cli", "optimizer.reduce.qat", "optimizer.reduce.recover")
+
+
 def warm() -> None:
-    """Import what the commands import, so that a child costs only its own work."""
-    import datasets
-    import torch
+    """Import what the commands import and digest the sources of stages, so that a child costs only
+    its own work."""
     import transformers.models.bert.modeling_bert
     import transformers.models.llama.modeling_llama  # noqa: F401
     from transformers import AutoModel, AutoTokenizer  # noqa: F401
 
-    import optimizer.cli
-    from optimizer.compress import stage as _compress  # noqa: F401
-    from optimizer.load import stage as _load  # noqa: F401
+    import optimizer.commands
+    from optimizer.source_digest import source_digest
 
-    assert datasets
-    assert torch
-    assert optimizer.cli
+    for name in MODULES:
+        import_module(name)
+    for module in iter_modules(optimizer.commands.__path__, "optimizer.commands."):
+        import_module(module.name)
+    for stage in STAGES:
+        import_module(f"optimizer.{stage}.stage")
+        source_digest(f"optimizer.{stage}.stage")
+    gc.freeze()  # a child's collections do not copy the parent's pages
 
 
 def child(job: dict[str, Any], out: int, err: int) -> None:
