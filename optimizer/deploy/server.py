@@ -15,6 +15,9 @@ from optimizer.errors import RecipeError
 PORT: int = parsed(()).port
 ANY = "0.0.0.0"  # a container's own addresses, which its platform publishes or not
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
+GIVES_WAY = ("--model-nice", "10")  # the model to the event loop: what is not accepted is refused
+# while the model computes. Niceness decides within a cgroup alone (sched(7)), and in a container
+# nothing else wants the processors
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Server:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of a container's entrypoint."""
-        return ("serve", "--host", ANY, "--port", str(PORT), *self.options)
+        options = (*GIVES_WAY, *self.options)  # of an option that is given twice the last one holds
+        return ("serve", "--host", ANY, "--port", str(PORT), *options)
 
     @property
     def document(self) -> dict[str, Any]:

@@ -59,6 +59,16 @@ def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(out: Path) ->
     assert all((out / outside).exists() and mode == "ro" for outside, _, mode in mounts)
 
 
+@pytest.mark.parametrize(("given", "nice"), [([], 10), (["--", "--model-nice", "0"], 0)])
+def test_in_a_container_the_model_gives_way_unless_the_user_says_otherwise(
+    bundle: Path, tmp_path: Path, given: list[str], nice: int
+) -> None:
+    where = "--to", "compose", "--out", tmp_path / "out", *GIVEN
+    deployed(bundle, *where, *given)
+    server = read(tmp_path / "out/compose.yaml")["services"]["server"]
+    assert parser().parse_args(server["command"]).model_nice == nice
+
+
 def test_the_server_may_end_before_it_is_ended(out: Path) -> None:
     server = read(out / "compose.yaml")["services"]["server"]
     args = parser().parse_args(server["command"])

@@ -204,7 +204,9 @@ class Decoding:
         completions, answers = await self.complete(prompts, call)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
         documents = [c.to_json() for c in completions]
-        return Result(documents, 0, tokens, answers.queued, times=answers.times)
+        times = answers.times
+        assert times is not None  # each text has a token, its end at least
+        return Result(documents, 0, tokens, answers.queued, times.model, times)
 
     def prompts(
         self,

@@ -43,6 +43,11 @@ class Times:
     begun: float
     ended: float
 
+    @property
+    def model(self) -> float:
+        """Seconds."""
+        return self.ended - self.begun
+
 
 @dataclass
 class Result:

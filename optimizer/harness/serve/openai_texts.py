@@ -100,3 +100,4 @@ async def _parts(
 def _count(result: Result, answers: Events, request: TextRequest, tokens: int) -> None:
     result.tokens = sum(map(len, request.prompts.rows)) + tokens
     result.queued, result.times = answers.queued, answers.times
+    result.model = 0.0 if answers.times is None else answers.times.model

@@ -276,3 +276,13 @@ def test_v2_gives_the_answers_of_predict_also_to_several_texts(decoder_bundle: P
                 assert answer == alone.to_json()
 
     on_server(decoder_bundle, test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_says_how_long_the_model_had_a_text(decoder_bundle: Path, stream: bool) -> None:
+    async def test(client: Client) -> None:
+        await client.complete("good", max_tokens=4, stream=stream)
+        line = client.lines[-1]
+        assert 0 < line["model_ms"] <= line["ms"]
+
+    on_server(decoder_bundle, test)
