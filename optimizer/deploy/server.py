@@ -15,9 +15,6 @@ from optimizer.errors import RecipeError
 PORT: int = parsed(()).port
 ANY = "0.0.0.0"  # a container's own addresses, which its platform publishes or not
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
-GIVES_WAY = ("--model-nice", "10")  # the model to the event loop: what is not accepted is refused
-# while the model computes. Niceness decides within a cgroup alone (sched(7)), and in a container
-# nothing else wants the processors
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,12 @@ class Server:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of a container's entrypoint."""
-        options = (*GIVES_WAY, *self.options)  # of an option that is given twice the last one holds
-        return ("serve", "--host", ANY, "--port", str(PORT), *options)
+        """Of a container's entrypoint. The model gives way to the event loop, so that what is not
+        accepted is refused while it computes: in a container nothing else wants the processors, and
+        the loop takes one of them at most. Of an option that is given twice the last one holds."""
+        nice = "idle" if self.cpu > 1 else "10"
+        where = ("--host", ANY, "--port", str(PORT))
+        return ("serve", *where, "--model-nice", nice, *self.options)
 
     @property
     def document(self) -> dict[str, Any]:

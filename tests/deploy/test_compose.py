@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from optimizer.harness.command_line import _parser as parser
+from optimizer.harness.serve.niceness import IDLE
 from tests.deploy.conftest import deployed
 from tests.harness.serve.serving import Client, on_server
 
@@ -59,11 +60,14 @@ def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(out: Path) ->
     assert all((out / outside).exists() and mode == "ro" for outside, _, mode in mounts)
 
 
-@pytest.mark.parametrize(("given", "nice"), [([], 10), (["--", "--model-nice", "0"], 0)])
+@pytest.mark.parametrize(
+    ("given", "nice"),
+    [(["--cpu", 2], IDLE), (["--cpu", 1], 10), (["--cpu", 2, "--", "--model-nice", "0"], 0)],
+)
 def test_in_a_container_the_model_gives_way_unless_the_user_says_otherwise(
     bundle: Path, tmp_path: Path, given: list[str], nice: int
 ) -> None:
-    where = "--to", "compose", "--out", tmp_path / "out", *GIVEN
+    where = "--to", "compose", "--out", tmp_path / "out", "--memory-mib", 300
     deployed(bundle, *where, *given)
     server = read(tmp_path / "out/compose.yaml")["services"]["server"]
     assert parser().parse_args(server["command"]).model_nice == nice

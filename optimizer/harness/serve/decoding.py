@@ -203,10 +203,8 @@ class Decoding:
         prompts = self.prompts(texts, pairs, parameters)
         completions, answers = await self.complete(prompts, call)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
-        documents = [c.to_json() for c in completions]
-        times = answers.times
-        assert times is not None  # each text has a token, its end at least
-        return Result(documents, 0, tokens, answers.queued, times.model, times)
+        times, documents = answers.times, [c.to_json() for c in completions]
+        return Result(documents, 0, tokens, answers.queued, times.model if times else 0.0, times)
 
     def prompts(
         self,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from .. import bounds
+from .niceness import IDLE, NICEST
 
 RECORDED = "default: the recipe's, else"
 CONNECTIONS = 1000  # to a server at once; and calls over gRPC
@@ -54,13 +55,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     _add_semantic(command)
     add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
-    add(
-        "--model-nice",
-        type=bounds.whole(0, 19),
-        default=0,
-        help="how much nicer the model's threads are than the server's (Linux), so that requests "
-        "are read and refused while it computes; the machine's other programs go first, too",
-    )
+    _add_niceness(command)
     add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
     add("--token-file", type=Path, help="clients must send its content as a bearer token")
     add(
@@ -105,6 +100,19 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="that requests may wait where more come than are answered; "
         f"{RECORDED}, the time of two full batches",
+    )
+
+
+def _add_niceness(command: argparse.ArgumentParser) -> None:
+    """Of niceness.py."""
+    command.add_argument(
+        "--model-nice",
+        type=_niceness,
+        default=0,
+        metavar="N|idle",
+        help="how much nicer the model's threads are than the server's (Linux), so that requests "
+        "are read and refused while it computes; idle: they have what nothing else wants, for two "
+        "processors or more; the machine's other programs go first, too",
     )
 
 
@@ -167,6 +175,10 @@ def _share(text: str) -> float:
     if not 0 <= share < 1:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} was given. Accepted: from 0, below 1")
     return share
+
+
+def _niceness(text: str) -> int:
+    return IDLE if text == "idle" else bounds.whole(0, NICEST)(text)
 
 
 def _seconds(text: str) -> float:

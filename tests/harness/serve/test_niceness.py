@@ -1,6 +1,8 @@
 """Which threads of a server give way to which."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,24 +12,39 @@ from tests.harness.serve.test_command import started
 
 NICENESS = 17  # the place of a thread's in /proc/PID/task/TID/stat after its name: proc(5)
 
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="niceness is the whole process's elsewhere"
+)
 
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness is the whole process's elsewhere")
-def test_every_thread_that_computes_for_the_model_is_nicer_than_the_event_loop(
-    bundle: Path,
-) -> None:
-    def niceness(thread: Path) -> int:
-        text = (thread / "stat").read_text()
-        return int(text.rpartition(")")[2].split()[NICENESS - 1])
 
-    process, _, _ = started(bundle, "--model-nice", "7", "--threads", "2")
+def of_threads(bundle: Path, nice: str, read: Callable[[int], int]) -> tuple[int, list[int]]:
+    """What `read` says of the event loop's thread, and of each other that the server has."""
+    process, _, _ = started(bundle, "--model-nice", nice, "--threads", "2")
     try:
-        tasks = Path(f"/proc/{process.pid}/task")
-        own = niceness(tasks / str(process.pid))
-        others = [niceness(t) - own for t in tasks.iterdir() if t.name != str(process.pid)]
+        threads = [int(t.name) for t in Path(f"/proc/{process.pid}/task").iterdir()]
+        return read(process.pid), [read(t) for t in threads if t != process.pid]
     finally:
         process.kill()
         process.wait()
         if process.stderr:
             process.stderr.close()
-    # what opened the model, what runs it, and its pool of two, of which the caller is one
-    assert others.count(min(7, NICEST - own)) >= 3
+
+
+THREADS = 3  # what opened the model, what runs it, and its pool of two, of which one is the caller
+
+
+def test_every_thread_that_computes_for_the_model_is_nicer_than_the_event_loop(
+    bundle: Path,
+) -> None:
+    def niceness(thread: int) -> int:
+        text = Path(f"/proc/{thread}/stat").read_text()
+        return int(text.rpartition(")")[2].split()[NICENESS - 1])
+
+    own, others = of_threads(bundle, "7", niceness)
+    assert others.count(min(own + 7, NICEST)) >= THREADS
+
+
+def test_idle_leaves_the_model_what_nothing_else_wants(bundle: Path) -> None:
+    own, others = of_threads(bundle, "idle", os.sched_getscheduler)
+    assert own != os.SCHED_IDLE
+    assert others.count(os.SCHED_IDLE) >= THREADS
