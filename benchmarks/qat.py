@@ -6,8 +6,8 @@
 
 minilm      all-MiniLM-L6-v2, weights in blocks of 64, calibrated as recipes/minilm-qat-w4a8.yaml
             says: every way of rounding that a recipe has for them, then `qat` as it has it,
-            started from the one that loses least on texts held out of those that calibrate, and
-            again on more text of that kind, and on calibration/reviews-learn.yaml. Judged on
+            started from the one nearest to float on 2,048 texts of those that are learned from,
+            and again on more text of that kind, and on calibration/reviews-learn.yaml. Judged on
             6,207 sentences that none of them saw (calibration/opinions-evaluate.yaml says how to
             obtain 5,000 of them).
 classifier  the same of a classifier fine-tuned from it in the run (its last three blocks, on
@@ -46,7 +46,6 @@ from optimizer.load.stage import run as load
 from optimizer.recipe.file import read as read_recipe
 from optimizer.recipe.schema import DataSpec, Model, QuantizationAware, Quantize, Recipe
 from optimizer.reduce import qat
-from optimizer.reduce.distill import losses_of, texts
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Probe
 from optimizer.validate.quality.significance import mean_bounds, paired_outcomes
@@ -68,7 +67,8 @@ MORE = DataSpec(
     source="json",
     files=tuple(str(SENTENCES / f"sentiment-{n}.jsonl") for n in ("train", "calibrate")),
 )
-REVIEWS_STEPS = 300  # there are ten times as many texts
+REVIEWS_HELD_OUT = 512  # answers of few texts differ by chance: there are 16,904
+CHOOSING = 2048  # texts of those that are learned from, by which the start is chosen
 RANGES = ("minmax", "mse", "percentile")  # the first for every method, all for the best
 EPOCHS, RATE, BATCH, LAST = 2, 5e-5, 16, 3  # of fine-tuning the classifier
 
@@ -143,22 +143,30 @@ class Comparison:
             out.mkdir(parents=True, exist_ok=True)
             start = time.process_time()
             section = self.section.model_copy(update={"data": data})
-            if name == "qat, reviews":
-                how = section.qat.model_copy(update={"steps": REVIEWS_STEPS})
+            if name == "qat, reviews":  # each text once
+                learned = len(datasets.samples(data)) - REVIEWS_HELD_OUT
+                steps = learned // section.qat.batch_size
+                update = {"steps": steps, "held_out": REVIEWS_HELD_OUT}
+                how = section.qat.model_copy(update=update)
                 section = section.model_copy(update={"qat": how})
             qat.run(section, self.source, self.source, compressed, out)
             (out / "seconds").write_text(str(time.process_time() - start))
         return out, float((out / "seconds").read_text())
 
-    def held_out(self, compressed: Path) -> float:
-        """The loss of the output on the texts that qat holds out."""
-        file = compressed / "held_out"
+    def choosing(self, compressed: Path | None, data: DataSpec) -> Any:
+        """Answers to texts that are learned from, computed once."""
+        file = (compressed or self.work) / "choosing.npy"
         if not file.is_file():
-            pair, _ = qat.opened(self.section, self.source, self.source, state.read(compressed))
-            folder = self.source / "checkpoint"
-            split = texts(self.section.qat, self.section.data, pair.contract, folder)
-            file.write_text(str(losses_of(pair, self.section.qat, split.held_out)["output"]))
-        return float(file.read_text())
+            rows = datasets.samples(data, CHOOSING, 0)
+            np.save(file, self.answers(self.source, compressed, rows))
+        return np.load(file)
+
+    def away(self, values: Any, reference: Any) -> Any:
+        """(rows,) of each answer from the float model's: KL of classes, 1 - cosine of vectors."""
+        if self.task != "text-classification":
+            return 1 - (values * reference).sum(1)
+        p, q = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (reference, values))
+        return (np.exp(p) * (p - q)).sum(1)
 
     def answers(self, folder: Path, compressed: Path | None, rows: Any = None) -> Any:
         """(rows, values) float64 of the checkpoint in `folder` as the state says, or as it is;
@@ -201,21 +209,23 @@ def measured(part: str, work: Path, ptq_only: bool) -> dict[str, Any]:
         source.mkdir(parents=True, exist_ok=True)
         load(section, source)
     this = Comparison(recipe, source, work / part)
-    losses, seconds = {}, {}
+    away: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+
+    def round_as(name: str, options: dict[str, Any]) -> None:
+        folder, seconds[name] = this.compressed(name, options)
+        away[name] = this.away(this.choosing(folder, reviews), this.choosing(None, reviews))
+
     whole = part == "minilm"
     for name in METHODS if whole else FEWER:
-        folder, seconds[name] = this.compressed(name, METHODS[name])
-        losses[name] = this.held_out(folder)
-    best = min(losses, key=lambda n: losses[n])
+        round_as(name, METHODS[name])
+    best = nearest(away)
     for way in RANGES[1:] if whole else RANGES[-1:]:
-        name = f"{best}, range: {way}"
-        folder, seconds[name] = this.compressed(
-            name, {**METHODS[best], "activations": {"range": way}}
-        )
-        losses[name] = this.held_out(folder)
-    chosen = min(losses, key=lambda n: losses[n])
-    print({n: round(v, 5) for n, v in sorted(losses.items(), key=lambda e: e[1])}, flush=True)
-    systems = {n: (source, this.work / f"ptq {n}") for n in losses}
+        round_as(f"{best}, range: {way}", {**METHODS[best], "activations": {"range": way}})
+    chosen = nearest(away)
+    second = nearest({n: a for n, a in away.items() if n != chosen})
+    print({n: round(float(a.mean()), 5) for n, a in away.items()}, flush=True)
+    systems = {n: (source, this.work / f"ptq {n}") for n in away}
     taken: dict[str, int] = {}
     rates: dict[str, float] = {}
     own_loss: dict[str, list[float]] = {}
@@ -228,18 +238,20 @@ def measured(part: str, work: Path, ptq_only: bool) -> dict[str, Any]:
         own_loss[name] = [trained[when]["output"] for when in ("start", "end")]
     table = judged(this, systems, chosen)
     for name, row in table["by"].items():
-        row |= {"held out": losses.get(name), "seconds": seconds[name]}
+        row |= {"choosing": with_bounds(away[name]) if name in away else None}
+        row |= {"seconds": seconds[name]}
         row |= {"held out of its own text": own_loss[name]} if name in own_loss else {}
-    trainings = {"started from": chosen, "steps": taken, "learning rates": rates}
+    choice = {"started from": chosen, "next": second}
+    choice |= {"next is further by": with_bounds(away[second] - away[chosen])}
+    trainings = {**choice, "steps": taken, "learning rates": rates}
     return {**where(), "examples": len(this.rows), **trainings, **table}
 
 
 def judged(this: Comparison, systems: dict[str, tuple[Path, Path]], chosen: str) -> dict[str, Any]:
     """What every system answers beside the float model. chosen: the PTQ that qat started from."""
     reference = this.answers(this.source, None)
-    classifies = this.task == "text-classification"
     probe = None
-    if not classifies:
+    if this.task != "text-classification":
         assert this.recipe.validate_.train is not None
         train = datasets.samples(this.recipe.validate_.train)
         known = np.array([r.label for r in train])
@@ -248,29 +260,27 @@ def judged(this: Comparison, systems: dict[str, tuple[Path, Path]], chosen: str)
     def right(values: Any) -> Any:
         return (values.argmax(1) if probe is None else probe.predict(values)) == this.labels
 
-    def away(values: Any) -> Any:
-        if not classifies:
-            return 1 - (values * reference).sum(1)
-        p, q = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (reference, values))
-        return (np.exp(p) * (p - q)).sum(1)
-
     float_right, table = right(reference), {}
     distance, correct = {}, {}
     for name, (folder, compressed) in systems.items():
         values = this.answers(folder, compressed)
-        distance[name], correct[name] = away(values), right(values)
+        distance[name], correct[name] = this.away(values, reference), right(values)
         table[name] = {
             "away": with_bounds(distance[name]),
             "accuracy": float(correct[name].mean()),
             "lost": paired(float_right, correct[name]),
         }
     learned = [n for n in systems if n.startswith("qat")]
-    best = min(set(systems) - set(learned), key=lambda n: float(distance[n].mean()))
+    best = nearest({n: d for n, d in distance.items() if n not in learned})
     for name in learned:
         for other, key in ((chosen, "start"), (best, "best")):
             table[name][f"{key} away"] = with_bounds(distance[other] - distance[name])
             table[name][f"{key} gained"] = paired(correct[name], correct[other])
     return {"float": float(float_right.mean()), "best": best, "by": table}
+
+
+def nearest(away: Mapping[str, Any]) -> str:
+    return min(away, key=lambda n: float(away[n].mean()))
 
 
 def with_bounds(values: Any) -> list[float]:
@@ -346,11 +356,11 @@ def page(parts: dict[str, Any]) -> str:
         "Written by `benchmarks/qat.py`; one thread of a busy machine. Weights in blocks of 64.",
         "Differences are paired, sentence by sentence. In brackets: 95 % intervals of distances;",
         "of points the bounds of the quality gate, each missed in 5 %. `qat` starts from the",
-        "rounding with the least loss on texts held out of those that calibrate, and learns from",
-        "the others; `more text`: from 1,612 sentences of that kind; `reviews`: from the 16,904 of",
-        "calibration/reviews-learn.yaml; `other text`: from 6,023 of the Jargon File. A learning",
-        "rate beside the steps was found by the training itself, with its trials' time in the CPU",
-        "seconds.",
+        f"rounding that is nearest to float on {CHOOSING:,} of the 16,904 texts of",
+        "calibration/reviews-learn.yaml, and learns from the texts that calibrate; `more text`:",
+        "from 1,612 sentences of that kind; `reviews`: from all of reviews-learn.yaml, each once.",
+        "The sentences that judge are in none of them. A learning rate beside the steps was found",
+        "by the training itself, with its trials' time in the CPU seconds.",
     ]
     for name, part in parts.items():
         embeds = name == "minilm"
@@ -363,11 +373,12 @@ def page(parts: dict[str, Any]) -> str:
             f"{part['examples']:,} held-out sentences, {part['cpu']}, {part['date']}. Float "
             f"{accuracy}: {part['float']:.1%}.",
             "",
-            f"| | held-out loss | {what} | {accuracy} | points lost to float | CPU s |",
+            f"| | on {CHOOSING:,} texts that choose: {what} | on the sentences that judge: {what} "
+            f"| {accuracy} | points lost to float | CPU s |",
             "|---|---|---|---|---|---|",
         ]
         for system, row in part["by"].items():
-            loss = "" if row["held out"] is None else f"{row['held out']:.5f}"
+            loss = "" if row["choosing"] is None else number(row["choosing"])
             steps = ""
             if system in part["steps"]:
                 rate = part.get("learning rates", {}).get(system)
@@ -379,8 +390,9 @@ def page(parts: dict[str, Any]) -> str:
             )
         lines += [
             "",
-            f"Least held-out loss: {part['started from']}. Of all roundings {part['best']} lies "
-            "nearest to float on these very sentences.",
+            f"Started from: {part['started from']}; {part['next']} is further from float by "
+            f"{number(part['next is further by'])} on the texts that choose. Of all roundings "
+            f"{part['best']} lies nearest to float on the sentences that judge.",
             "",
         ]
         if not part["steps"]:
