@@ -67,7 +67,7 @@ MORE = DataSpec(
     source="json",
     files=tuple(str(SENTENCES / f"sentiment-{n}.jsonl") for n in ("train", "calibrate")),
 )
-REVIEWS_HELD_OUT = 512  # answers of few texts differ by chance: there are 16,904
+REVIEWS_HELD_OUT = 256  # answers of few texts differ by chance: there are 16,904
 CHOOSING = 2048  # texts of those that are learned from, by which the start is chosen
 RANGES = ("minmax", "mse", "percentile")  # the first for every method, all for the best
 EPOCHS, RATE, BATCH, LAST = 2, 5e-5, 16, 3  # of fine-tuning the classifier

@@ -62,6 +62,7 @@ _LLAMA = Family(
     output="self_attn.o_proj",
     feed_forward=FeedForward(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"),
     attention=Heads(divides="hidden_size"),
+    hidden="hidden_size",
     depth="num_hidden_layers",
     per_block=("layer_types", "no_rope_layers"),
 )

@@ -33,9 +33,10 @@ class Family:
     (part of a name in the files, what transformers calls it), replaced in this order.
 
     For making a smaller checkpoint: feed_forward, the neurons; attention, the heads, None where the
-    config cannot carry fewer (the size of a head is hidden_size / heads there); depth, the config's
-    name for the number of blocks, "" where not every block can be left out; per_block, its lists
-    with a value per block.
+    config cannot carry fewer (the size of a head is hidden_size / heads there); hidden, the
+    config's name for the width of the hidden states, "" where there are no fewer channels with the
+    same heads; depth, its name for the number of blocks, "" where not every block can be left out;
+    per_block, its lists with a value per block.
     """
 
     model_type: str
@@ -58,6 +59,7 @@ class Family:
     transposed: tuple[str, ...] = ()
     feed_forward: FeedForward | None = None
     attention: Heads | None = None
+    hidden: str = ""
     depth: str = ""
     per_block: tuple[str, ...] = ()
     stored_as: tuple[tuple[str, str], ...] = ()
@@ -70,6 +72,11 @@ class Family:
     def uneven(self) -> bool:
         """Whether its blocks differ in the shapes of what they read."""
         return "*" in self.blocks or "{" in self.blocks
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Those of a block whose output linears read, relative to it."""
+        return tuple(p.producer for p in self.smooth if p.producer not in self.linears)
 
     def is_transposed(self, parameter: str) -> bool:
         """Whether a checkpoint holds this parameter as (in, out)."""

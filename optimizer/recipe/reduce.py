@@ -10,7 +10,7 @@ from optimizer.recipe.data import Calibrate, Section
 from optimizer.recipe.fields import MANY, Inside, Pattern, Seed
 from optimizer.recipe.recover import Recover
 
-Method = Literal["width", "ffn", "heads", "depth"]
+Method = Literal["width", "ffn", "heads", "depth", "hidden"]
 Importance = Literal["magnitude", "activations", "fisher", "second_order"]
 
 
@@ -81,7 +81,8 @@ class Reduce(Section):
         (),
         description="width: ffn, and heads where the architecture's config can carry fewer; ffn: "
         "neurons of the feed-forward layers; heads: key/value heads with the query heads that read "
-        "them; depth: whole blocks. When absent: width, or depth for goal.depth",
+        "them; depth: whole blocks; hidden: channels of the hidden states, by itself, where the "
+        "config can carry fewer. When absent: width, or depth for goal.depth",
     )
     measure_on: int = Field(
         0, ge=0, le=MANY, description="goal.latency_gain: the place in targets of the one timed"
@@ -94,7 +95,8 @@ class Reduce(Section):
         "lack; sizes are whole numbers, and the same model is timed differently each time",
     )
     importance: Importance = Field(
-        "second_order", description="by what neurons and heads are chosen"
+        "second_order",
+        description="by what neurons and heads are chosen; channels by activations, or magnitude",
     )
     depth_importance: Literal["measured", "influence"] = Field(
         "measured",
@@ -111,8 +113,8 @@ class Reduce(Section):
         8,
         ge=1,
         le=1024,
-        description="numbers of neurons are multiples of it: kernels read that many at a time, "
-        "and compute a remainder as slowly as a whole step",
+        description="numbers of neurons, or channels, are multiples of it: kernels read so many at "
+        "a time, and compute a remainder as slowly as a whole step",
     )
     calibrate: Calibrate | None = Field(
         None, description="text to choose by; the recipe's own calibrate when absent"
@@ -161,6 +163,8 @@ class Reduce(Section):
                 "importance chooses neurons and heads, and methods has only depth; remove it, or "
                 "use depth_importance"
             )
+        if "hidden" in self.chosen:
+            self._channels_alone()
         for option in ("measure_on", "gain_tolerance"):
             if self.goal.latency_gain is None and option in self.model_fields_set:
                 raise ValueError(
@@ -175,12 +179,38 @@ class Reduce(Section):
                 )
         return self
 
+    def _channels_alone(self) -> None:
+        if self.chosen != ("hidden",):
+            raise ValueError(
+                f"methods has {', '.join(self.methods)}; accepted: [hidden] alone, since others "
+                "choose by what enters layers of the whole width; reduce what comes of it once more"
+            )
+        if self.latency_gain is not None:
+            raise ValueError(
+                "goal.latency_gain times numbers of neurons, heads and blocks; with hidden give "
+                "goal.keep or goal.parameters"
+            )
+        if self.importance not in ("magnitude", "activations") and (
+            "importance" in self.model_fields_set
+        ):
+            raise ValueError(
+                f"importance {self.importance} adjusts the layers that read neurons and heads; "
+                "accepted with hidden: activations, magnitude"
+            )
+
     @property
     def chosen(self) -> tuple[Method, ...]:
         """The methods, as given or by the goal; none of a student."""
         if self.goal is None:
             return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
+
+    @property
+    def measure(self) -> Importance:
+        """By what is chosen; of channels nothing is adjusted."""
+        if self.chosen == ("hidden",) and self.importance != "magnitude":
+            return "activations"
+        return self.importance
 
     @property
     def latency_gain(self) -> float | None:

@@ -59,6 +59,11 @@ class Layout:
     def blocks(self) -> tuple[str, ...]:
         return self.source.blocks
 
+    @property
+    def prefix(self) -> str:
+        """Of the base model's names."""
+        return self.family.prefix(self.section.task)
+
     @cached_property
     def head_size(self) -> int:
         return structure.head_size(self.config)

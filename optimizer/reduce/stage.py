@@ -19,7 +19,7 @@ from optimizer.compress.data import calibration
 from optimizer.compress.walk import precision
 from optimizer.progress import say
 from optimizer.recipe.schema import Reduction
-from optimizer.reduce import depth, latency_table, predicted, student, width
+from optimizer.reduce import depth, hidden, latency_table, predicted, student, width
 from optimizer.reduce.gradients import measured
 from optimizer.reduce.layout import Layout, opened
 from optimizer.reduce.write import REDUCED, write
@@ -44,6 +44,12 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
         shutil.rmtree(progress, ignore_errors=True)
         progress.mkdir()
         student.write(section, source, out, progress)
+        shutil.rmtree(progress)
+        return
+    if "hidden" in section.reduce.chosen:
+        shutil.rmtree(progress, ignore_errors=True)
+        progress.mkdir()
+        hidden.run(section, source, progress, out)
         shutil.rmtree(progress)
         return
     layout = opened(section, source, *map(latency_table.chosen, latencies))
@@ -72,6 +78,9 @@ def check(section: Reduction, source: Path) -> None:
         student.check(section, source)
         return
     layout = opened(section, source)
+    if "hidden" in section.reduce.chosen:
+        hidden.goal(layout)
+        return
     _ = layout.model if section.reduce.latency_gain else layout.goal
 
 

@@ -91,6 +91,24 @@ def parts_of(block: str, family: Family, head_size: int, shapes: Shapes) -> tupl
     return tuple(parts)
 
 
+def channel_axis(name: str, family: Family, prefix: str) -> int | None:
+    """The axis of a stored tensor, linear weights as (out, in), along which the channels of the
+    hidden states lie; None where none does. prefix: of the base model's names."""
+    start, (module, _, parameter) = f"{prefix}{family.blocks}.", name.rpartition(".")
+    if not name.startswith(start):
+        return {
+            f"{prefix}{family.embeddings}": 1,
+            family.head: 1,
+            f"{prefix}{family.final_norm}": 0,
+        }.get(module)
+    inner = module.removeprefix(start).partition(".")[2]
+    if inner in family.writes:
+        return 0
+    if inner in family.linears:
+        return 1 if parameter == "weight" else None
+    return 0 if inner in family.norms else None
+
+
 def head_size(config: Any) -> int:
     """Of a transformers config."""
     return int(

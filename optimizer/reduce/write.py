@@ -6,7 +6,9 @@ out/source.json     as the reference's, with `parameters` counted again
 out/reduced.json    what was kept:
     version 1; goal, methods, importance, depth_importance, precision (compress.precision) as the
     recipe has them
-    sizes       {"blocks" | "ffn" | "heads": [there were, there are]} per block
+    sizes       {"blocks" | "ffn" | "heads": [there were, there are]} per block; "hidden", where
+                channels went
+    hidden      [channels of the hidden states kept], where some went
     weights     {"blocks" | "all": [there were, there are]}
     layers      one per block of the smaller model, in order: {block, of (its name in the
                 reference), ffn: [neurons kept], heads: [key/value heads kept],
@@ -19,6 +21,7 @@ out/reduced.json    what was kept:
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +39,7 @@ from optimizer.load.model import parameter_shapes, skeleton
 from optimizer.reduce.depth import LeftOut
 from optimizer.reduce.layout import BlockChoice, Layout
 from optimizer.reduce.sizes import Sizes
+from optimizer.reduce.structure import channel_axis
 
 VERSION = 1
 REDUCED = "reduced.json"
@@ -44,20 +48,24 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class _Cut:
-    """Of one tensor: its name in the reference, and the rows and columns kept (None: all)."""
+    """Of one tensor: its name in the reference, and the rows and columns kept (None: all). norm:
+    whether it belongs to a norm of fewer channels."""
 
     origin: str
     rows: Tensor | None = None
     columns: Tensor | None = None
+    norm: bool = False
 
 
 @dataclass(frozen=True)
 class Smaller:
-    """The reference, what is kept of its blocks, in order, and the blocks that are not kept."""
+    """The reference, what is kept of its blocks, in order, and the blocks that are not kept.
+    channels: of the hidden states that are kept, where blocks stay as they are; None: all."""
 
     layout: Layout
     choices: Sequence[BlockChoice]
     left_out: Sequence[LeftOut]
+    channels: Tensor | None = None
 
     @cached_property
     def cuts(self) -> dict[str, _Cut]:
@@ -70,7 +78,21 @@ class Smaller:
             own = {n: _Cut(n) for n in layout.shapes if n.startswith(f"{old}.")}
             own |= self._parts(choice)
             cuts |= {f"{new}{name.removeprefix(old)}": cut for name, cut in own.items()}
-        return cuts
+        return cuts if self.channels is None else {n: self._narrow(n) for n in cuts}
+
+    def _narrow(self, name: str) -> _Cut:
+        """Of a model that loses channels alone."""
+        axis = channel_axis(name, self.layout.family, self.layout.prefix)
+        if axis is None:
+            return _Cut(name)
+        if axis == 1:
+            return _Cut(name, None, self.channels)
+        return _Cut(
+            name,
+            self.channels,
+            None,
+            len(self.layout.shapes[name]) == 1 and name.endswith(".weight"),
+        )
 
     def _parts(self, choice: BlockChoice) -> dict[str, _Cut]:
         cuts = {}
@@ -102,6 +124,8 @@ class Smaller:
             value = tensors.as_stored(cut.origin, stored)
             value = value if cut.rows is None else value[cut.rows]
             value = value if cut.columns is None else value[:, cut.columns]
+            if cut.norm:
+                value = (value.double() * math.sqrt(len(stored) / len(value))).to(value.dtype)
         return tensors.as_stored(cut.origin, value).contiguous()
 
     @cached_property
@@ -119,6 +143,12 @@ class Smaller:
         stored = tensors.as_stored(cut.origin, torch.empty(shape, device="meta")).shape
         return tensors.entry(cut.origin).dtype, tuple(stored)
 
+    def parameters(self, inside: bool = False) -> int:
+        """Of the smaller model, or of its blocks alone."""
+        start = tuple(f"{b}." for b in self.layout.blocks) if inside else ""
+        shapes = [shape for name, (_, shape) in self.specs.items() if name.startswith(start)]
+        return sum(math.prod(shape) for shape in shapes)
+
     @property
     def sizes(self) -> Sizes:
         """What was kept."""
@@ -132,11 +162,15 @@ class Smaller:
 
 
 def write(
-    layout: Layout, choices: Sequence[BlockChoice], left_out: Sequence[LeftOut], out: Path
+    layout: Layout,
+    choices: Sequence[BlockChoice],
+    left_out: Sequence[LeftOut],
+    out: Path,
+    channels: Tensor | None = None,
 ) -> None:
     """Raises CheckpointError when transformers would not build the smaller model with these
     shapes."""
-    smaller = Smaller(layout, choices, left_out)
+    smaller = Smaller(layout, choices, left_out, channels)
     folder = out / "checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -153,9 +187,7 @@ def write(
             contract["generation"]["kv_heads"] = smaller.sizes.heads
     write_document(out / "contract.json", contract)
     origin = read_json(layout.folder / "source.json")
-    write_document(
-        out / "source.json", {**origin, "parameters": layout.model.parameters(smaller.sizes)}
-    )
+    write_document(out / "source.json", {**origin, "parameters": smaller.parameters()})
     write_document(out / REDUCED, document(smaller))
 
 
@@ -177,6 +209,10 @@ def smaller_config(smaller: Smaller) -> dict[str, Any]:
         config[family.attention.groups] = kept.heads
         config[family.attention.heads] = kept.heads * each
         config[family.attention.size] = layout.head_size
+    if smaller.channels is not None:
+        assert family.attention is not None
+        config[family.hidden] = len(smaller.channels)
+        config[family.attention.size] = layout.head_size
     return config
 
 
@@ -189,20 +225,27 @@ def document(smaller: Smaller) -> dict[str, Any]:
         layer: dict[str, Any] = {"block": new, "of": choice.block}
         layer |= {kind: ids.tolist() for kind, ids in choice.units.items()}
         layers.append({**layer, "adjusted": sorted(choice.adjusted)})
-    chosen = section.model_dump(mode="json", include={"goal", "importance", "depth_importance"})
+    chosen = section.model_dump(mode="json", include={"goal", "depth_importance"})
+    hidden, width = {}, {}
+    if smaller.channels is not None:
+        hidden = {"hidden": smaller.channels.tolist()}
+        width = {"hidden": [layout.config.hidden_size, len(smaller.channels)]}
     return {
         "version": VERSION,
         **chosen,
+        "importance": section.measure,
+        **hidden,
         "methods": list(section.chosen),
         "precision": layout.section.compress.decided,
         "sizes": {
             "blocks": [full.blocks, kept.blocks],
             "ffn": [full.ffn, kept.ffn],
             "heads": [full.heads, kept.heads],
+            **width,
         },
         "weights": {
-            "blocks": [layout.model.in_blocks(full), layout.model.in_blocks(kept)],
-            "all": [layout.model.parameters(full), layout.model.parameters(kept)],
+            "blocks": [layout.model.in_blocks(full), smaller.parameters(inside=True)],
+            "all": [layout.model.parameters(full), smaller.parameters()],
         },
         "layers": layers,
         "left_out": [{"block": gone.block, "value": gone.value} for gone in smaller.left_out],

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.families import FAMILIES
 from optimizer.load.model import torch_model
 from tests.reduce.smaller import DECODERS, ENCODERS, copied, loaded, reduced
 
@@ -112,3 +113,25 @@ def test_a_total_of_parameters_is_met_and_counted(tmp_path: Path) -> None:
     after = json.loads((folder / "source.json").read_text())["parameters"]
     stored = sum(t.numel() for t in load_file(folder / "checkpoint/model.safetensors").values())
     assert 0.8 * before < after == stored <= 0.9 * before
+
+
+def test_no_config_of_an_architecture_here_has_a_width_for_each_block() -> None:
+    """Else `reduce` could thin each block by itself: transformers' own annotations say so (of
+    Gemma 3n, which is none of these, int | list[int])."""
+    import inspect
+
+    from transformers import CONFIG_MAPPING
+
+    known = [f for f in FAMILIES.values() if f.feed_forward and f.model_type in CONFIG_MAPPING]
+    assert len(known) > 10
+    for family in known:
+        assert family.feed_forward is not None
+        fields: dict[str, Any] = {}
+        for base in reversed(CONFIG_MAPPING[family.model_type].__mro__):
+            fields |= inspect.get_annotations(base)
+        names = {
+            family.feed_forward.width,
+            *([family.attention.groups] if family.attention else []),
+        }
+        for name in names:
+            assert "list" not in str(fields[name]), f"{family.model_type}.{name}"

@@ -47,6 +47,7 @@ def _smaller(report: Document) -> list[Row]:
         return []
     before, after = reduced["weights"]["all"]
     names = {"blocks": "blocks", "ffn": "neurons", "heads": "key/value heads", "width": "wide"}
+    names |= {"hidden": "channels"}
     sizes = [(names[kind], pair) for kind, pair in reduced["sizes"].items() if pair[0] != pair[1]]
     there = ", ".join(f"{pair[0]} {name}" for name, pair in sizes)
     kept = ", ".join(f"{pair[1]} {name}" for name, pair in sizes)

@@ -9,13 +9,16 @@ reduced.json, with arithmetic that shares nothing with what wrote them:
     `fisher` each column is a multiple of the reference's own; all are finite; and they do what
     least squares promises (adjusted_laws.py);
  3. no tensor is missing or left over, and transformers builds and fills the model from it;
- 4. kept units are in ascending order, each once, equally many in every block.
+ 4. kept units are in ascending order, each once, equally many in every block;
+ 5. where the hidden states lost channels, every tensor is the reference's on those that stay, and a
+    norm's weights are the reference's times the root of how many there were for each of them.
 
 What leaving out costs has no limit here: the gates of the task judge it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,6 +78,23 @@ def _objective(
     return adjusted_laws.Objective(part[name], _cut(origin, layer, whole, m), whole[origin], moved)
 
 
+def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:
+    """A tensor of the reference on the channels that stay (law 5)."""
+    family, prefix = m.family, m.family.prefix(m.task)
+    module, _, parameter = name.rpartition(".")
+    inner = module.removeprefix(f"{prefix}{family.blocks}.").partition(".")[2]
+    if module in (f"{prefix}{family.embeddings}", family.head):
+        return value[:, kept]
+    if inner in family.writes:
+        return value[kept]
+    if inner in family.linears:
+        return value[:, kept] if parameter == "weight" else value
+    if module == f"{prefix}{family.final_norm}" or inner in family.norms:
+        grown: Tensor = (value[kept].double() * math.sqrt(len(value) / len(kept))).to(value.dtype)
+        return grown
+    return value
+
+
 def figures(m: Materials) -> dict[str, Any] | None:
     """What the report says of the smaller checkpoint; None where there is none."""
     if m.section.reduce is None or m.smaller is None:
@@ -111,6 +131,13 @@ def _indices(document: Mapping[str, Any], whole: _Files, m: Materials) -> Iterat
     layers = document["layers"]
     blocks = [str(layer["of"]) for layer in layers]
     order = [int(b.rpartition(".")[2]) for b in blocks]
+    channels = document.get("hidden")
+    if channels is not None:
+        there, written = document["sizes"]["hidden"]
+        if channels != sorted(set(channels)) or not all(0 <= i < there for i in channels):
+            yield f"{REDUCED}: channels are not in ascending order below {there}, each once"
+        if len(channels) != written:
+            yield f"{REDUCED}: {len(channels)} channels were kept, and {written} elsewhere"
     if order != sorted(set(order)):
         yield f"{REDUCED}: blocks {order} are not in the reference's order, each once"
     for layer in layers:
@@ -156,6 +183,8 @@ def _tensors(
     for name in sorted(origins.keys() & part.names):
         origin, layer = origins[name]
         expected, value = _cut(origin, layer, whole, m), part[name]
+        if "hidden" in document:
+            expected = _narrowed(origin, expected, document["hidden"], m)
         if value.shape != expected.shape:
             yield f"{name}: {tuple(value.shape)}, and {tuple(expected.shape)} of {origin} were kept"
         elif name in adjusted:
