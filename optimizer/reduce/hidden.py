@@ -26,6 +26,7 @@ from optimizer.compress.data import calibration
 from optimizer.compress.walk.blocks import observed, real_rows
 from optimizer.compress.walk.capture import Batch
 from optimizer.errors import RecipeError
+from optimizer.harness import tasks
 from optimizer.load.families import FAMILIES
 from optimizer.load.model import materialize, release
 from optimizer.progress import bar, say
@@ -70,11 +71,11 @@ def goal(layout: Layout) -> int:
             accepted=f"hidden of {some}",
             fix="Use methods: [width], or reduce.student for a narrower model that learns anew.",
         )
-    if layout.section.task != "text-generation":
+    if not tasks.task(layout.section.task).generates:
         raise RecipeError(
             f"task is {layout.section.task}, and methods has hidden",
             where="reduce.methods",
-            accepted="hidden for text-generation",
+            accepted=f"hidden for {', '.join(tasks.generating())}",
             fix="Use methods: [width].",
         )
     full, inside, outside = width(layout), [0, 0], [0, 0]
@@ -82,11 +83,11 @@ def goal(layout: Layout) -> int:
         part = inside if name.startswith(tuple(f"{b}." for b in layout.blocks)) else outside
         cut = structure.channel_axis(name, family, layout.prefix) is not None
         part[cut] += prod_of(layout.shapes, name)
-    asked = layout.section.reduce.goal
-    assert asked is not None
-    limit = asked.parameters or 0.0
-    if asked.keep is not None:
-        limit = sum(outside) + asked.keep * sum(inside)
+    limits = layout.section.reduce.goal
+    assert limits is not None
+    limit = limits.parameters or 0.0
+    if limits.keep is not None:
+        limit = sum(outside) + limits.keep * sum(inside)
         outside = [sum(outside), 0]  # counted whole: the goal is about the blocks
     fixed, each = inside[0] + outside[0], (inside[1] + outside[1]) / full
     fits = [n for n in _numbers(layout) if fixed + n * each <= limit]
