@@ -10,7 +10,7 @@ as rows were screened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import QTensor
 from optimizer.state import input_name, owner_of
+from optimizer.validate.estimate import COPIES
 from optimizer.validate.ledger import roundoff, trace
 from optimizer.validate.ledger.spread import MISSED, tolerance_factor
 
@@ -41,6 +42,9 @@ RESAMPLES = 6
 CONTROLS = 24
 SMALLEST = 1e-4  # of a statistic: what float32 sums over a row differ by
 
+Sums = tuple[Tensor, Tensor | None]
+"""(H, P) of compress/methods/hessian.py; no P where the method aims at no other model's output."""
+_Inputs = dict[str, list[Tensor]]
 Statistic = Callable[[QTensor | Tensor, Tensor, Tensor], Tensor]
 """(quantized rows, or float ones that are pruned only; their float weight; their row numbers) ->
 (rows,), or (1,) of all of them."""
@@ -60,30 +64,77 @@ class Suspect:
 def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
     """(what is refused, what cannot be judged), a sentence each."""
     refused, unjudged = [], []
+    again = []
     for parameter in dict.fromkeys(s.parameter for s in suspects):
         own = [s for s in suspects if s.parameter == parameter]
         if parameter in m.state.weights and m.rounding(parameter).learned:
             unjudged += [f"{s.message} (learned: no null model)" for s in own]
-            continue
-        refused += _refused(m, parameter, own)
+        else:
+            again.append(_chosen(m, parameter, own))
+    for several in _together(m, again):
+        for chosen, sums in zip(several, _sums(m, several), strict=True):
+            refused += _refused(m, chosen, sums)
     return refused, unjudged
 
 
-def _refused(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> list[str]:
-    weights = m.state.weights
-    stored = weights[parameter] if parameter in weights else m.state.replaced[parameter]
-    weight = m.rounded_weight(parameter)
+@dataclass(frozen=True)
+class Chosen:
+    """Rows of a parameter that are rounded again, for `suspects` among them. weight (rows, in):
+    their float values."""
+
+    parameter: str
+    rows: Tensor
+    weight: Tensor
+    suspects: Sequence[Suspect]
+
+    @property
+    def module(self) -> str:
+        return owner_of(self.parameter)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its sums."""
+        rows, inputs = self.weight.shape
+        return RESAMPLES * self.weight.element_size() * inputs * (inputs + rows)
+
+
+def _chosen(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> Chosen:
+    weight, stored = m.rounded_weight(parameter), _stored(m, parameter)
     generator = torch.Generator().manual_seed(0)
     controls = torch.randperm(len(weight), generator=generator)[:CONTROLS].tolist()
     rows = torch.tensor(sorted({*controls, *(s.row for s in suspects if s.row is not None)}))
     if isinstance(stored, QTensor) and stored.scheme.granularity == "tensor":
         rows = torch.arange(len(weight))
-    again = _rounded_again(m, parameter, weight[rows])
-    mine = _some_rows(stored, rows)
+    return Chosen(parameter, rows, weight[rows], suspects)
+
+
+def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
+    weights = m.state.weights
+    return weights[parameter] if parameter in weights else m.state.replaced[parameter]
+
+
+def _together(m: Materials, chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:
+    """Those whose sums are taken in one pass over the calibration texts: as many as take no more
+    memory than the float graph that a later hop opens (estimate.py counts COPIES of it)."""
+    most = COPIES * sum(p.numel() * p.element_size() for p in m.float_model.parameters())
+    several: list[Chosen] = []
+    for each in chosen:
+        if several and sum(c.memory for c in several) + each.memory > most:
+            yield several
+            several = []
+        several.append(each)
+    if several:
+        yield several
+
+
+def _refused(m: Materials, chosen: Chosen, sums: Sequence[Sums]) -> list[str]:
+    rows, weight = chosen.rows, chosen.weight
+    again = _rounded_again(m, chosen, sums)
+    mine = _some_rows(_stored(m, chosen.parameter), rows)
     problems = []
-    for s in suspects:
-        null = np.stack([s.statistic(q, weight[rows], rows).double().numpy() for q in again])
-        value = s.statistic(mine, weight[rows], rows).double().numpy()
+    for s in chosen.suspects:
+        null = np.stack([s.statistic(q, weight, rows).double().numpy() for q in again])
+        value = s.statistic(mine, weight, rows).double().numpy()
         at = 0 if s.row is None else rows.tolist().index(s.row)
         limit = _limit(null, at, s.looks)
         far = abs(float(value[at]) - float(null[:, at].mean()))
@@ -118,12 +169,13 @@ def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
     return QTensor(q.codes[rows], q.scale[rows], zero, q.scheme)
 
 
-def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> Sequence[QTensor | Tensor]:
-    """The rows of `weight` by the recipe's method, RESAMPLES times."""
-    module = owner_of(parameter)
+def _rounded_again(
+    m: Materials, chosen: Chosen, sums: Sequence[Sums]
+) -> Sequence[QTensor | Tensor]:
+    """The rows by the recipe's method, RESAMPLES times."""
+    parameter, module, weight = chosen.parameter, chosen.module, chosen.weight
     quantize = m.section.quantize
     sparsity = m.section.sparsity if parameter in m.state.sparsity else None
-    sums = _sums(m, module, weight)
     if parameter in m.state.weights:
         scheme, method = m.state.weights[parameter].scheme, quantize.block_rounding
         weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
@@ -137,41 +189,74 @@ def _rounded_again(m: Materials, parameter: str, weight: Tensor) -> Sequence[QTe
     return [left_float(w, method)[0] for w in floats]
 
 
-def _sums(m: Materials, module: str, weight: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    """(H, P) of compress/methods/hessian.py, once per resample, over the calibration texts."""
-    quantize, head = m.section.quantize, module == m.family.head
-    options = moments_of(quantize, m.section.sparsity)
-    inputs, limit = weight.shape[1], options.token_limit
-    against_float = float_target(quantize, m.section.sparsity) and not head
-    factor = m.state.factor_of(module)
+def _sums(m: Materials, several: Sequence[Chosen]) -> list[list[Sums]]:
+    """Of each of `several` its sums, once per resample, in one pass over the calibration texts."""
+    collecting = {chosen.module: _Collecting(m, chosen) for chosen in several}
+    aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
-    hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
-    gradients = [torch.zeros(inputs, len(weight)) for _ in range(RESAMPLES)]
-    generator = torch.Generator().manual_seed(1)
     for batch in m.calibration():
-        compressed = _inputs(m.simulated_model, batch, module)
-        float_inputs = _inputs(reference, batch, module) if against_float else []
-        for use, rows in enumerate(compressed):
-            real = _positions(batch, len(rows))
-            scaled = rows if factor is None else rows * factor
-            quantized = _quantized_input(m, module, scaled)
-            share = torch.ones(len(rows), 1) if head else counted(quantized, limit)
-            first = leading(real, options.first_token)
-            if len(first) == len(rows) and not head:
-                share = share * first
-            quantized = quantized * share
-            texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
-            missed = None
-            if against_float:
-                full = float_inputs[use] if factor is None else float_inputs[use] * factor
-                missed = (full * share - quantized) @ weight.T
-            for h, p in zip(hessians, gradients, strict=True):
-                times = torch.poisson(torch.ones(len(real)), generator=generator)
-                own = times[texts][:, None] if len(texts) == len(rows) else 1.0
-                h.addmm_((quantized * own).T, quantized)
-                if missed is not None:
-                    p.addmm_((quantized * own).T, missed)
-    return [(h, p if against_float else None) for h, p in zip(hessians, gradients, strict=True)]
+        targets = _inputs(reference, batch, aiming) if aiming else {}
+
+        def add(name: str, x: Tensor, batch: Batch = batch, targets: _Inputs = targets) -> None:
+            collecting[name].add(batch, x, targets[name].pop(0) if name in targets else None)
+
+        trace.observe(m.simulated_model, batch, list(collecting), add)
+    return [c.sums() for c in collecting.values()]
+
+
+class _Collecting:
+    """H and P of compress/methods/hessian.py while the calibration texts pass."""
+
+    def __init__(self, m: Materials, chosen: Chosen) -> None:
+        self.m, self.module, self.weight = m, chosen.module, chosen.weight
+        quantize, self.head = m.section.quantize, chosen.module == m.family.head
+        self.options = moments_of(quantize, m.section.sparsity)
+        self.against_float = float_target(quantize, m.section.sparsity) and not self.head
+        rows, inputs = chosen.weight.shape
+        self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
+        self.gradients = [torch.zeros(inputs, rows) for _ in range(RESAMPLES)]
+        self.generator = torch.Generator().manual_seed(1)  # its own: alone or not, the same counts
+
+    def add(self, batch: Batch, rows: Tensor, target: Tensor | None) -> None:
+        """rows, target: (tokens, in) that one use of the module reads in the compressed and in the
+        float model."""
+        factor, real = self.m.state.factor_of(self.module), _positions(batch, len(rows))
+        scaled = rows if factor is None else rows * factor
+        quantized = _quantized_input(self.m, self.module, scaled)
+        share = torch.ones(len(rows), 1)
+        if not self.head:
+            share = counted(quantized, self.options.token_limit)
+            first = leading(real, self.options.first_token)
+            share = share * first if len(first) == len(rows) else share
+        quantized = quantized * share
+        missed = None
+        if target is not None:
+            full = target if factor is None else target * factor
+            missed = (full * share - quantized) @ self.weight.T
+        self._count(real, quantized, missed)
+
+    def _count(self, real: Tensor, rows: Tensor, missed: Tensor | None) -> None:
+        """Add the texts of a batch to every resample, each a random number of times."""
+        texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
+        of_texts = len(texts) == len(rows)
+        alone = len(real) == 1 and of_texts  # one text: one product, added so many times
+        h = rows.T @ rows if alone else None
+        p = rows.T @ missed if alone and missed is not None else None
+        for hessian, gradient in zip(self.hessians, self.gradients, strict=True):
+            times = torch.poisson(torch.ones(len(real)), generator=self.generator)
+            if h is not None:
+                hessian.add_(h, alpha=float(times))
+                if p is not None:
+                    gradient.add_(p, alpha=float(times))
+                continue
+            weighted = (rows * times[texts][:, None] if of_texts else rows).T
+            hessian.addmm_(weighted, rows)
+            if missed is not None:
+                gradient.addmm_(weighted, missed)
+
+    def sums(self) -> list[Sums]:
+        pairs = zip(self.hessians, self.gradients, strict=True)
+        return [(h, p if self.against_float else None) for h, p in pairs]
 
 
 def _positions(batch: Batch, rows: int) -> torch.Tensor:
@@ -181,10 +266,17 @@ def _positions(batch: Batch, rows: int) -> torch.Tensor:
     return real if real.ndim > 1 else real[:, None].expand(len(real), rows // len(real))
 
 
-def _inputs(model: torch.nn.Module, batch: Batch, module: str) -> list[Tensor]:
-    """(tokens, in) of each use of the module."""
-    rows: list[Tensor] = []
-    trace.observe(model, batch, (module,), lambda _name, x: rows.append(x.clone()))
+def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _Inputs:
+    """{module: (tokens, in) of each use of it}."""
+    rows: _Inputs = {name: [] for name in modules}
+    last: list[Tensor] = []  # what was read last, and its copy: several modules read one tensor
+
+    def keep(name: str, x: Tensor) -> None:
+        if not last or last[0] is not x:
+            last[:] = [x, x.clone()]
+        rows[name].append(last[1])
+
+    trace.observe(model, batch, modules, keep)
     return rows
 
 

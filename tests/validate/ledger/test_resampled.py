@@ -12,8 +12,9 @@ import torch
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.qtensor import QTensor
+from optimizer.validate.estimate import COPIES
 from optimizer.validate.ledger import resampled, state_laws
-from optimizer.validate.ledger.resampled import Suspect
+from optimizer.validate.ledger.resampled import Chosen, Suspect
 from optimizer.validate.materials import Materials
 from tests.decoders import write_tiny_decoder
 from tests.validate.decoder_runs import INT4, DecoderRun, decoder_recipe
@@ -93,10 +94,34 @@ def test_a_learned_weight_has_no_null_model_and_is_not_refused(rounded: Material
     assert len(unjudged) == 2
 
 
+def chosen(parameter: str, m: Materials) -> Chosen:
+    weight = m.rounded_weight(parameter)
+    return Chosen(parameter, torch.arange(len(weight)), weight, ())
+
+
+def test_sums_taken_in_one_pass_are_those_that_each_weight_has_alone(rounded: Materials) -> None:
+    names = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+    several = [chosen(f"model.layers.0.{n}.weight", rounded) for n in names]
+    alone = [resampled._sums(rounded, [one])[0] for one in several]
+    for together, own in zip(resampled._sums(rounded, several), alone, strict=True):
+        for sums, expected in zip(together, own, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(sums, expected, strict=True))
+
+
+def test_passes_are_few_and_hold_no_more_than_the_float_graph(rounded: Materials) -> None:
+    one = chosen(PARAMETER, rounded)
+    most = COPIES * sum(4 * p.numel() for p in rounded.float_model.parameters())
+    several = [one] * (2 * most // one.memory)
+    groups = list(resampled._together(rounded, several))
+    assert [c for group in groups for c in group] == several
+    assert all(sum(c.memory for c in group) <= most for group in groups)
+    assert len(groups) <= 3
+
+
 def test_a_resample_is_the_method_on_the_texts_counted_anew(rounded: Materials) -> None:
     """Poisson counts of mean 1: sums differ from each other, and their mean is near the plain
     sum's."""
-    sums = resampled._sums(rounded, PARAMETER.removesuffix(".weight"), torch.zeros(64, 128))
+    (sums,) = resampled._sums(rounded, [chosen(PARAMETER, rounded)])
     first, second = sums[0][0], sums[1][0]
     assert not torch.equal(first, second)
     traces = torch.stack([h.trace() for h, _ in sums])
