@@ -194,10 +194,14 @@ def _guess(model: str, gguf_file: str | None) -> str:
 
 
 def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
-    """(config.json, its row of families.py)."""
+    """(config.json, or what stands for timm's; its row of families.py)."""
     from optimizer.load.families import FAMILIES
+    from optimizer.load.providers.timm import is_timm
+    from optimizer.load.timm_architectures import architecture
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    record = architecture(str(config.get("architecture"))) if is_timm(config) else None
+    config = config if record is None else dict(record.fields)
     return config, FAMILIES.get(str(config.get("model_type")))
 
 

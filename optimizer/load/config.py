@@ -14,9 +14,23 @@ from optimizer.load import config_fields, families
 from optimizer.load.checkpoint import read_json
 from optimizer.load.input_kinds import preparation
 from optimizer.load.modules_json import module_folder, read_modules
-from optimizer.load.providers import gguf
+from optimizer.load.providers import gguf, timm
 from optimizer.reading import reading
 from optimizer.recipe.schema import Model
+
+_CLIP = (
+    "its vectors of images and texts are the outputs of projections, and no task here reads those",
+    "Use DINOv2 or ViT for vectors of images, and a sentence encoder for those of texts.",
+)
+UNCOVERED = {
+    "clip": _CLIP,
+    "clip_vision_model": _CLIP,
+    "efficientnet": (
+        "its convolutions are joined by swish and by gates on channels, for which there is no row",
+        "Use EfficientNet-Lite (calibration/make_efficientnet_lite0.py), MobileNetV2 or RegNet.",
+    ),
+}
+"""{model_type: (what it is, what to do)} of architectures that would fail later, less plainly."""
 
 
 def model_folder(root: Path) -> Path:
@@ -37,6 +51,8 @@ def read_config(folder: Path, section: Model) -> Any:
         return gguf.config(folder, section)
     file = folder / "config.json"
     raw = read_json(file)
+    if timm.is_timm(raw):
+        return timm.config(folder, raw)
     if not raw.get("auto_map"):  # what the fields of a model's own code mean is for it to say
         config_fields.check(raw, file)
         config_fields.check_activations(raw, file)
@@ -62,6 +78,13 @@ def read_config(folder: Path, section: Model) -> Any:
             where=str(file),
             accepted=", ".join(sorted(families.FAMILIES)),
             fix='Add it, e.g. "model_type": "bert".',
+        )
+    if uncovered := UNCOVERED.get(str(raw["model_type"])):
+        raise CheckpointError(
+            f"architecture {raw['model_type']!r} is not covered: {uncovered[0]}",
+            where=f"{file}: model_type",
+            accepted=", ".join(sorted(families.FAMILIES)),
+            fix=uncovered[1],
         )
     fix = "Check model_type, or install the transformers version the model asks for."
     with reading(file, fix=fix):

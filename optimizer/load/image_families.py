@@ -149,6 +149,7 @@ IMAGE_FAMILIES = (
     _VIT,
     replace(_VIT, model_type="deit", base="deit"),
     _DINOV2,
+    replace(_DINOV2, model_type="dinov2_with_registers", base="dinov2_with_registers"),
     _RESNET,
     replace(_RESNET, model_type="regnet", base="regnet"),
     _EFFICIENTNET_LITE,

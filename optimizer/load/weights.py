@@ -46,7 +46,7 @@ class Weights:
         """The tensor to be written. Raises CheckpointError for NaN or infinity."""
         name = self.chosen[parameter]
         entry = self.stored[name]
-        tensor = _tensor(entry)
+        tensor = values_of(entry)
         where = "checkpoint" if isinstance(entry, Tensor) else str(entry.file)
         return _finite(name, tensor, where)
 
@@ -207,10 +207,11 @@ def _place(stored: Mapping[str, Any]) -> str:
 
 
 def _same(one: Stored, other: Stored) -> bool:
-    return torch.equal(_tensor(one), _tensor(other))
+    return torch.equal(values_of(one), values_of(other))
 
 
-def _tensor(entry: Stored) -> Tensor:
+def values_of(entry: Stored) -> Tensor:
+    """Of a stored tensor, read now."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()
     return read_entry(entry) if isinstance(entry, Entry) else entry

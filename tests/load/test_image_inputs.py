@@ -32,7 +32,9 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("vit"))
 
 
-@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2", "resnet", "convnext", "swin"])
+@pytest.mark.parametrize(
+    "kind", ["vit", "deit", "dinov2", "dinov2_with_registers", "resnet", "convnext", "swin"]
+)
 def test_a_model_is_loaded_with_its_processor_and_labels(
     load: Load, tmp_path: Path, kind: str
 ) -> None:
@@ -146,3 +148,15 @@ def test_maps_of_features_are_refused(load: Load, tmp_path: Path) -> None:
 def test_a_processor_of_efficientnet_divides_twice(tmp_path: Path) -> None:
     processor("efficientnet", size={"height": 8, "width": 8}).save_pretrained(tmp_path)
     assert image_processor.settings(tmp_path, 3).divide == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("clip", "projections"), ("clip_vision_model", "projections"), ("efficientnet", "swish")],
+)
+def test_an_architecture_of_images_that_is_not_covered_is_refused_in_a_sentence(
+    load: Load, tmp_path: Path, kind: str, why: str
+) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    with pytest.raises(CheckpointError, match=f"'{kind}' is not covered.*{why}"):
+        load(tmp_path, FEATURES)

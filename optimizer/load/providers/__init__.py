@@ -7,12 +7,13 @@ from pathlib import Path
 from optimizer.load.providers.gguf import GGUF
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.providers.quantized import QUANTIZED
+from optimizer.load.providers.timm import TIMM
 from optimizer.load.providers.transformers import TRANSFORMERS
 from optimizer.recipe.schema import Model
 
 __all__ = ["PROVIDERS", "Loaded", "Provider", "provider"]
 
-PROVIDERS = (GGUF, QUANTIZED, TRANSFORMERS)
+PROVIDERS = (GGUF, QUANTIZED, TIMM, TRANSFORMERS)
 
 
 def provider(section: Model, folder: Path) -> Provider:

@@ -1,0 +1,215 @@
+"""A folder of timm's, read as a checkpoint of transformers' own class for the same architecture.
+
+What is done to images follows from `pretrained_cfg`, as a processor of transformers: the shorter
+side becomes size / crop_pct and the middle is cut out. (Where an odd number of rows or columns is
+cut off, transformers cuts the smaller half in front, timm the even one: one pixel at most.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.errors import CheckpointError, OptimizeError
+from optimizer.harness.inputs.image_settings import FILTERS
+from optimizer.load import config_fields, weights
+from optimizer.load.checkpoint import open_checkpoint, read_json
+from optimizer.load.image_processor import FILES
+from optimizer.load.providers.provider import Loaded, Provider
+from optimizer.load.timm_architectures import COVERED, Architecture, architecture
+from optimizer.load.weights import Stored, Weights
+from optimizer.recipe.schema import Model
+
+WRAPPER = "timm_wrapper"
+CONFIG = "pretrained_cfg"
+CROP = "center"
+
+
+def takes(section: Model, folder: Path) -> bool:
+    """By config.json: transformers finds its timm wrapper by the same field."""
+    del section
+    file = folder / "config.json"
+    return file.is_file() and is_timm(read_json(file))
+
+
+def is_timm(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is timm's."""
+    return raw.get("model_type", WRAPPER) == WRAPPER and CONFIG in raw
+
+
+def config(folder: Path, raw: Mapping[str, Any]) -> Any:
+    """transformers' config of that architecture. Raises CheckpointError for one that is not
+    covered, and for fields that make another model of it."""
+    from transformers import AutoConfig
+
+    file = folder / "config.json"
+    record = _record(raw, file)
+    made = settings(raw, file)
+    _check_arguments(raw, record, made, file)
+    count = raw.get("num_classes")
+    names = raw.get("label_names") or [f"LABEL_{i}" for i in range(count or 0)]
+    if not names or len(names) != count:
+        raise CheckpointError(
+            f"{count!r} was found, and {len(names)} names",
+            where=f"{file}: num_classes, label_names",
+            accepted="the number of classes of the classifier, and a name for each or none",
+        )
+    labels = {i: str(name) for i, name in enumerate(names)}
+    fields = {
+        **record.fields,
+        "num_channels": made["channels"],
+        "id2label": labels,
+        "label2id": {name: i for i, name in labels.items()},
+    }
+    config_fields.check(fields, file)
+    kind = fields.pop("model_type")
+    return AutoConfig.for_model(kind, **fields)
+
+
+def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
+    name = str(raw.get("architecture") or "")
+    record = architecture(name)
+    if record is None:
+        raise CheckpointError(
+            f"timm's architecture {name!r} is not covered",
+            where=f"{file}: architecture",
+            accepted=COVERED,
+            fix="Use the checkpoint of transformers' own class where there is one. Of "
+            "tf_efficientnet_lite0, calibration/make_efficientnet_lite0.py writes one.",
+        )
+    return record
+
+
+def _check_arguments(
+    raw: Mapping[str, Any], record: Architecture, made: Mapping[str, Any], file: Path
+) -> None:
+    """Raise CheckpointError for an argument that makes another model than the name says."""
+    side = made["side"]
+    expected = {
+        "num_classes": (raw.get("num_classes"),),
+        "in_chans": (made["channels"],),
+        "global_pool": (record.pool,),
+        "img_size": (side, [side, side]),
+    }
+    arguments = {
+        "global_pool": raw.get("global_pool", record.pool),
+        **(raw.get("model_args") or {}),
+    }
+    for name, value in arguments.items():
+        if value not in expected.get(name, ()):
+            accepted = " or ".join(map(str, expected.get(name, ()))) or "no such argument"
+            raise CheckpointError(
+                f"{name}: {str(value)[:80]} was found",
+                where=f"{file}: model_args, global_pool",
+                accepted=accepted,
+                fix="Only models that the architecture's name says all of are covered.",
+            )
+
+
+def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """{"channels", "side", "resize", "filter", "mean", "std"} of `pretrained_cfg`. Raises
+    CheckpointError where a field is missing or says what no processor here does."""
+    found = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
+
+    def field(name: str, accepted: str, fits: Any) -> Any:
+        value = found.get(name)
+        if value is None or not fits(value):
+            raise CheckpointError(
+                f"{'nothing' if value is None else str(value)[:80]} was found",
+                where=f"{file}: {CONFIG}.{name}",
+                accepted=accepted,
+                fix="Get config.json from where the weights came from.",
+            )
+        return value
+
+    def numbers(count: int) -> Any:
+        return lambda v: (
+            isinstance(v, list) and len(v) == count and all(isinstance(x, int | float) for x in v)
+        )
+
+    shape = field("input_size", "[channels, side, side]", numbers(3))
+    field("input_size", "a square", lambda v: v[1] == v[2] > 0)
+    part = field(
+        "crop_pct", "a number above 0, up to 1", lambda v: isinstance(v, int | float) and 0 < v <= 1
+    )
+    named = field("interpolation", ", ".join(FILTERS), lambda v: v in FILTERS)
+    if found.get("crop_mode", CROP) != CROP:
+        field("crop_mode", CROP, lambda v: v == CROP)
+    return {
+        "channels": int(shape[0]),
+        "side": int(shape[1]),
+        "resize": math.floor(int(shape[1]) / part),
+        "filter": named,
+        "mean": field("mean", "a number per channel", numbers(int(shape[0]))),
+        "std": field("std", "a number per channel", numbers(int(shape[0]))),
+    }
+
+
+def processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The document of preprocessor_config.json."""
+    s = settings(raw, file)
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": s["resize"]},
+        "resample": FILTERS.index(s["filter"]),
+        "do_center_crop": True,
+        "crop_size": {"height": s["side"], "width": s["side"]},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": s["mean"],
+        "image_std": s["std"],
+    }
+
+
+def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
+    """Writes config.json and the processor's file. Raises CheckpointError as weights.find, and for
+    a tensor that has no place in transformers' class."""
+    file = folder / "config.json"
+    raw = read_json(file)
+    model_config.save_pretrained(out)
+    (out / FILES[0]).write_text(json.dumps(processor(raw, file), indent=1) + "\n")
+    record, made = _record(raw, file), dict[str, Stored]()
+    for name, stored in weights.find(folder, section).items():
+        targets = record.renamed(name)
+        if not targets:
+            raise CheckpointError(
+                f"{name!r} has no place in transformers' class for {raw['architecture']}",
+                where=str(folder),
+                fix="config.json and the weights are of different models: get both again.",
+            )
+        parts = [stored] if len(targets) == 1 else _rows(weights.values_of(stored), len(targets))
+        made |= zip(targets, parts, strict=True)
+    return Loaded(out, made)
+
+
+def _rows(tensor: Tensor, parts: int) -> list[Stored]:
+    return [part.contiguous() for part in tensor.chunk(parts)]
+
+
+def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
+    """Raises OptimizeError for a tensor of the source whose rows, put together again, are others.
+    What this task has no use for is left out."""
+    record = _record(read_json(folder / "config.json"), folder / "config.json")
+    written, left_out = open_checkpoint(out).tensors.as_written, set(chosen.unused)
+    taken = {source: parameter for parameter, source in chosen.chosen.items()}
+    for name, stored in weights.find(folder, section).items():
+        targets = [t for t in record.renamed(name) if t not in left_out]
+        if not targets:
+            continue
+        joined = torch.cat([written[taken[t]].reshape(-1) for t in targets])
+        if not torch.equal(joined, weights.values_of(stored).reshape(-1)):
+            raise OptimizeError(
+                f"{', '.join(targets)} was written with other values than {name} has in the source",
+                where=str(folder),
+            )
+
+
+TIMM = Provider("timm", takes, read, verify)

@@ -1,0 +1,149 @@
+"""timm's architectures that transformers has too: the config and the names of tensors there.
+
+timm's folders (config.json with `architecture` and `pretrained_cfg`) are read by transformers' timm
+wrapper, with timm and torchvision; here they become a checkpoint of transformers' own class, which
+needs neither. A row follows from the name of the architecture alone, before any weight is read.
+
+timm 1.0: models/vision_transformer.py, resnet.py, convnext.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_CONVOLUTION = ".convolution."
+_NORM = ".normalization."
+_QKV = tuple(f"attention.{n}_proj" for n in "qkv")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """fields: of transformers' config. pool: what timm calls the pooling of that class. names:
+    (pattern of a name in timm, its names in transformers), the first that matches all of it; of
+    several the tensor's rows are shared out equally, in this order."""
+
+    fields: Mapping[str, Any]
+    pool: str
+    names: Sequence[tuple[str, tuple[str, ...]]]
+
+    def renamed(self, name: str) -> tuple[str, ...]:
+        """What transformers calls a tensor of timm's; () for one that has no place there."""
+        for pattern, targets in self.names:
+            if match := re.fullmatch(pattern, name):
+                return tuple(match.expand(target) for target in targets)
+        return ()
+
+
+def _vit(size: str, patch: int, side: int) -> Architecture:
+    width, depth = {"tiny": (192, 12), "small": (384, 12), "base": (768, 12), "large": (1024, 24)}[
+        size
+    ]
+    fields = {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": width // 64,
+        "intermediate_size": 4 * width,
+        "image_size": side,
+        "patch_size": patch,
+        "layer_norm_eps": 1e-6,
+    }
+    return Architecture(fields, "token", _VIT)
+
+
+def _resnet(depth: int) -> Architecture:
+    basic = depth in (18, 34)
+    fields = {
+        "model_type": "resnet",
+        "architectures": ["ResNetForImageClassification"],
+        "layer_type": "basic" if basic else "bottleneck",
+        "embedding_size": 64,
+        "hidden_sizes": [64 * 2**i * (1 if basic else 4) for i in range(4)],
+        "depths": {
+            18: [2, 2, 2, 2],
+            26: [2, 2, 2, 2],
+            34: [3, 4, 6, 3],
+            50: [3, 4, 6, 3],
+            101: [3, 4, 23, 3],
+            152: [3, 8, 36, 3],
+        }[depth],
+    }
+    return Architecture(fields, "avg", _RESNET)
+
+
+def _convnext(size: str) -> Architecture:
+    width, third = {"tiny": (96, 9), "small": (96, 27), "base": (128, 27), "large": (192, 27)}[size]
+    fields = {
+        "model_type": "convnext",
+        "architectures": ["ConvNextForImageClassification"],
+        "hidden_sizes": [width * 2**i for i in range(4)],
+        "depths": [3, 3, third, 3],
+        "layer_norm_eps": 1e-6,
+    }
+    return Architecture(fields, "avg", _CONVNEXT)
+
+
+_VIT = (
+    (r"cls_token", (r"vit.embeddings.cls_token",)),
+    (r"pos_embed", (r"vit.embeddings.position_embeddings",)),
+    (r"patch_embed\.proj\.(\w+)", (r"vit.embeddings.patch_embeddings.projection.\1",)),
+    (r"blocks\.(\d+)\.attn\.qkv\.(\w+)", tuple(rf"vit.layers.\1.{n}.\2" for n in _QKV)),
+    (r"blocks\.(\d+)\.attn\.proj\.(\w+)", (r"vit.layers.\1.attention.o_proj.\2",)),
+    (r"blocks\.(\d+)\.norm1\.(\w+)", (r"vit.layers.\1.layernorm_before.\2",)),
+    (r"blocks\.(\d+)\.norm2\.(\w+)", (r"vit.layers.\1.layernorm_after.\2",)),
+    (r"blocks\.(\d+)\.(mlp\.fc[12]\.\w+)", (r"vit.layers.\1.\2",)),
+    (r"norm\.(\w+)", (r"vit.layernorm.\1",)),
+    (r"head\.(\w+)", (r"classifier.\1",)),
+)
+
+
+def _resnet_names() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    names = [(r"conv1\.(\w+)", r"resnet.embedder.embedder.convolution.\1")]
+    names += [(r"bn1\.(\w+)", r"resnet.embedder.embedder.normalization.\1")]
+    for stage in range(4):
+        old, new = rf"layer{stage + 1}\.(\d+)\.", rf"resnet.encoder.stages.{stage}.layers.\1."
+        for i in range(3):
+            names += [(rf"{old}conv{i + 1}\.(\w+)", rf"{new}layer.{i}{_CONVOLUTION}\2")]
+            names += [(rf"{old}bn{i + 1}\.(\w+)", rf"{new}layer.{i}{_NORM}\2")]
+        names += [(rf"{old}downsample\.0\.(\w+)", rf"{new}shortcut{_CONVOLUTION}\2")]
+        names += [(rf"{old}downsample\.1\.(\w+)", rf"{new}shortcut{_NORM}\2")]
+    return tuple((old, (new,)) for old, new in [*names, (r"fc\.(\w+)", r"classifier.1.\1")])
+
+
+_RESNET = _resnet_names()
+_BLOCK, _LAYER = r"stages\.(\d+)\.blocks\.(\d+)\.", r"convnext.encoder.stages.\1.layers.\2."
+_CONVNEXT = (
+    (r"stem\.0\.(\w+)", (r"convnext.embeddings.patch_embeddings.\1",)),
+    (r"stem\.1\.(\w+)", (r"convnext.embeddings.layernorm.\1",)),
+    (
+        r"stages\.(\d+)\.downsample\.(\d)\.(\w+)",
+        (r"convnext.encoder.stages.\1.downsampling_layer.\2.\3",),
+    ),
+    (rf"{_BLOCK}gamma", (rf"{_LAYER}layer_scale_parameter",)),
+    (rf"{_BLOCK}conv_dw\.(\w+)", (rf"{_LAYER}dwconv.\3",)),
+    (rf"{_BLOCK}norm\.(\w+)", (rf"{_LAYER}layernorm.\3",)),
+    (rf"{_BLOCK}mlp\.fc([12])\.(\w+)", (rf"{_LAYER}pwconv\3.\4",)),
+    (r"head\.norm\.(\w+)", (r"convnext.layernorm.\1",)),
+    (r"head\.fc\.(\w+)", (r"classifier.\1",)),
+)
+
+SIZES = "(tiny|small|base|large)"
+COVERED = (
+    f"vit_{SIZES}_patch<p>_<side>, deit_{SIZES}_patch<p>_<side>, convnext_{SIZES}, "
+    "resnet18, 26, 34, 50, 101 and 152"
+)
+
+
+def architecture(name: str) -> Architecture | None:
+    """The record of an architecture of timm; None for one that is not among COVERED."""
+    if match := re.fullmatch(rf"(?:vit|deit)_{SIZES}_patch(\d{{1,2}})_(\d{{2,4}})", name):
+        return _vit(match[1], int(match[2]), int(match[3]))
+    if match := re.fullmatch(r"resnet(18|26|34|50|101|152)", name):
+        return _resnet(int(match[1]))
+    if match := re.fullmatch(rf"convnext_{SIZES}", name):
+        return _convnext(match[1])
+    return None
