@@ -265,12 +265,14 @@ def timed(
     return times
 
 
-def summarized(times: Mapping[str, list[list[float]]]) -> dict[str, dict[str, Any]]:
+def summarized(
+    times: Mapping[str, list[list[float]]], reference: str = REFERENCE
+) -> dict[str, dict[str, Any]]:
     """Median milliseconds, and the ratio to the reference taken round by round."""
     medians = {n: [percentile(r, 50) for r in rounds] for n, rounds in times.items()}
     made = {}
     for name, mine in medians.items():
-        ratios = [a / b for a, b in zip(mine, medians[REFERENCE], strict=True)]
+        ratios = [a / b for a, b in zip(mine, medians[reference], strict=True)]
         every = [t for r in times[name] for t in r]
         made[name] = {
             "ms": {"p50": percentile(every, 50), "p99": percentile(every, 99), "min": min(every)},

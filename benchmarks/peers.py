@@ -222,12 +222,17 @@ def write_batches(batches: Mapping[int, Mapping[str, Any]], path: Path) -> Path:
 
 
 def openvino_python(folder: Path, requirements: Sequence[str]) -> Path:
-    """The interpreter of an environment with OpenVINO and NNCF, made when it is not there. It is
+    """The interpreter of an environment with OpenVINO and NNCF (see environment_python)."""
+    return environment_python(folder, requirements, "openvino, nncf")
+
+
+def environment_python(folder: Path, requirements: Sequence[str], modules: str) -> Path:
+    """The interpreter of an environment that has these modules, made when it is not there. It is
     apart from the project's, whose packages theirs would move."""
     python = folder / "bin" / "python"
     if not python.is_file():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    if subprocess.run([python, "-c", "import openvino, nncf"], capture_output=True).returncode:
+    if subprocess.run([python, "-c", f"import {modules}"], capture_output=True).returncode:
         pip: list[str | Path] = [
             python,
             "-m",
