@@ -18,6 +18,7 @@ from optimizer.lower import (
     ort_past_length,
     ort_product,
     ort_qdq,
+    ort_unmasked_attention,
 )
 from optimizer.lower.onnx_lowering import Lowered
 from optimizer.progress import say
@@ -35,6 +36,8 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
     attention = _decoder(model, section, contracts.read(source / "contract.json"))
     activations = ort_qdq.lower(model, names, compressed)
     if section.device == "cpu":
+        if attention is None and section.fuse_attention:
+            ort_unmasked_attention.fuse(model)
         ort_product.fuse(model)
     packed = ort_pack.pack(model) if attention else {}
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)

@@ -14,6 +14,7 @@ from optimizer.lower import ort_pack, ort_product
 # ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
 RANKS = {
     "GroupQueryAttention": (3, 4, 4),
+    "MultiHeadAttention": (3,),
     "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
     "SimplifiedLayerNormalization": (3, 3),
 }

@@ -192,7 +192,7 @@ class OnnxRuntimeTarget(TargetSection):
     fuse_attention: bool = Field(
         True,
         description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "
-        "keeps the cache in place",
+        "keeps the cache in place; of images on a CPU: as its MultiHeadAttention",
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -21,6 +22,7 @@ from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger import contract_laws, hops, ledger
 from optimizer.validate.materials import Materials
 from tests.harness import small_model
+from tests.validate import mutations as m
 from tests.validate.runs import FOLDERS, Run, for_target, make
 from tests.vision import encoded, picture, recipe
 
@@ -49,6 +51,32 @@ def test_a_correct_run_passes_in_both_dialects(run: Run, tmp_path: Path) -> None
     assert refused(ledger.run(materials(run))) == []
     target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
     assert refused(ledger.run(materials(for_target(run, tmp_path / "rtx", target)))) == []
+
+
+def queries_are_keys(graph: onnx.GraphProto) -> None:
+    node = next(n for n in graph.node if n.op_type == "MultiHeadAttention")
+    node.input[0] = node.input[1]
+
+
+def scaled_by_less(graph: onnx.GraphProto) -> None:
+    node = next(n for n in graph.node if n.op_type == "MultiHeadAttention")
+    (scale,) = (a for a in node.attribute if a.name == "scale")
+    scale.f *= 0.9
+
+
+def one_head(graph: onnx.GraphProto) -> None:
+    node = next(n for n in graph.node if n.op_type == "MultiHeadAttention")
+    (heads,) = (a for a in node.attribute if a.name == "num_heads")
+    heads.i = 1
+
+
+@pytest.mark.parametrize("fault", [queries_are_keys, scaled_by_less, one_head])
+def test_a_fault_of_an_attention_in_one_operator_is_caught_where_it_is_lowered(
+    run: Run, tmp_path: Path, fault: Callable[[onnx.GraphProto], None]
+) -> None:
+    damaged = run.copy(tmp_path / "damaged")
+    m.edit_onnx("model", fault)(damaged)
+    assert refused(ledger.run(materials(damaged)))[0].startswith("lower")
 
 
 def test_what_stays_float_is_said_with_the_reason(run: Run) -> None:
