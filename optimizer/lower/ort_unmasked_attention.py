@@ -37,7 +37,7 @@ FORWARD, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Attention:
     """operands: q, k and v, flat. output: the node that lays heads side by side."""
 
     operands: tuple[ir.Value, ir.Value, ir.Value]
@@ -56,18 +56,18 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
     done = []
     for softmax in [n for n in model.graph if n.op_type == "Softmax"]:
         try:
-            found = _recognise(softmax, flat)
+            attention = _recognise(softmax, flat)
         except OtherForm:
             continue
         done.append(module_of(softmax))
-        _rewrite(model, found, module_of(softmax))
+        _rewrite(model, attention, module_of(softmax))
     if done:
         model.opset_imports[DOMAIN] = 1
         RemoveUnusedNodesPass()(model)
     return tuple(done)
 
 
-def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Found:
+def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
     """Cases 1 to 4, or OtherForm. flat: the shapes of values of three axes."""
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
@@ -87,7 +87,7 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Found:
     together = target[1:] if target is not None else None
     if not (split == keys == values) or together != [positions, heads * width]:
         raise OtherForm(f"{merged.name} lays heads out in another way than side by side")
-    return _Found((q, k, v), heads, scale, merged)
+    return _Attention((q, k, v), heads, scale, merged)
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node]:
@@ -149,14 +149,14 @@ def _is_true(value: ir.Value | None) -> bool:
     return bool(np.all(value.const_value.numpy()))
 
 
-def _rewrite(model: ir.Model, found: _Found, module: str) -> None:
+def _rewrite(model: ir.Model, attention: _Attention, module: str) -> None:
     node = ir.node(
         OPERATOR,
-        [*found.operands],
-        {"num_heads": found.heads, "scale": found.scale},
+        [*attention.operands],
+        {"num_heads": attention.heads, "scale": attention.scale},
         domain=DOMAIN,
         name=f"{module}/{OPERATOR}",
         metadata_props={MODULE: module},
     )
-    model.graph.insert_before(found.output, node)
-    take_over(found.output.outputs[0], node.outputs[0])
+    model.graph.insert_before(attention.output, node)
+    take_over(attention.output.outputs[0], node.outputs[0])

@@ -50,8 +50,8 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
 
     file = folder / "config.json"
     record = _record(raw, file)
-    made = settings(raw, file)
-    _check_arguments(raw, record, made, file)
+    image = settings(raw, file)
+    _check_arguments(raw, record, image, file)
     count = raw.get("num_classes")
     names = raw.get("label_names") or [f"LABEL_{i}" for i in range(count or 0)]
     if not names or len(names) != count:
@@ -63,7 +63,7 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
     labels = {i: str(name) for i, name in enumerate(names)}
     fields = {
         **record.fields,
-        "num_channels": made["channels"],
+        "num_channels": image["channels"],
         "id2label": labels,
         "label2id": {name: i for i, name in labels.items()},
     }
@@ -87,13 +87,13 @@ def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
 
 
 def _check_arguments(
-    raw: Mapping[str, Any], record: Architecture, made: Mapping[str, Any], file: Path
+    raw: Mapping[str, Any], record: Architecture, image: Mapping[str, Any], file: Path
 ) -> None:
     """Raise CheckpointError for an argument that makes another model than the name says."""
-    side = made["side"]
+    side = image["side"]
     expected = {
         "num_classes": (raw.get("num_classes"),),
-        "in_chans": (made["channels"],),
+        "in_chans": (image["channels"],),
         "global_pool": (record.pool,),
         "img_size": (side, [side, side]),
     }
@@ -115,10 +115,10 @@ def _check_arguments(
 def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """{"channels", "side", "resize", "filter", "mean", "std"} of `pretrained_cfg`. Raises
     CheckpointError where a field is missing or says what no processor here does."""
-    found = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
+    document = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
 
     def field(name: str, accepted: str, fits: Any) -> Any:
-        value = found.get(name)
+        value = document.get(name)
         if value is None or not fits(value):
             raise CheckpointError(
                 f"{'nothing' if value is None else str(value)[:80]} was found",
@@ -139,7 +139,7 @@ def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
         "crop_pct", "a number above 0, up to 1", lambda v: isinstance(v, int | float) and 0 < v <= 1
     )
     named = field("interpolation", ", ".join(FILTERS), lambda v: v in FILTERS)
-    if found.get("crop_mode", CROP) != CROP:
+    if document.get("crop_mode", CROP) != CROP:
         field("crop_mode", CROP, lambda v: v == CROP)
     return {
         "channels": int(shape[0]),
@@ -176,7 +176,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     raw = read_json(file)
     model_config.save_pretrained(out)
     (out / FILES[0]).write_text(json.dumps(processor(raw, file), indent=1) + "\n")
-    record, made = _record(raw, file), dict[str, Stored]()
+    record, renamed = _record(raw, file), dict[str, Stored]()
     for name, stored in weights.find(folder, section).items():
         targets = record.renamed(name)
         if not targets:
@@ -186,8 +186,8 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
                 fix="config.json and the weights are of different models: get both again.",
             )
         parts = [stored] if len(targets) == 1 else _rows(weights.values_of(stored), len(targets))
-        made |= zip(targets, parts, strict=True)
-    return Loaded(out, made)
+        renamed |= zip(targets, parts, strict=True)
+    return Loaded(out, renamed)
 
 
 def _rows(tensor: Tensor, parts: int) -> list[Stored]:
