@@ -120,7 +120,7 @@ OPENVINO = Target(
     package="optimizer.package.openvino_genai:add",
     judged_by=("openvino",),
     distributions=("openvino",),
-    extras={"cpu": "openvino"},
+    extras=dict.fromkeys(("cpu", "gpu", "npu"), "openvino"),
     cost=BuildCost(copies=2, seconds=2.0),
 )
 

@@ -190,6 +190,9 @@ def test_openvino_refuses_what_it_would_not_keep_in_integers(tmp_path: Path) -> 
         target(tmp_path, "{runtime: openvino, kv_cache: int8}")
     with pytest.raises(RecipeError, match=r"dynamic_quantization: 32 is judged with float: fp32"):
         target(tmp_path, "{runtime: openvino, float: bf16, dynamic_quantization: 32}")
+    with pytest.raises(RecipeError, match=r"kv_cache: int8 needs device: cpu, not gpu"):
+        target(tmp_path, "{runtime: openvino, device: gpu, kv_cache: int8}")
+    assert target(tmp_path, "{runtime: openvino, device: npu}").name == "openvino-npu"
     for section in ("{granularity: token}", "{range: minmax}"):
         with pytest.raises(RecipeError, match=r"token is not accepted|no integer kernel"):
             in_groups(tmp_path, "{runtime: openvino}", section)

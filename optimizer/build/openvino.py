@@ -10,11 +10,10 @@ from typing import Any
 from optimizer.harness import fit_columns
 from optimizer.harness.errors import MachineError
 from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.openvino import devices
 from optimizer.harness.runtimes.openvino.run import (
-    CAPABILITIES,
     OpenVinoRunner,
     Settings,
-    capabilities,
     unpaged,
     write_stateful,
 )
@@ -31,6 +30,7 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
     """What a machine must have, and what the runtime is told; see harness/fit.py."""
     return {
         "runtime_minimum": MINIMUM,
+        "device": section.device,
         "float": section.float,
         "hint": section.hint,
         "dynamic_quantization": section.dynamic_quantization,
@@ -39,12 +39,16 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
 
 def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
     """See stage.py; with `genai` also the decoder in OpenVINO's own two files. Raises
-    harness.errors.MachineError when it cannot be opened here, or would answer wrongly
-    (fit_columns.processor)."""
+    harness.errors.MachineError when the device is missing, or the model cannot be opened on it, or
+    would answer wrongly (fit_columns.processor)."""
+    devices.check(section.device)
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
     needs = {**fit(section), "integer_products": integers}
-    context = fit_columns.FitContext({"fit": needs}, this_machine(), frozenset(), None)
+    needs["device_name"] = devices.full_name(section.device)
+    context = fit_columns.FitContext(
+        {"device": section.device, "fit": needs}, this_machine(), frozenset(), None
+    )
     if unfit := fit_columns.processor(context):
         raise MachineError(
             unfit,
@@ -52,7 +56,7 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
             fix="Build it on a processor that has it, or use on_missing: defer.",
         )
     attention = lowering.get("attention")
-    in_the_way = _unpaged(attention, model / "model.onnx")
+    in_the_way = _unpaged(section, attention, model / "model.onnx")
     if attention is not None:
         needs |= {"paged_cache": not in_the_way, "kv_cache": section.kv_cache}
     if section.rounds_cache and in_the_way:
@@ -69,24 +73,31 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
     return {"inspected": inspected | ({"unpaged": in_the_way} if in_the_way else {}), "fit": needs}
 
 
-def _unpaged(attention: Mapping[str, Any] | None, model: Path) -> str:
+def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model: Path) -> str:
     """Why a decoder's cache is not paged, or ""."""
     if attention is None:
         return ""
-    why = str(attention["unpaged"]) or unpaged(model)
+    if section.device == "cpu":
+        why = str(attention["unpaged"]) or unpaged(model)
+    else:
+        why = f"its blocks are in the memory of the processor, and not of the {section.device}"
     if why:
         say(f"build: no cache in blocks, so that a server runs each text by itself: {why}")
     return why
 
 
 def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
-    """{name in reports: section} of the float that this processor has kernels for."""
-    listed = capabilities()
-    names: dict[Any, str] = {"fp32": "openvino-float", "bf16": "openvino-float-bf16"}
+    """{name in reports: section} of the float that the device has kernels for."""
+    listed = devices.capabilities(section.device)
+    names: dict[Any, str] = {
+        "fp32": "openvino-float",
+        "bf16": "openvino-float-bf16",
+        "fp16": "openvino-float-fp16",
+    }
     return {
         name: section.model_copy(
             update={"float": kind, "dynamic_quantization": 0, "kv_cache": "float"}
         )
         for kind, name in names.items()
-        if kind not in CAPABILITIES or CAPABILITIES[kind] in listed
+        if devices.CAPABILITIES[kind] in listed
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,20 @@ from optimizer.harness.runtimes import table
 from optimizer.store import package_version
 from optimizer.targets import TARGETS
 
+DEVICES = ("cpu", "cuda", "gpu", "npu")
 LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers")
 
 
 def examine(machine: Machine | None = None) -> dict[str, Any]:
-    """{machine: {...}, packages: {name: version}, targets: [{runtime, provider, builds, runs,
-    reason, fix}]}, a row for everything the harness knows how to run, and for each
-    target that others run.
+    """{machine: {...}, packages: {name: version}, openvino_devices: {OpenVINO's name: its maker's},
+    targets: [{runtime, provider, builds, runs, reason, fix}]}, a row for everything the harness
+    knows how to run, and for each target that others run.
 
-    Looks only at what is installed and present; loads no heavy package.
+    Looks only at what is installed and present; loads no heavy package but OpenVINO, which alone
+    knows its devices.
     """
     here = machine or this_machine()
+    devices = _openvino_devices(here)
     disk = shutil.disk_usage(".")
     runtimes = dict.fromkeys(d for groups in REQUIRED.values() for group in groups for d in group)
     return {
@@ -43,7 +47,8 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
             **{name: package_version(name) for name in LISTED},
             **{name: here.packages.get(name) for name in runtimes},
         },
-        "targets": [_target(runtime, provider, here) for runtime, provider in REQUIRED]
+        "openvino_devices": devices,
+        "targets": [_target(runtime, provider, here, devices) for runtime, provider in REQUIRED]
         + [_served(name, here) for name in TARGETS if not table.of(name).runs],
     }
 
@@ -63,7 +68,31 @@ def _served(runtime: str, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _target(runtime: str, provider: str, machine: Machine) -> dict[str, Any]:
+def _openvino_devices(machine: Machine) -> dict[str, str]:
+    """None where OpenVINO is not installed, or does not start."""
+    if machine.version(("openvino",)) is None:
+        return {}
+    from optimizer.harness.errors import MachineError
+    from optimizer.harness.runtimes.openvino.devices import available
+
+    try:
+        return available()
+    except MachineError:
+        return {}
+
+
+def _absent(runtime: str, device: str, openvino_devices: Mapping[str, str]) -> str:
+    """Why OpenVINO has not this device here, or ""; "" of another runtime, or without it."""
+    if runtime != "openvino" or not openvino_devices:
+        return ""
+    from optimizer.harness.runtimes.openvino.devices import absent
+
+    return absent(device, openvino_devices)
+
+
+def _target(
+    runtime: str, provider: str, machine: Machine, openvino_devices: Mapping[str, str]
+) -> dict[str, Any]:
     """What the harness would decide about an engine of this kind that was left for this machine
     to build."""
     row = table.of(runtime)
@@ -71,20 +100,21 @@ def _target(runtime: str, provider: str, machine: Machine) -> dict[str, Any]:
     engine: dict[str, Any] = {
         "target": runtime,
         "runtime": runtime,
-        "device": "cpu" if provider == "cpu" else "cuda",
-        "provider": provider if provider not in ("cpu", "cuda") else None,
+        "device": provider if provider in DEVICES else "cuda",
+        "provider": provider if provider not in DEVICES else None,
         "model_files": [],
         "deferred": True,
         "fit": fit,
     }
-    (verdict,) = verdicts({"engines": [engine]}, machine)
+    absent = _absent(runtime, provider, openvino_devices)
+    (verdict,) = verdicts({"engines": [engine]}, machine, failed={0: absent} if absent else None)
     installed = machine.version(REQUIRED[runtime, provider][0]) is not None
     extra = TARGETS[runtime].extras.get(provider)
     missing = f"pip install 'optimize-toolchain[{extra}]'" if extra else verdict.install
     return {
         "runtime": runtime,
         "provider": provider,
-        "builds": installed and not (row.needs_gpu and machine.gpu is None),
+        "builds": installed and not absent and not (row.needs_gpu and machine.gpu is None),
         "runs": verdict.how is not None,
         "reason": "ready" if verdict.how else verdict.why,
         "fix": "" if installed and not verdict.install else verdict.install or missing,
@@ -99,8 +129,15 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
     """
     from optimizer.harness.manifest import read_manifest, refuse_damage
 
-    manifest = read_manifest(folder)
-    rows = verdicts(manifest, machine or this_machine(), damaged=refuse_damage(folder, manifest))
+    manifest, here = read_manifest(folder), machine or this_machine()
+    devices = _openvino_devices(here)
+    failed = {
+        i: why
+        for i, e in enumerate(manifest["engines"])
+        if (why := _absent(e["runtime"], e["device"], devices))
+    }
+    damaged = refuse_damage(folder, manifest)
+    rows = verdicts(manifest, here, damaged=damaged, failed=failed)
     return [{"target": r.target, "how": r.how, "why": r.why, "install": r.install} for r in rows]
 
 
@@ -122,6 +159,8 @@ def text(document: dict[str, Any]) -> str:
     for name, version in document["packages"].items():
         lines.append(f"  {name:<{width}}  {version or 'not installed'}")
     lines.append("")
+    for name, full in document["openvino_devices"].items():
+        lines.append(f"  OpenVINO finds {name}: {full}")
     for t in document["targets"]:
         can = f"builds: {'yes' if t['builds'] else 'no':<4} runs: {'yes' if t['runs'] else 'no':<4}"
         name = f"{t['runtime']} {t['provider']}"

@@ -91,13 +91,14 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
 
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
     """A portable model, in OpenVINO; what it compiles is kept in the cache for the next start."""
+    from .runtimes.openvino import devices
     from .runtimes.openvino.run import OpenVinoRunner, Settings
 
     model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
+    devices.check(settings.device)
     axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
-    kept = (
-        shop.cache is not None and not settings.paged
-    )  # a paged form that is written cannot be read
+    kept = shop.cache is not None and not settings.paged  # OpenVINO does not read a paged form
+    kept = kept and "EXPORT_IMPORT" in devices.capabilities(settings.device)
     compiled = _compiled(shop, engine, settings, threads) if kept else None
     return OpenVinoRunner(model, settings, threads=threads, compiled=compiled, axes=axes)
 
@@ -106,11 +107,13 @@ def _compiled(
     shop: Workshop, engine: Mapping[str, Any], settings: Settings, threads: int
 ) -> Path | None:
     """The model compiled for this processor, kept in the cache; None where it cannot be kept."""
+    from .runtimes.openvino.devices import full_name
     from .runtimes.openvino.run import write_compiled
 
     machine, model = shop.machine, shop.folder / engine["model"]
     document = shop.made_from(engine) | {
         "processor": [machine.cpu, *machine.cpu_features],
+        "device": full_name(settings.device),
         "threads": threads or machine.cores,
     }
     assert shop.cache is not None

@@ -42,6 +42,7 @@ REQUIRED = {
     (r.name, provider): groups for r in RUNTIMES.values() for provider, groups in r.required.items()
 }
 BF16 = {"amx_bf16", "avx512_bf16", "avx_ne_convert"}  # flags, one of which is enough
+FP16 = {"avx512_fp16"}
 VNNI = {"amx_int8", "avx512_vnni", "avx_vnni"}
 TENSORRT_BUILDS_FROM = (7, 5)
 OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engines only
@@ -137,11 +138,13 @@ def processor(a: FitContext) -> str:
     saturate (vpmaddubsw): answers are then wrong by a tenth, without an error.
     """
     features = set(a.machine.cpu_features)
-    if not features:
+    if not features or a.engine.get("device", "cpu") != "cpu":
         return ""
     listed = ", ".join(a.machine.cpu_features)
     if a.fit.get("float") == "bf16" and not BF16 & features:
         return f"it computes in bf16, of which this processor has none ({listed})"
+    if a.fit.get("float") == "fp16" and not FP16 & features:
+        return f"it computes in fp16, of which this processor has none ({listed})"
     if a.fit.get("integer_products", False) and not VNNI & features:
         return f"it multiplies int8 by int8, whose sums saturate without VNNI ({listed})"
     return ""

@@ -244,9 +244,9 @@ class OpenVinoTarget(TargetSection):
     """The portable ONNX in OpenVINO. `float` is told to the runtime: the file is the same."""
 
     runtime: Literal["openvino"]
-    device: Literal["cpu"] = "cpu"
-    float: Literal["fp32", "bf16"] = Field(
-        "fp32", description="what is not quantized is computed in; bf16 where the processor has it"
+    device: Literal["cpu", "gpu", "npu"] = "cpu"
+    float: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="what is not quantized is computed in; where the device has it"
     )
     threads: int = Field(0, ge=0, le=THREADS, description="of a request; 0: one per core")
     hint: Literal["latency", "throughput"] = Field(
@@ -272,6 +272,8 @@ class OpenVinoTarget(TargetSection):
             raise ValueError(
                 f"dynamic_quantization: {self.dynamic_quantization} is judged with float: fp32 only"
             )
+        if self.kv_cache == "int8" and self.device != "cpu":
+            raise ValueError(f"kv_cache: int8 needs device: cpu, not {self.device}")
         return self
 
     @property

@@ -13,11 +13,12 @@ from optimizer.build import onnxruntime, stage, tensorrt
 from optimizer.errors import GateError, MachineError, RecipeError
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, HarnessError
+from optimizer.harness.runtimes.openvino import devices
 from optimizer.harness.runtimes.trt import builder
 from optimizer.harness.runtimes.trt.header import read_header
 from optimizer.harness.runtimes.trt.validity import refuse_invalid
 from optimizer.lower import onnxruntime as lowering
-from optimizer.recipe.schema import OnnxRuntimeTarget, Shapes, TensorRTTarget
+from optimizer.recipe.schema import OnnxRuntimeTarget, OpenVinoTarget, Shapes, TensorRTTarget
 from tests.harness import small_model
 
 SHAPES = Shapes(batch=(1, 2, 4), sequence=(4, 16, 32))
@@ -112,6 +113,21 @@ def test_defer_leaves_it_to_be_built_elsewhere_and_says_why(
     assert made["engine"] is None
     assert "cannot be imported" in made["why"]
     assert made["fit"]["shapes"]["sequence"] == [4, 16, 32]
+
+
+def test_a_device_that_openvino_does_not_find_ends_with_5_or_is_left_to_a_machine_that_has_it(
+    ort_model: Path, tmp_path: Path
+) -> None:
+    if not devices.absent("npu", devices.available()):
+        pytest.skip("this machine has an NPU")
+    target = OpenVinoTarget(runtime="openvino", device="npu")
+    with pytest.raises(
+        MachineError, match=r"OpenVINO finds no NPU here; it finds CPU \("
+    ) as caught:
+        built(target, ort_model, tmp_path / "out")
+    assert caught.value.exit_code == 5
+    later = built(target.model_copy(update={"on_missing": "defer"}), ort_model, tmp_path / "later")
+    assert (later["deferred"], later["device"], later["fit"]["device"]) == (True, "npu", "npu")
 
 
 def without_builder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from optimizer.commands import examine
-from optimizer.harness.machine import Gpu, Machine
+from optimizer.harness.machine import Gpu, Machine, this_machine
 from tests.package import small_bundle
 
 CARD = Gpu("a card", "8.9", "580.65")
@@ -29,6 +29,16 @@ def test_a_gpu_makes_its_runtimes_run_and_nothing_else_change() -> None:
     assert ran == {("onnxruntime", "cuda"), ("tensorrt-rtx", "cuda")}
     assert with_one["onnxruntime", "cpu"] == without["onnxruntime", "cpu"]
     assert without["tensorrt-rtx", "cuda"]["builds"]  # it needs no GPU to build
+
+
+def test_devices_that_openvino_does_not_find_are_not_built_for() -> None:
+    found = rows(this_machine())
+    present = examine.examine()["openvino_devices"]
+    for device in ("cpu", "gpu", "npu"):
+        here = any(name.startswith(device.upper()) for name in present)
+        row = found["openvino", device]
+        assert row["builds"] == row["runs"] == here
+        assert here or f"finds no {device.upper()} here; it finds CPU" in str(row["reason"])
 
 
 def test_of_a_bundle_it_says_of_each_engine_whether_it_runs_and_why(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from optimizer.commands import examine
 from optimizer.harness.bundle import Bundle
+from optimizer.harness.errors import MachineError
 from optimizer.harness.machine import Machine, this_machine
+from optimizer.harness.runtimes.openvino.devices import absent, available
 from tests.package import small_bundle
 
 OPENVINO = "{runtime: openvino, threads: 1, hint: throughput}"
@@ -31,7 +36,9 @@ def test_it_says_what_to_install_and_what_the_runtime_is_told(bundle: Path) -> N
     lines = (bundle / "requirements.txt").read_text().splitlines()
     assert any(line.startswith("openvino==") for line in lines)
     (entry, _) = json.loads((bundle / "manifest.json").read_text())["engines"]
+    assert entry["fit"].pop("device_name") == available()["CPU"]
     assert entry["fit"] == {
+        "device": "cpu",
         "runtime_minimum": "2026.4",
         "float": "fp32",
         "hint": "throughput",
@@ -79,3 +86,27 @@ def test_where_the_package_is_missing_the_next_engine_answers(bundle: Path) -> N
     with Bundle(bundle, machine=machine, say=lines.append) as opened:
         assert opened.engine["runtime"] == "onnxruntime"
     assert any("openvino is not installed" in line for line in lines)
+
+
+def test_where_the_device_is_missing_the_next_engine_answers_and_none_is_taken_in_its_place(
+    bundle: Path, tmp_path: Path
+) -> None:
+    if not absent("npu", available()):
+        pytest.skip("this machine has an NPU")
+    other = tmp_path / "bundle"
+    shutil.copytree(bundle, other)
+
+    def on_an_npu(manifest: dict[str, Any]) -> None:
+        entry = manifest["engines"][0]
+        entry["device"] = entry["fit"]["device"] = "npu"
+
+    small_bundle.edited(other, on_an_npu)
+    lines: list[str] = []
+    with Bundle(other, say=lines.append) as opened:
+        assert opened.engine["runtime"] == "onnxruntime"
+    assert any("OpenVINO finds no NPU here; it finds CPU" in line for line in lines)
+    with pytest.raises(MachineError, match=r"finds no NPU here.*Install the device's driver"):
+        Bundle(other, runtime="openvino")
+    rows = examine.bundle(other)
+    assert [row["how"] for row in rows] == [None, "load"]
+    assert "OpenVINO finds no NPU here" in rows[0]["why"]

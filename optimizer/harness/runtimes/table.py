@@ -94,7 +94,7 @@ RUNTIMES: dict[str, Runtime] = {
         ),
         Runtime(
             "openvino",
-            required={"cpu": (("openvino",),)},
+            required=dict.fromkeys(("cpu", "gpu", "npu"), (("openvino",),)),
             open="..engines:open_openvino",
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),

@@ -26,6 +26,7 @@ SYSTEMS = {
     "onnxruntime-float": "ONNX Runtime float",
     "openvino-float": "OpenVINO float",
     "openvino-float-bf16": "OpenVINO float in bf16",
+    "openvino-float-fp16": "OpenVINO float in fp16",
     "tensorrt-rtx-float": "TensorRT-RTX float",
 }
 

@@ -99,7 +99,7 @@ def test_in_bf16_integers_are_judged_in_fp32_and_the_whole_in_bf16(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
     pytest.importorskip("openvino")
-    from optimizer.harness.runtimes.openvino.run import capabilities
+    from optimizer.harness.runtimes.openvino.devices import capabilities
 
     if "BF16" not in capabilities():
         pytest.skip("this processor has no bf16")

@@ -1,9 +1,10 @@
-"""Run an ONNX model with OpenVINO on the CPU.
+"""Run an ONNX model with OpenVINO on a CPU, a GPU or an NPU (devices.py).
 
 Every property that decides what is computed is given, none is left to a default that depends on
-the processor (measured for them: docs/decisions.md, Properties of OpenVINO):
+the processor (measured for them on CPUs: docs/decisions.md, Properties of OpenVINO):
  - INFERENCE_PRECISION_HINT: where the processor has bf16, OpenVINO's own default is bf16. Forced
-   where it has none, bf16 is emulated, 31 times slower: that is refused.
+   where it has none, bf16 is emulated, 31 times slower: that is refused, as is what another device
+   does not list.
  - DYNAMIC_QUANTIZATION_GROUP_SIZE: kernels of int4 and int8 weights otherwise round what they
    multiply to int8 of their own accord.
  - INFERENCE_NUM_THREADS: one per usable core, as for ONNX Runtime.
@@ -25,22 +26,20 @@ import numpy as np
 from ... import kv_cache
 from ...closing import Closing
 from ...contract import Contract
-from ...errors import BundleError, MachineError
+from ...errors import BundleError
 from ...inputs.batch import Array
 from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
-from . import stateful
+from . import devices, stateful
 from .core import core, core_for_strings, package
 from .decoder import OpenVinoDecoder, PagedDecoder, every, read_states, write_states
+from .devices import DEVICES, PRECISIONS
 from .kernels import Kernel, kernels
 from .paged import NotPagedError, Pages, blocks_bytes, page_cache
 from .slots import PagedSlots
 
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 CACHES = PRECISIONS
-ITEMSIZES = {"f32": 4, "bf16": 2}
-CAPABILITIES = {"bf16": "BF16"}
-"""What OPTIMIZATION_CAPABILITIES must list for a precision."""
+ITEMSIZES = {"f32": 4, "bf16": 2, "f16": 2}
 HINTS = {"latency": "LATENCY", "throughput": "THROUGHPUT"}
 DTYPES: dict[str, np.dtype[Any]] = {
     "i64": np.dtype("int64"),
@@ -58,7 +57,8 @@ Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
 
 @dataclass(frozen=True)
 class Settings:
-    """precision: what float operators compute in, a key of PRECISIONS. hint: "latency", all threads
+    """device: a key of devices.DEVICES. precision: what float operators compute in, a key of
+    PRECISIONS. hint: "latency", all threads
     work on one request, or "throughput", several requests at once on fewer threads each. block:
     inputs per int8 block into which kernels of quantized weights may round what they multiply; 0:
     they multiply what they are given. paged: a decoder's texts share a cache of blocks (paged.py),
@@ -70,6 +70,7 @@ class Settings:
     block: int = 0
     paged: bool = False
     cache: str = "float"
+    device: str = "cpu"
 
     @classmethod
     def from_fit(cls, fit: Mapping[str, Any]) -> Settings:
@@ -80,6 +81,7 @@ class Settings:
             fit.get("dynamic_quantization", 0),
             fit.get("paged_cache", False),
             fit.get("kv_cache", "float"),
+            fit.get("device", "cpu"),
         )
 
     @property
@@ -93,20 +95,20 @@ class Settings:
 
 
 class OpenVinoRunner(Closing):
-    """A model compiled for this CPU, for any shapes; answers from several threads at once. A
-    decoder's cache is kept by OpenVINO, as states (stateful.py) or, where the settings say `paged`,
-    in blocks (paged.py); `infer` gives and takes it all the same. Of a paged decoder each of the
-    two forms is compiled when it is first used.
+    """A model compiled for a device of this machine, for any shapes; answers from several threads
+    at once. A decoder's cache is kept by OpenVINO, as states (stateful.py) or, where the settings
+    say `paged`, in blocks (paged.py); `infer` gives and takes it all the same. Of a paged decoder
+    each of the two forms is compiled when it is first used.
 
     threads: 0 means one per core this process may use. compiled: what `write_compiled` wrote of the
     same model and settings on this processor, opened instead; None: it is compiled now. axes:
     {input: its axes}, names of those that vary, by which inputs that disagree are refused; without
     them only rank and fixed sizes are checked.
-    Raises MachineError when the package is missing or this processor lacks the precision,
+    Raises MachineError when the package or the device is missing, or lacks the precision,
     BundleError for a file that this version does not read.
     """
 
-    device = "cpu"
+    device = "cpu"  # where its arrays are
 
     def __init__(
         self,
@@ -243,13 +245,6 @@ class OpenVinoRunner(Closing):
             self.__dict__.pop(form, None)
 
 
-def capabilities() -> list[str]:
-    """What this processor has kernels for, as OpenVINO names it: "FP32", "BF16", "INT8", ...
-
-    Raises MachineError when the package is missing."""
-    return list(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-
-
 def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> None:
     """Write what this processor runs of the model: OpenVinoRunner's `compiled`. Raises as it."""
     compiled = _open(model, settings, threads or cores(), None)
@@ -293,22 +288,31 @@ def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
 
 def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) -> Any:
     """An ov.CompiledModel."""
-    ov = package()
-    _refuse_emulation(capabilities(), settings.precision)
+    ov, device = package(), DEVICES[settings.device]
+    properties = _properties(settings, threads)
+    with _opening(ov, compiled or model):
+        if compiled is not None:
+            blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
+            return core().import_model(blob, device, properties)
+        read = _read(ov, model)
+        if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
+            (page_cache if settings.paged else stateful.keep_cache)(ov, read)
+        return core().compile_model(read, device, properties)
+
+
+def _properties(settings: Settings, threads: int) -> dict[str, Any]:
+    """What OpenVINO is told. Raises MachineError where the device is missing, or cannot do it."""
+    devices.check(settings.device)
+    listed = devices.capabilities(settings.device)
+    devices.refuse_emulation(listed, settings.precision, settings.device)
     properties = {
         **settings.decides,
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": HINTS[settings.hint],
         "ENABLE_CPU_PINNING": False,
     }
-    with _opening(ov, compiled or model):
-        if compiled is not None:
-            blob = ov.utils.data_helpers.tensor_from_file(str(compiled))
-            return core().import_model(blob, "CPU", properties)
-        read = _read(ov, model)
-        if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
-            (page_cache if settings.paged else stateful.keep_cache)(ov, read)
-        return core().compile_model(read, "CPU", properties)
+    supported = core().get_property(DEVICES[settings.device], "SUPPORTED_PROPERTIES")
+    return devices.known(properties, list(supported), settings.device)
 
 
 def _read(ov: Any, model: Path) -> Any:
@@ -332,16 +336,6 @@ def _opening(ov: Any, file: Path) -> Iterator[None]:
             where=str(file),
             fix="The file is damaged, or needs a newer OpenVINO.",
         ) from e
-
-
-def _refuse_emulation(listed: Sequence[str], precision: str) -> None:
-    if precision in CAPABILITIES and CAPABILITIES[precision] not in listed:
-        raise MachineError(
-            f"this processor has no {precision} (OpenVINO lists {', '.join(listed)}); emulated, it "
-            "is 31 times slower",
-            where="openvino",
-            fix="Use float: fp32.",
-        )
 
 
 def _name(port: Any) -> str:

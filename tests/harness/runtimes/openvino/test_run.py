@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from optimizer.harness.contract import Contract
-from optimizer.harness.errors import BundleError, InputError, MachineError
+from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.runtimes.openvino import run
 from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
 from tests.harness import small_model
@@ -88,13 +88,6 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         OpenVinoRunner(tmp_path / "model.onnx")
     with pytest.raises(BundleError, match="missing"):
         OpenVinoRunner(tmp_path / "other.onnx")
-
-
-def test_bf16_is_never_forced_where_the_processor_lacks_it() -> None:
-    run._refuse_emulation(["FP32", "BF16"], "bf16")
-    run._refuse_emulation(["FP32"], "fp32")
-    with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\)"):
-        run._refuse_emulation(["FP32", "INT8"], "bf16")
 
 
 def test_a_model_without_a_cache_continues_no_text(runner: OpenVinoRunner) -> None:
