@@ -46,7 +46,7 @@ from optimizer.load.datasets import Sample, calibration_rows, check_disjoint, di
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
-from optimizer.reduce import latency_table
+from optimizer.reduce import latency_table, regained
 from optimizer.reduce.distill import texts
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
@@ -165,7 +165,7 @@ def _answered(
         judged = _quality(m, sets, reference, device)
     gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, judged)
     if m.section.reduce and not m.section.recovery:
-        gates = [gating.advised(gate, "add reduce.recover") for gate in gates]
+        gates = [gating.advised(g, regained.advice(m.contract.task_record)) for g in gates]
     report["sense"] |= sense.after(m, judged[FIRST][0], report["quality"])
     if note := ELSEWHERE if elsewhere else targets.of(m.section.target.runtime).answered_by:
         for judged_on in (report["quality"], *report["also"].values()):
