@@ -27,6 +27,7 @@ SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python's socket module has no name 
 READ = 1 << 16
 PATIENCE = 60.0  # seconds until an answer is lost
 BUSY = (429, 503)
+IDLE = 1.0  # seconds between two requests of a connection that a loss is to say
 TEXTS = (
     "The service was quick and the staff could not have been friendlier.",
     "I waited forty minutes for a cold meal, and nobody said a word about it.",
@@ -48,12 +49,14 @@ class Target:
 
 @dataclass
 class Reply:
-    """seconds: in_server, of the module. identity: sent as X-Request-Id."""
+    """in_server: seconds, of the module. identity: sent as X-Request-Id. last: the server takes no
+    other request on this connection."""
 
     status: int
     body: bytes
     in_server: float
     identity: str
+    last: bool
 
 
 class Lost(Exception):
@@ -66,11 +69,12 @@ class Connection:
     def __init__(self, target: Target) -> None:
         self._target, self._socket = target, socket.socket()
         self._socket.setblocking(False)
-        self._open = False
+        self._open, self._answered = False, time.monotonic()
 
     async def ask(self, text: str, identity: str = "") -> Reply:
         """Raises Lost, OSError."""
         loop, target = asyncio.get_running_loop(), self._target
+        idle = time.monotonic() - self._answered
         if not self._open:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -88,10 +92,26 @@ class Connection:
         loop.add_reader(self._socket, _Answer(self._socket, done).read)
         try:
             answer, written = await asyncio.wait_for(done, PATIENCE)
+        except Lost as e:
+            raise Lost(f"{e}{f', idle for {idle:.0f} s before' * (idle > IDLE)}") from None
         finally:
             loop.remove_reader(self._socket)
+        self._answered = time.monotonic()
         head_, _, content = answer.partition(b"\r\n\r\n")
-        return Reply(int(head_.split(b" ", 2)[1]), content, (written - sent) / 1e9, identity)
+        status, last = int(head_.split(b" ", 2)[1]), b"connection: close" in head_.lower()
+        if b"content-length: " not in head_.lower():
+            content = _joined(content)
+        return Reply(status, content, (written - sent) / 1e9, identity, last)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has closed it, as it may between two requests (RFC 9112, 9.5)."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         self._socket.close()
@@ -136,6 +156,16 @@ class _Answer:
         return body.endswith(b"0\r\n\r\n")  # in chunks
 
 
+def _joined(chunks: bytes) -> bytes:
+    """A body that came in chunks (RFC 9112, 7.1)."""
+    body = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        length = int(size.partition(b";")[0], 16)
+        body, chunks = body + rest[:length], rest[length + 2 :]
+    return body
+
+
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """In ms."""
     if not seconds:
@@ -168,10 +198,16 @@ class Run:
             "outcomes": dict(self.outcomes),
             **{f"accepted_{w}_ms": percentiles(getattr(self, w).get(200, ())) for w in TIMES},
             **{f"refused_{w}_ms": percentiles(refused[w]) for w in TIMES},
+            "refused_in_server_within": {
+                f"{limit} ms": round(float(np.mean([1000 * t <= limit for t in refused[IN]])), 4)
+                for limit in (1, 5, 10)
+                if refused[IN]
+            },
         }
 
 
-TIMES = ("waited", "in_server")
+IN = "in_server"
+TIMES = ("waited", IN)
 
 
 async def open_loop(
@@ -186,7 +222,7 @@ async def open_loop(
     chance, idle, run = random.Random(seed), list[Connection](), Run(rate)
 
     async def one(text: str, due: float, identity: str) -> None:
-        connection = idle.pop() if idle else Connection(target)
+        connection = _idle(idle) or Connection(target)
         try:
             reply = await connection.ask(text, identity)
         except (OSError, Lost, TimeoutError) as e:
@@ -194,7 +230,10 @@ async def open_loop(
             run.lost[identity] = str(e) or type(e).__name__
             run.outcomes[f"lost: {run.lost[identity]}"] += 1
             return
-        idle.append(connection)
+        if reply.last:
+            connection.close()
+        else:
+            idle.append(connection)
         run.status[identity] = reply.status
         run.waited.setdefault(reply.status, []).append(time.perf_counter() - due)
         run.in_server.setdefault(reply.status, []).append(reply.in_server)
@@ -212,6 +251,16 @@ async def open_loop(
     for connection in idle:
         connection.close()
     return run
+
+
+def _idle(connections: list[Connection]) -> Connection | None:
+    """The one used last that the server has not closed meanwhile."""
+    while connections:
+        connection = connections.pop()
+        if not connection.ended:
+            return connection
+        connection.close()
+    return None
 
 
 async def closed_loop(target: Target, clients: int, seconds: float) -> float:

@@ -8,8 +8,11 @@ turn by turn: texts of unequal prompts that come at random (Poisson) faster than
 that tokens divided by the time from the first request to the last answer is what each can do. CPU
 seconds of a token count beside it, as the machine may have other work. Then, with seven texts
 running on the eight slots, how long an eighth waits for its first token, beside the piece of a
-prompt and the step that the server measured at its start. Every answer is compared with `predict`'s
-text. Exit 1 when one differs (with --batching exact) or is not given.
+prompt and the step that the server measured at its start; and how long its first token takes to
+this client once it is sampled, as without others: from the request being sent to the token being
+read, less what the server's metrics say from the request's acceptance to the token being sampled,
+so that reading the request is in it too. --rounds 0 measures these alone. Every answer is compared
+with `predict`'s text. Exit 1 when one differs (with --batching exact) or is not given.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ TOPICS = ("the sea", "a good film", "how bread is made", "why the sky is blue", 
 TEXTS, NEW = 16, 48  # requests of a round, tokens of each answer
 RATE = 8.0  # requests a second: more than either server answers
 SLOTS = (1, 8)
+LATE = 30  # short texts whose first token is waited for
+SHORT = "The capital of France is"  # goes on with a word: a token without a text is not sent
+FIRST = "vllm:time_to_first_token_seconds_sum"
 PATIENCE = "86400"  # seconds: nothing is refused
 
 
@@ -81,7 +87,8 @@ async def complete(port: int, model: str, prompt: str, tokens: int) -> tuple[str
     """(text, seconds to the first token, seconds to the last) of a stream."""
     document = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     body = json.dumps({**document, "ignore_eos": True, "stream": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += "content-type: application/json"  # vLLM refuses what does not say so
     start, first, text, ended = time.perf_counter(), 0.0, "", False
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -115,17 +122,33 @@ async def round_of(served: Server, model: str, seed: int) -> tuple[dict[str, Any
     return figures, [text for text, _, _ in answers]
 
 
-async def late_joiner(served: Server, model: str, number: int) -> list[float]:
-    """Seconds to the first token of short texts that come while others run."""
+async def sampled(port: int) -> float:
+    """The sum of the seconds in which first tokens were sampled, of all texts so far."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    lines = (await reader.read()).decode().splitlines()
+    writer.close()
+    return float(next(line for line in lines if line.startswith(FIRST)).split()[-1])
+
+
+async def first_tokens(
+    served: Server, model: str, others: int, number: int
+) -> tuple[list[float], list[float]]:
+    """Of short texts, one after the other while `others` run: seconds to the first token, and of
+    these the ones after it was sampled."""
     running = [
-        asyncio.create_task(complete(served.port, model, p, 400)) for p in prompts()[: SLOTS[1] - 1]
+        asyncio.create_task(complete(served.port, model, p, 400)) for p in prompts()[:others]
     ]
     await asyncio.sleep(2)
-    times = [(await complete(served.port, model, "What is the sea?", 2))[1] for _ in range(number)]
+    whole, after = list[float](), list[float]()
+    for _ in range(number):
+        before = await sampled(served.port)
+        whole.append((await complete(served.port, model, SHORT, 2))[1])
+        after.append(whole[-1] - (await sampled(served.port) - before))
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    return times
+    return whole, after
 
 
 async def measured(
@@ -141,7 +164,9 @@ async def measured(
                 figures[str(slots)].append(one)
     one, many = (figures[str(s)] for s in SLOTS)
     pairs = list(zip(one, many, strict=True))
-    late = await late_joiner(servers[SLOTS[1]], model, 10)
+    others = SLOTS[1] - 1
+    late, after = await first_tokens(servers[SLOTS[1]], model, others, LATE)
+    _, after_alone = await first_tokens(servers[SLOTS[1]], model, 0, LATE)
     return {
         "rounds": figures,
         "tokens_per_second_ratio": [
@@ -151,6 +176,10 @@ async def measured(
             round(o["cpu_ms_per_token"] / m["cpu_ms_per_token"], 2) for o, m in pairs
         ],
         "late_joiner_first_token_ms": percentiles(late),
+        "sampled_to_read_ms": {
+            "alone": percentiles(after_alone),
+            f"beside {others}": percentiles(after),
+        },
         "answers": (rounds + 1) * len(servers) * TEXTS,
         "answers_unlike_predict": different,
     }

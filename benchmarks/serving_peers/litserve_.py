@@ -1,6 +1,8 @@
-"""https://lightning.ai/docs/litserve : max_batch_size, batch_timeout."""
+"""https://lightning.ai/docs/litserve : max_batch_size, batch_timeout.
 
-from __future__ import annotations
+Without `from __future__ import annotations`: LitServe reads what decode_request takes from its
+annotation, and a string is none to it; every request is then refused (422).
+"""
 
 from typing import Any
 
