@@ -31,7 +31,6 @@ from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import QTensor
 from optimizer.state import input_name, owner_of
-from optimizer.validate.estimate import COPIES
 from optimizer.validate.ledger import roundoff, trace
 from optimizer.validate.ledger.spread import MISSED, tolerance_factor
 
@@ -115,8 +114,8 @@ def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
 
 def _together(m: Materials, chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:
     """Those whose sums are taken in one pass over the calibration texts: as many as take no more
-    memory than the float graph that a later hop opens (estimate.py counts COPIES of it)."""
-    most = COPIES * sum(p.numel() * p.element_size() for p in m.float_model.parameters())
+    memory than the float weights, of which a later hop holds several copies (estimate.py)."""
+    most = sum(p.numel() * p.element_size() for p in m.float_model.parameters())
     several: list[Chosen] = []
     for each in chosen:
         if several and sum(c.memory for c in several) + each.memory > most:
