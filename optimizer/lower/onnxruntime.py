@@ -36,7 +36,7 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
     attention = _decoder(model, section, contracts.read(source / "contract.json"))
     activations = ort_qdq.lower(model, names, compressed)
     if section.device == "cpu":
-        if attention is None and section.fuse_attention:
+        if attention is None and section.fuse_attention and section.float_type == "fp32":
             ort_unmasked_attention.fuse(model)
         ort_product.fuse(model)
     packed = ort_pack.pack(model) if attention else {}
