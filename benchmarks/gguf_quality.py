@@ -15,7 +15,6 @@ packaged 4-bit grid added (benchmarks/llm_int4.py). Each row is kept in --out an
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import llama_library  # noqa: E402
 from benchmarks.llm_int4 import loaded, windows  # noqa: E402
 
 G32 = {"bits": 4, "granularity": "group", "group_size": 32}
@@ -39,11 +39,11 @@ OURS: dict[str, dict[str, Any]] = {
     "ours Q8_0": {"method": "rtn", "weights": {**G32, "bits": 8}},
 }
 THEIRS = {  # {row: (llama_ftype, with the importance matrix)}
-    "llama.cpp Q4_0": (2, False),
-    "llama.cpp Q4_0, imatrix": (2, True),
-    "llama.cpp Q4_K_M": (15, False),
-    "llama.cpp Q4_K_M, imatrix": (15, True),
-    "llama.cpp Q8_0": (7, False),
+    "llama.cpp Q4_0": (llama_library.Q4_0, False),
+    "llama.cpp Q4_0, imatrix": (llama_library.Q4_0, True),
+    "llama.cpp Q4_K_M": (llama_library.Q4_K_M, False),
+    "llama.cpp Q4_K_M, imatrix": (llama_library.Q4_K_M, True),
+    "llama.cpp Q8_0": (llama_library.Q8_0, False),
 }
 FLOAT = "float (F16 file)"
 ROWS = [FLOAT, *OURS, *THEIRS]
@@ -56,53 +56,6 @@ LINEARS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-
-
-class _Importance(ctypes.Structure):  # llama.h: llama_model_imatrix_data
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("data", ctypes.POINTER(ctypes.c_float)),
-        ("size", ctypes.c_size_t),
-    )
-
-
-class _Parameters(ctypes.Structure):  # llama.h: llama_model_quantize_params
-    _fields_ = (
-        ("nthread", ctypes.c_int32),
-        ("ftype", ctypes.c_int),
-        ("output_tensor_type", ctypes.c_int),
-        ("token_embedding_type", ctypes.c_int),
-        *((name, ctypes.c_bool) for name in ("allow_requantize", "quantize_output_tensor")),
-        *((name, ctypes.c_bool) for name in ("only_copy", "pure", "keep_split", "dry_run")),
-        ("imatrix", ctypes.POINTER(_Importance)),
-        *((name, ctypes.c_void_p) for name in ("kv_overrides", "tt_overrides", "prune_layers")),
-        ("max_buf_size", ctypes.c_size_t),
-        ("later", ctypes.c_byte * 64),  # of a version with more fields
-    )
-
-
-def quantized_by_llama(
-    library: Path, source: Path, out: Path, ftype: int, importance: dict[str, Any]
-) -> None:
-    """llama_model_quantize of the float file. importance: {tensor: float32 array}, or nothing."""
-    (base,) = library.glob("libggml-base*.so")
-    for file in (base, *library.glob("libggml.v*.so")):
-        ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
-    (file,) = library.glob("libllama.v*.so")
-    llama = ctypes.CDLL(str(file))
-    llama.llama_model_quantize_default_params.restype = _Parameters
-    parameters = llama.llama_model_quantize_default_params()
-    parameters.nthread, parameters.ftype = 2, ftype
-    entries = (_Importance * (len(importance) + 1))()
-    for entry, (name, values) in zip(entries, importance.items(), strict=False):
-        entry.name, entry.size = name.encode(), values.size
-        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-    if importance:
-        parameters.imatrix = entries
-    names = (str(source).encode(), str(out).encode())
-    code = llama.llama_model_quantize(*map(ctypes.c_char_p, names), ctypes.byref(parameters))
-    if code:
-        sys.exit(f"llama_model_quantize ended with {code} for {out.name}")
 
 
 def importance_of(source: Path, tokens: list[list[int]]) -> dict[str, Any]:
@@ -186,7 +139,7 @@ def file_of(row: str, source: Path, args: argparse.Namespace) -> Iterator[tuple[
         if row in THEIRS:
             ftype, weighted = THEIRS[row]
             importance = importance_of(source, calibration) if weighted else {}
-            quantized_by_llama(args.library, file, out / "theirs.gguf", ftype, importance)
+            llama_library.quantize(args.library, file, out / "theirs.gguf", ftype, importance)
             file = out / "theirs.gguf"
         yield file, time.process_time() - started
 

@@ -1,16 +1,18 @@
 """INT4 decoding on a CPU: ours beside every peer, and float, in one run.
 
     python benchmarks/llm_decode.py --model LOWERED --float GRAPH --checkpoint HF_FOLDER \\
-        --gguf FILE --peers-python PYTHON
+        --openvino LOWERED --our-gguf FILE --gguf FILE --llama LIBRARY --peers-python PYTHON
 
 Milliseconds per token at batch 1 after a prompt of 128 tokens, and to fill in prompts of 128 and
 512. Systems take turns in rounds, in an order that rotates, each in a process of its own, pinned
 to the same cores and stopped while another is timed, and started anew now and then; every round
 has another random prompt.
 Ratios are taken within the round. Peers start from the same checkpoint and keep their own defaults
-for INT4; the bytes of weights that a token reads are in the table, since they differ. What cannot
-be run is a row that says why. Finished thread counts are kept in --work and not measured again;
---fresh starts over. Writes results/llm_decode.md and .json.
+for INT4; the bytes of weights that a token reads are in the table, since they differ. dNLL: nats
+per token above float, paired over windows of 512 tokens that calibration did not see (those of
+gguf_quality.py), each read by the very runtime that is timed. What cannot be run is a row that says
+why. Finished thread counts are kept in --work and not measured again; --fresh starts over. Writes
+results/llm_decode.md and .json.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ SCRIPT = HERE / "llm_worker.py"
 OURS, FLOAT = "ours", "float"
 PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; the first are not kept
 LAUNCHES = 3  # where a process's memory happens to lie moves its speed by several per cent
-PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino-genai", "llama-cpp-python")
+PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino", "openvino-genai", "nncf")
+LLAMA = "llama.cpp v0.5.0 (npm @node-llama-cpp/linux-x64 3.22.1)"
 
 
 def main() -> None:
@@ -57,6 +60,8 @@ def main() -> None:
         "rounds": asked.rounds,
         "clock": asked.clock,
         "systems": {s.name: described(s) for s in chosen},
+        "windows": asked.windows,
+        "quality": quality(asked, chosen),
         "cells": {},
     }
     for threads in asked.threads:
@@ -74,14 +79,18 @@ def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="folder of our lowered INT4 model")
     p.add_argument("--small-head", type=Path, help="the same with its head in INT4 as well")
+    p.add_argument("--openvino", type=Path, help="folder of ours lowered for OpenVINO")
+    p.add_argument("--our-gguf", type=Path, help="ours as GGUF: recipes/smollm2-int4-gguf.yaml")
     p.add_argument("--float", type=Path, required=True, help="folder of the float ONNX graph")
-    p.add_argument("--checkpoint", type=Path, required=True, help="Hugging Face folder, for peers")
+    p.add_argument("--checkpoint", type=Path, required=True, help="what load made, for peers")
     p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp and OpenVINO")
+    p.add_argument("--llama", type=Path, help="folder of libllama (llama_library.py)")
     p.add_argument("--peers-python", type=Path, help="an interpreter that has the peers")
     p.add_argument("--work", type=Path, default=HERE.parent / "artifacts" / "llm_decode")
     p.add_argument("--out", type=Path, default=HERE / "results")
     p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     p.add_argument("--rounds", type=int, default=12)
+    p.add_argument("--windows", type=int, default=40, help="that dNLL is measured on; 0: none")
     p.add_argument("--only", nargs="+", help="names of systems")
     p.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     p.add_argument("--fresh", action="store_true", help="measure again what --work has")
@@ -92,23 +101,50 @@ def systems(asked: argparse.Namespace) -> list[System]:
     """Ours, float, and the peers, whose models are made in --work when they are not there."""
     python = asked.peers_python or Path(sys.executable)
     genai, genai_why = made(asked, "genai", "build", asked.checkpoint)
-    q4, q4_why = made(asked, "q4_0.gguf", "requantize", asked.gguf)
+    given = [str(asked.llama)]
+    q4, q4_why = made(
+        asked, "q4_0.gguf", "requantize", asked.gguf and asked.llama and asked.gguf, given
+    )
+    nncf, nncf_why = made(asked, "nncf", "nncf", f"{asked.float}:{asked.checkpoint}")
     own = asked.model if (asked.model / "genai_config.json").is_file() else None
     own_why = "the bundle has no genai_config.json" if own is None else genai_why
-    peer = {"python": python}
+    peer: dict[str, Any] = {"python": python}
+    llama = {"options": {"library": str(asked.llama)}}
     small = asked.small_head / "model.onnx" if asked.small_head else None
+    served = asked.openvino / "model.onnx" if asked.openvino else None
+    paged = {
+        "options": {
+            "dynamic_quantization": 64,
+            "contract": str(asked.checkpoint.parent / "contract.json"),
+        }
+    }
+    ours_in_llama = asked.our_gguf if asked.llama else None
     return [
         System(OURS, "**ours, INT4**", "ort", asked.model / "model.onnx"),
-        System("ours-head4", "ours, head INT4 too", "ort", small, why="--small-head was not given"),
+        System("ours-head4", "**ours, head INT4 too**", "ort", small, why="no --small-head"),
+        System(
+            "ours-openvino", "**ours, in OpenVINO**", "harness", served,
+            why="no --openvino", **paged,
+        ),
+        System(
+            "ours-gguf", "**ours, GGUF Q4_0 in llama.cpp**", "llama", ours_in_llama,
+            why="no --our-gguf or no --llama", **llama,
+        ),
         System(FLOAT, "ONNX Runtime float", "ort", asked.float / "model.onnx"),
         System("ours-genai", "ours, run by onnxruntime-genai", "genai", own, why=own_why, **peer),
         System("genai", "onnxruntime-genai's own INT4", "genai", genai, why=genai_why, **peer),
+        System(
+            "openvino-int4", "OpenVINO GenAI, its own INT4", "openvino", nncf,
+            why=nncf_why, **peer,
+        ),
         System("openvino", "OpenVINO GenAI, Q4_0", "openvino", q4, why=q4_why, **peer),
-        System("llama.cpp", "llama.cpp, Q4_0", "llama", q4, why=q4_why, **peer),
-    ]
+        System("llama.cpp", "llama.cpp, Q4_0", "llama", q4, why=q4_why, **llama),
+    ]  # fmt: skip
 
 
-def made(asked: argparse.Namespace, name: str, kind: str, source: Path | None) -> tuple[Any, str]:
+def made(
+    asked: argparse.Namespace, name: str, kind: str, source: Any, given: Sequence[str] = ()
+) -> tuple[Any, str]:
     """A peer's model in --work, or None and why there is none."""
     path = asked.work / name
     if asked.peers_python is None or source is None:
@@ -117,13 +153,47 @@ def made(asked: argparse.Namespace, name: str, kind: str, source: Path | None) -
         return path, ""
     say(f"making {name}")
     partial = path.with_name("partial-" + name)
-    config = {"kind": kind, "model": str(source), "out": str(partial)}
+    config = {"kind": kind, "model": str(source), "out": str(partial), "given": given}
     command = [asked.peers_python, SCRIPT, json.dumps(config)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return None, f"failed: {' '.join(done.stderr.split())[-200:]}"
     partial.rename(path)
     return path, ""
+
+
+def quality(asked: argparse.Namespace, chosen: Sequence[System]) -> dict[str, list[float]]:
+    """{system: nats per token of each window}, of those whose runtime gives logits. Kept in --work
+    by the file."""
+    from llm_int4 import windows
+
+    texts = windows(Path("eval.jsonl"), asked.windows, None, asked.checkpoint.parent)
+    found: dict[str, list[float]] = {}
+    for system in chosen if texts else ():
+        if system.model is None:
+            continue
+        stamp = [str(system.model), system.model.stat().st_mtime, len(texts)]
+        kept = asked.work / f"nats-{system.name}.json"
+        before = json.loads(kept.read_text()) if kept.is_file() and not asked.fresh else {}
+        if before.get("stamp") != stamp:
+            say(f"reading {len(texts)} windows: {system.name}")
+            before = {"stamp": stamp, "nats": scored(system, texts)}
+            kept.write_text(json.dumps(before))
+        if before["nats"]:
+            found[system.name] = before["nats"]
+    return found
+
+
+def scored(system: System, texts: Sequence[list[int]]) -> list[float]:
+    """Of each text; nothing where the runtime does not say."""
+    worker = Worker(system, 1, SCRIPT)
+    try:
+        return [worker.ask(score=ids)["nats"] for ids in texts]
+    except RuntimeError as e:
+        say(f"{system.name}: {str(e).splitlines()[-1]}")
+        return []
+    finally:
+        worker.close()
 
 
 def described(system: System) -> dict[str, Any]:
@@ -134,9 +204,12 @@ def described(system: System) -> dict[str, Any]:
 
 def weight_bytes(model: Path) -> int:
     """Bytes of weights that one token reads. Tables that are only looked up do not count; a GGUF
-    file with tied embeddings is read whole."""
+    file with tied embeddings, and OpenVINO's own, are read whole."""
     if model.suffix == ".gguf":
         return model.stat().st_size
+    own = model / "openvino_model.bin"
+    if own.is_file():
+        return own.stat().st_size
     import onnx_ir as ir
 
     graph = ir.load(model / "model.onnx" if model.is_dir() else model).graph

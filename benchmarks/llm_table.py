@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from encoder_table import table
+from gguf_quality import interval
+
+from optimizer.harness.bench import percentile, percentile_interval
 
 HEADING = """\
 # INT4 decoding on a CPU
@@ -13,12 +16,15 @@ HEADING = """\
 Made by `python benchmarks/llm_decode.py`. Batch 1, greedy, after a prompt of 128 tokens; {clock}
 time, median over {rounds} rounds [95 % interval]. "ours / it" is the time of ours divided by this
 system's in the same round: below 1 ours is faster. Bandwidth: bytes of weights that a token reads,
-times tokens a second, over what this machine's memory reads in a plain loop.
+times tokens a second, over what this machine's memory reads in a plain loop. dNLL: nats per token
+above float [95 %, paired over {windows} windows of 512 tokens that calibration did not see], each
+file read by the very runtime that is timed.
 """
 HEADS = [
-    "system", "weights, MB", "ms per token", "tokens/s", "faster than float", "ours / it",
+    "system", "dNLL", "weights, MB", "ms per token", "tokens/s", "faster than float", "ours / it",
     "bandwidth", "prompt of 128, ms", "prompt of 512, ms",
 ]  # fmt: skip
+FLOAT = "float"
 PREFILLS = ("prefill 128", "prefill 512")
 
 
@@ -27,20 +33,32 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines = [HEADING.format(**result)]
     for threads, cell in result["cells"].items():
         lines.append(f"\n## {threads} thread{'s' * (threads != '1')}\n")
-        rows = [_row(n, s, cell) for n, s in result["systems"].items()]
+        losses = {n: _loss(n, result["quality"]) for n in result["systems"]}
+        rows = [_row(n, s, cell, losses[n]) for n, s in result["systems"].items()]
         lines += [table(HEADS, rows), "", _verdict(cell, result["systems"])]
     return "\n".join([*lines, "", _where(result), ""])
 
 
-def _row(name: str, system: Mapping[str, Any], cell: Mapping[str, Any]) -> list[str]:
+def _loss(name: str, nats: Mapping[str, Sequence[float]]) -> str:
+    """Above float's, in nats."""
+    if name not in nats or FLOAT not in nats:
+        return "–"
+    if name == FLOAT:
+        return "0"
+    pairs = zip(nats[name], nats[FLOAT], strict=True)
+    return "{:.4f} [{:.4f}, {:.4f}]".format(*interval([a - b for a, b in pairs]))
+
+
+def _row(name: str, system: Mapping[str, Any], cell: Mapping[str, Any], loss: str) -> list[str]:
     found = cell["systems"].get(name, {"why": system["why"]})
     if "decode" not in found:
-        return [system["title"], found["why"], *["–"] * (len(HEADS) - 2)]
+        return [system["title"], loss, found["why"], *["–"] * (len(HEADS) - 3)]
     decode, size = found["decode"], system["weight_bytes"]
     rate = 1000 / decode["median"]
     share = size * rate / (1e9 * cell["memory"]["read"])
     return [
         system["title"],
+        loss,
         f"{size / 1e6:.0f}",
         _with_interval(decode),
         f"{rate:.0f}",
@@ -57,18 +75,21 @@ def _with_interval(found: Mapping[str, Any]) -> str:
 
 
 def _verdict(cell: Mapping[str, Any], systems: Mapping[str, Any]) -> str:
-    """Ours beside the fastest system that is neither ours nor float."""
-    peers = {
-        n: s["decode"]
-        for n, s in cell["systems"].items()
-        if "decode" in s and not n.startswith("ours") and n != "float"
-    }
+    """The fastest of ours beside the fastest system that is neither ours nor float."""
+    times = {n: s["decode"] for n, s in cell["systems"].items() if "decode" in s and n != FLOAT}
+    ours = [n for n in times if n.startswith("ours")]
+    peers = [n for n in times if not n.startswith("ours")]
     memory = f"Memory: {cell['memory']['read']} GB/s read, {cell['memory']['copy']} GB/s copied."
-    if not peers:
+    if not peers or not ours:
         return f"No peer ran. {memory}"
-    best = min(peers, key=lambda n: peers[n]["median"])
-    told = _with_interval(peers[best]["ours"]) if "ours" in peers[best] else "?"
-    return f"Fastest peer: {systems[best]['title']}; ours takes {told} of its time. {memory}"
+    mine, best = (min(names, key=lambda n: times[n]["median"]) for names in (ours, peers))
+    pairs = list(zip(times[mine]["all"], times[best]["all"], strict=True))
+    ratios = [a / b for a, b in pairs]
+    told = {"median": percentile(ratios, 50), "interval": percentile_interval(ratios, 50)}
+    return (
+        f"Fastest peer: {systems[best]['title']}; fastest of ours: "
+        f"{systems[mine]['title'].strip('*')}, {_with_interval(told)} of its time. {memory}"
+    )
 
 
 def _where(result: Mapping[str, Any]) -> str:

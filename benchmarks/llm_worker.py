@@ -2,19 +2,19 @@
 
     python llm_worker.py '{"kind": ..., "model": ..., "threads": n, "options": {...}, "clock": ...}'
     {"prompt": n, "tokens": m, "seed": s}   -> {"prefill_ms": time, "ms": [m times]}
+    {"score": [ids]}                        -> {"nats": per token of the text after its first}
     {"gigabytes": true}                     -> {"read": GB/s, "copy": GB/s}     kind "memory" only
 
 A prompt of n random tokens is filled in, then m tokens follow greedily, one at a time; the time of
 each includes choosing it. The clock is "wall", or "cpu": processor time, for a machine that others
-use as well (one thread only; what OpenVINO reports of itself is wall time always). Two further
-kinds make a peer's model and end: "build" and "requantize".
+use as well (one thread only; what OpenVINO GenAI reports of itself is wall time always). Three
+further kinds make a peer's model and end: "build", "requantize" and "nncf".
 Runs in the project's environment or in the peers' own: beyond numpy it imports only the runtime
-it is asked for.
+it is asked for (of kinds "harness" and "nncf", this project as well).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -23,13 +23,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import llama_library
 import numpy as np
 from worker import pin
 
 Answer = dict[str, Any]
-Run = Callable[[list[int], int], Answer]
 CLOCK = time.perf_counter
 SIZE = 1 << 28  # bytes of each array that memory is measured with: more than any cache holds
 
@@ -42,6 +42,23 @@ def clocked(prefill: Callable[[], Any], step: Callable[[], Any], tokens: int) ->
         run()
         times.append(1000 * (CLOCK() - start))
     return {"prefill_ms": times[0], "ms": times[1:]}
+
+
+def nats(logits: Any, ids: list[int]) -> float:
+    """Of the logits (tokens, vocabulary) of a text: the mean loss of each token after the first."""
+    rows = np.asarray(logits[: len(ids) - 1], np.float32)
+    highest = rows.max(-1, keepdims=True)
+    total = highest[:, 0] + np.log(np.exp(rows - highest).sum(-1, dtype=np.float64))
+    return float((total - rows[np.arange(len(rows)), ids[1:]]).mean())
+
+
+class Run(Protocol):
+    """A model, opened. Called with a prompt and how many tokens follow it."""
+
+    def __call__(self, prompt: list[int], tokens: int) -> Answer: ...
+
+    def score(self, ids: list[int]) -> float:
+        """See `nats`. Raises NotImplementedError where the runtime gives no logits."""
 
 
 class Ort:
@@ -73,6 +90,10 @@ class Ort:
         self.bound = False
         return clocked(self._step, self._step, tokens)
 
+    def score(self, ids: list[int]) -> float:
+        self(ids, 0)
+        return nats(self.logits[0], ids)
+
     def _buffer(self, name: str, room: int) -> Any:
         _, heads, _, width = self.inputs[name].shape
         return np.zeros((1, heads, room, width), np.float32)
@@ -102,7 +123,38 @@ class Ort:
         if not self.shared:
             _, *present = binding.get_outputs()
             self.cache = dict(zip(self.pasts, present, strict=True))
-        self.done, self.ids = total, [int(logits[0, -1].argmax())]
+        self.done, self.ids, self.logits = total, [int(logits[0, -1].argmax())], logits
+
+
+class Harness:
+    """A bundle's decoder as the harness runs it in OpenVINO: its cache in blocks."""
+
+    def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
+        from optimizer.harness.contract import read
+        from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+
+        settings = Settings(block=options["dynamic_quantization"], paged=True)
+        self.runner = OpenVinoRunner(Path(model), settings, threads=threads)
+        self.contract = read(Path(options["contract"]))
+
+    def __call__(self, prompt: list[int], tokens: int) -> Answer:
+        self.decoder = self.runner.decoder(self.contract, len(prompt) + tokens)
+        self.ids, self.done = prompt, 0
+        return clocked(self._step, self._step, tokens)
+
+    def score(self, ids: list[int]) -> float:
+        self(ids, 0)
+        return nats(self.logits[0], ids)
+
+    def _step(self) -> None:
+        total = self.done + len(self.ids)
+        given = {
+            "input_ids": np.array([self.ids]),
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(self.done, total)[None],
+        }
+        self.logits = self.decoder.step(given)
+        self.done, self.ids = total, [int(self.logits[0, -1].argmax())]
 
 
 class Genai:
@@ -128,6 +180,13 @@ class Genai:
 
         return clocked(prefill, generator.generate_next_token, tokens)
 
+    def score(self, ids: list[int]) -> float:
+        settings = self.genai.GeneratorParams(self.model)
+        settings.set_search_options(max_length=len(ids) + 1)
+        generator = self.genai.Generator(self.model, settings)
+        generator.append_tokens(np.array(ids, np.int32))
+        return nats(generator.get_output("logits")[0], ids)
+
 
 class OpenVino:
     """OpenVINO GenAI's pipeline, which reads GGUF by itself; times are its own."""
@@ -137,6 +196,7 @@ class OpenVino:
         import openvino_genai
 
         self.genai, self.tensor = openvino_genai, openvino.Tensor
+        self.model, self.threads = Path(model), threads
         self.pipeline = openvino_genai.LLMPipeline(
             model, "CPU", INFERENCE_NUM_THREADS=threads, **options
         )
@@ -150,33 +210,47 @@ class OpenVino:
         steps = [t / 1000 for t in metrics.raw_metrics.m_durations]
         return {"prefill_ms": metrics.get_ttft().mean, "ms": steps[-tokens:] if tokens else []}
 
+    def score(self, ids: list[int]) -> float:
+        """Of the same file, opened without the pipeline, which gives no logits."""
+        if not self.model.is_dir():
+            raise NotImplementedError("OpenVINO GenAI keeps the model it makes of a GGUF file")
+        import openvino
+
+        path = str(self.model / "openvino_model.xml")
+        threads = {"INFERENCE_NUM_THREADS": self.threads}
+        compiled = openvino.Core().compile_model(path, "CPU", threads)
+        row = np.array([ids])
+        arrays = {
+            "input_ids": row,
+            "attention_mask": np.ones_like(row),
+            "position_ids": np.arange(len(ids))[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        return nats(next(iter(compiled(arrays).values()))[0], ids)
+
 
 class Llama:
-    """llama.cpp through llama-cpp-python's thin layer over llama_decode."""
+    """llama.cpp's own library; see llama_library.py."""
 
-    def __init__(self, model: str, threads: int, _options: dict[str, Any]) -> None:
-        import llama_cpp
-
-        self.library = llama_cpp
-        self.model = llama_cpp.Llama(
-            model, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False
-        )
-        self.vocabulary = self.model.n_vocab()
+    def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
+        self.text = llama_library.Text(Path(options["library"]), Path(model), threads)
 
     def __call__(self, prompt: list[int], tokens: int) -> Answer:
-        self.model.reset()
+        self.text.clear()
         self.ids = prompt
         return clocked(self._step, self._step, tokens)
 
+    def score(self, ids: list[int]) -> float:
+        self.text.clear()
+        return nats(self.text.step(ids, every=True), ids)
+
     def _step(self) -> None:
-        self.model.eval(self.ids)
-        logits = self.library.llama_get_logits_ith(self.model.ctx, -1)
-        found = np.ctypeslib.as_array(logits, shape=(self.vocabulary,))
-        self.ids = [int(found.argmax())]
+        self.ids = [int(self.text.step(self.ids).argmax())]
 
 
 KINDS: dict[str, Callable[[str, int, dict[str, Any]], Run]] = {
     "ort": Ort,
+    "harness": Harness,
     "genai": Genai,
     "openvino": OpenVino,
     "llama": Llama,
@@ -210,23 +284,47 @@ def build(checkpoint: str, out: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
-def requantize(gguf: str, out: str) -> None:
+def requantize(gguf: str, out: str, library: str) -> None:
     """A GGUF file as llama.cpp's Q4_0, by its defaults."""
-    import llama_cpp
+    llama_library.quantize(
+        Path(library), Path(gguf), Path(out), llama_library.Q4_0, requantize=True
+    )
 
-    settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype, settings.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True
-    failed = llama_cpp.llama_model_quantize(gguf.encode(), out.encode(), ctypes.byref(settings))
-    if failed:
-        raise RuntimeError(f"llama_model_quantize answered {failed}")
+
+def nncf(source: str, out: str) -> None:
+    """A folder for OpenVINO GenAI with OpenVINO's own INT4 of the float graph: `source` is the
+    folder of the graph and, after a colon, that of the checkpoint."""
+    import shutil
+
+    import openvino
+    from openvino_decode import nncf_model
+    from openvino_tokenizers import convert_tokenizer
+
+    from optimizer.load.tokenizer import transformers_tokenizer
+
+    graph, _, checkpoint = source.partition(":")
+    folder, theirs = Path(out), transformers_tokenizer(Path(checkpoint))
+    made = nncf_model(Path(graph) / "model.onnx", folder)
+    for suffix in (".xml", ".bin"):
+        made.with_suffix(suffix).rename(folder / f"openvino_model{suffix}")
+    for model, name in zip(
+        convert_tokenizer(theirs, with_detokenizer=True), ("tokenizer", "detokenizer"), strict=True
+    ):
+        openvino.save_model(model, str(folder / f"openvino_{name}.xml"))
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        if (Path(checkpoint) / name).is_file():
+            shutil.copyfile(Path(checkpoint) / name, folder / name)
+
+
+MAKERS: dict[str, Callable[..., None]] = {"build": build, "requantize": requantize, "nncf": nncf}
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a runtime prints goes to the log
     config = json.loads(sys.argv[1])
-    if config["kind"] in ("build", "requantize"):
-        (build if config["kind"] == "build" else requantize)(config["model"], config["out"])
+    if config["kind"] in MAKERS:
+        MAKERS[config["kind"]](config["model"], config["out"], *config["given"])
         return
     threads = config["threads"]
     pin(threads)
@@ -239,6 +337,9 @@ def main() -> None:
     run = KINDS[config["kind"]](config["model"], threads, config["options"])
     for line in sys.stdin:
         asked = json.loads(line)
+        if "score" in asked:
+            print(json.dumps({"nats": run.score(asked["score"])}), file=answers)
+            continue
         prompt = np.random.default_rng(asked["seed"]).integers(100, 40000, asked["prompt"]).tolist()
         print(json.dumps(run(prompt, asked["tokens"])), file=answers)
 

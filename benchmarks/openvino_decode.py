@@ -40,6 +40,7 @@ from optimizer.lower import openvino_attention
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, TEXTS, ALONE, NEW = 128, 24, 16, 4, 48
+CONTEXT = 1024  # tokens that a text may have here
 Step = Callable[[dict[str, Any]], Any]
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
@@ -91,7 +92,7 @@ def nncf_model(graph: Path, work: Path) -> Path:
 
     work.mkdir(parents=True, exist_ok=True)
     model = onnx_file.load(graph)
-    openvino_attention.fuse(model)
+    openvino_attention.fuse(model, CONTEXT)
     with tempfile.TemporaryDirectory() as folder:
         onnx_file.save(model, Path(folder) / "model.onnx")
         read = ov.Core().read_model(str(Path(folder) / "model.onnx"))
