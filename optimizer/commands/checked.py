@@ -19,10 +19,11 @@ def read(
     from optimizer.recipe import file as recipe_file
 
     check_place()  # libraries want one as soon as they are imported
-    from optimizer.load import lengths, student_vocabulary, target_models
+    from optimizer.load import covered, lengths, student_vocabulary, target_models
 
     checked, lines = recipe_file.read_with_lines(recipe, overrides)
     with recipe_file.located(lines):
+        covered.check(checked, fetch=fetch)
         lengths.check(checked, fetch=fetch)
         student_vocabulary.check(checked, fetch=fetch)
         target_models.check(checked, fetch=fetch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ def model_folder(root: Path) -> Path:
     return root
 
 
+def refuse_uncovered(raw: Mapping[str, Any], file: Path) -> None:
+    """Raise CheckpointError for an architecture of UNCOVERED, without reading more than `raw`, the
+    content of config.json."""
+    if uncovered := UNCOVERED.get(str(raw.get("model_type"))):
+        raise CheckpointError(
+            f"architecture {raw['model_type']!r} is not covered: {uncovered[0]}",
+            where=f"{file}: model_type",
+            accepted=", ".join(sorted(families.FAMILIES)),
+            fix=uncovered[1],
+        )
+
+
 def read_config(folder: Path, section: Model) -> Any:
     """The transformers config. Raises CheckpointError for what we do not load."""
     from transformers import AutoConfig
@@ -79,13 +92,7 @@ def read_config(folder: Path, section: Model) -> Any:
             accepted=", ".join(sorted(families.FAMILIES)),
             fix='Add it, e.g. "model_type": "bert".',
         )
-    if uncovered := UNCOVERED.get(str(raw["model_type"])):
-        raise CheckpointError(
-            f"architecture {raw['model_type']!r} is not covered: {uncovered[0]}",
-            where=f"{file}: model_type",
-            accepted=", ".join(sorted(families.FAMILIES)),
-            fix=uncovered[1],
-        )
+    refuse_uncovered(raw, file)
     fix = "Check model_type, or install the transformers version the model asks for."
     with reading(file, fix=fix):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
