@@ -2,8 +2,9 @@
 
 memory = the libraries + the float model + parameters that a method folded + the linear weights
          de-quantized + what enters and leaves the linear modules while the ledger's sample goes
-         through the float and the compressed model (materials.py: sampled) + a graph that is cut:
-         read, written and held by its session, and once more as its kernels want it;
+         through the float and the compressed model (materials.py: sampled), of text-generation
+         with the logits + a graph that is cut: read, written and held by its session, and once
+         more as its kernels want it;
          of text-generation not less than both models and the logits of one window
 seconds  evaluation and timing
 
@@ -18,7 +19,7 @@ from optimizer.load.datasets import samples
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
-from optimizer.validate.ledger.decoder_batches import FEWEST, MEMORY, MOST
+from optimizer.validate.ledger import decoder_batches
 from optimizer.validate.ledger.ledger_texts import LEDGER_TEXTS, ledger_texts
 
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
@@ -64,18 +65,20 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
     per_token = 4 * sum(map(sum, linear))
     each = max(positions(shapes), 1) if images else 0
-    sampled, whole = _tokens(section, per_token, generates, each)
     pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
     compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
-    kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
+    if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
+        sampled, whole = decoder_batches.positions(per_token)
+        entering = 4 * sum(s[1] for s in linear) if compared else 0
+        kept = 2 * (per_token * sampled + entering * (whole - sampled) + 4 * tables * whole)
+    else:
+        sampled, whole = _tokens(section, each)
+        kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     return 4 * (elements + quantized + folded + COPIES * elements) + kept
 
 
-def _tokens(section: Validation, per_token: int, generates: bool, each: int = 0) -> tuple[int, int]:
+def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
     """(tokens of the sampled batches, of all), padding included. each: of an image; 0: of texts."""
-    if generates:
-        every = min(MOST, max(FEWEST, MEMORY // max(per_token, 1)))
-        return every, 2 * every
     lengths = (
         [each] * LEDGER_TEXTS
         if each

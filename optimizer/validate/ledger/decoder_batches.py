@@ -18,6 +18,19 @@ MEMORY = 256 << 20  # of the activations of one model that are held at once
 PADDED_BY = 7
 
 
+def positions(bytes_per_token: float) -> tuple[int, int]:
+    """(of the batches that are sampled, of all): positions, padding included, of what `make` makes
+    of texts that are all as long as their piece may be. Materials.sampled says which those are."""
+    widths: list[int] = []
+    while sum(widths) < _tokens(bytes_per_token):
+        widths.append(WIDTHS[len(widths) % len(WIDTHS)])
+    longest, three = max(widths), len(widths[:2]) + 1
+    eights = [widths[i : i + 8] for i in range(0, len(widths), 8)]
+    sizes = [longest, three * longest, *(len(group) * max(group) for group in eights)]
+    sizes.append(three * (longest + PADDED_BY))
+    return sum(sizes[i] for i in {0, 1, len(sizes) // 2}), sum(sizes)
+
+
 def make(
     texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float
 ) -> list[Batch]:
@@ -26,13 +39,18 @@ def make(
     bytes_per_token: what a model's trace keeps of each. Each Batch has the contract's inputs and an
     empty cache.
     """
-    rows = _rows(texts, contract, tokenizer, min(MOST, max(FEWEST, MEMORY / bytes_per_token)))
+    rows = _rows(texts, contract, tokenizer, _tokens(bytes_per_token))
     longest = max(rows, key=len)
     three = [*sorted(rows, key=len)[:2], longest]
     groups = [[longest], three, *(rows[i : i + 8] for i in range(0, len(rows), 8))]
     batches = [_batch(group, contract) for group in groups]
     batches.append(_batch(three, contract, len(longest) + PADDED_BY))
     return batches
+
+
+def _tokens(bytes_per_token: float) -> float:
+    """Of all texts together."""
+    return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
 
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:

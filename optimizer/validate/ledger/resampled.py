@@ -28,6 +28,7 @@ from optimizer.compress.apply.rounding import (
 )
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.walk import freed_memory
 from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import QTensor
 from optimizer.state import input_name, owner_of
@@ -73,6 +74,7 @@ def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[s
     for several in _together(m, again):
         for chosen, sums in zip(several, _sums(m, several), strict=True):
             refused += _refused(m, chosen, sums)
+        freed_memory.give_back()  # sums of all sizes leave holes that no later hop fits into
     return refused, unjudged
 
 
