@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers
 
 
 def examine(machine: Machine | None = None) -> dict[str, Any]:
-    """{machine: {...}, packages: {name: version}, openvino_devices: {OpenVINO's name: its maker's},
+    """{machine: {...}, packages: {name: version}, devices: {runtime: {its name: the maker's}},
     targets: [{runtime, provider, builds, runs, reason, fix}]}, a row for everything the harness
     knows how to run, and for each target that others run.
 
-    Looks only at what is installed and present; loads no heavy package but OpenVINO, which alone
-    knows its devices.
+    Looks only at what is installed and present; loads no heavy package but those that alone know
+    their devices (OpenVINO).
     """
     here = machine or this_machine()
-    devices = _openvino_devices(here)
+    devices = _devices(here)
     disk = shutil.disk_usage(".")
     runtimes = dict.fromkeys(d for groups in REQUIRED.values() for group in groups for d in group)
     return {
@@ -47,7 +48,7 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
             **{name: package_version(name) for name in LISTED},
             **{name: here.packages.get(name) for name in runtimes},
         },
-        "openvino_devices": devices,
+        "devices": devices,
         "targets": [_target(runtime, provider, here, devices) for runtime, provider in REQUIRED]
         + [_served(name, here) for name in TARGETS if not table.of(name).runs],
     }
@@ -68,30 +69,28 @@ def _served(runtime: str, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _openvino_devices(machine: Machine) -> dict[str, str]:
-    """None where OpenVINO is not installed, or does not start."""
-    if machine.version(("openvino",)) is None:
-        return {}
+def _devices(machine: Machine) -> dict[str, dict[str, str]]:
+    """{runtime: {its name of a device: the maker's}} of those that alone know their devices, where
+    they are installed and start."""
     from optimizer.harness.errors import MachineError
-    from optimizer.harness.runtimes.openvino.devices import available
 
-    try:
-        return available()
-    except MachineError:
-        return {}
+    listed = {}
+    for name, row in table.RUNTIMES.items():
+        packages = next(iter(row.required.values()), ((),))[0]
+        if row.devices and machine.version(packages) is not None:
+            with suppress(MachineError):
+                listed[name] = dict(row.lister().available())
+    return listed
 
 
-def _absent(runtime: str, device: str, openvino_devices: Mapping[str, str]) -> str:
-    """Why OpenVINO has not this device here, or ""; "" of another runtime, or without it."""
-    if runtime != "openvino" or not openvino_devices:
-        return ""
-    from optimizer.harness.runtimes.openvino.devices import absent
-
-    return absent(device, openvino_devices)
+def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
+    """Why a runtime that knows its devices has not this one here, or ""; "" of another runtime."""
+    present = devices.get(runtime)
+    return str(table.of(runtime).lister().absent(device, present)) if present else ""
 
 
 def _target(
-    runtime: str, provider: str, machine: Machine, openvino_devices: Mapping[str, str]
+    runtime: str, provider: str, machine: Machine, devices: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """What the harness would decide about an engine of this kind that was left for this machine
     to build."""
@@ -106,7 +105,7 @@ def _target(
         "deferred": True,
         "fit": fit,
     }
-    absent = _absent(runtime, provider, openvino_devices)
+    absent = _absent(runtime, provider, devices)
     (verdict,) = verdicts({"engines": [engine]}, machine, failed={0: absent} if absent else None)
     installed = machine.version(REQUIRED[runtime, provider][0]) is not None
     extra = TARGETS[runtime].extras.get(provider)
@@ -130,7 +129,7 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
     from optimizer.harness.manifest import read_manifest, refuse_damage
 
     manifest, here = read_manifest(folder), machine or this_machine()
-    devices = _openvino_devices(here)
+    devices = _devices(here)
     failed = {
         i: why
         for i, e in enumerate(manifest["engines"])
@@ -159,8 +158,8 @@ def text(document: dict[str, Any]) -> str:
     for name, version in document["packages"].items():
         lines.append(f"  {name:<{width}}  {version or 'not installed'}")
     lines.append("")
-    for name, full in document["openvino_devices"].items():
-        lines.append(f"  OpenVINO finds {name}: {full}")
+    for runtime, devices in document["devices"].items():
+        lines += [f"  {runtime} finds {name}: {full}" for name, full in devices.items()]
     for t in document["targets"]:
         can = f"builds: {'yes' if t['builds'] else 'no':<4} runs: {'yes' if t['runs'] else 'no':<4}"
         name = f"{t['runtime']} {t['provider']}"

@@ -33,7 +33,7 @@ def test_a_gpu_makes_its_runtimes_run_and_nothing_else_change() -> None:
 
 def test_devices_that_openvino_does_not_find_are_not_built_for() -> None:
     found = rows(this_machine())
-    present = examine.examine()["openvino_devices"]
+    present = examine.examine()["devices"]["openvino"]
     for device in ("cpu", "gpu", "npu"):
         here = any(name.startswith(device.upper()) for name in present)
         row = found["openvino", device]

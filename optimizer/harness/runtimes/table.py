@@ -24,7 +24,9 @@ class Runtime:
     and served_by says what does.
     open: "module:function" from this folder, (shop, engine, how, threads) -> Runner, see
     engines.py. product: of a runtime that has engine files of its own, which fit some machines
-    only; None: it runs the portable model itself.
+    only; None: it runs the portable model itself. devices: a module, from this folder, with
+    `available` and `absent` as openvino/devices.py has them, of a runtime that alone knows which of
+    its devices are here.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Runtime:
     open: str = ""
     product: Product | None = None
     served_by: str = ""
+    devices: str = ""
 
     @property
     def runs(self) -> bool:
@@ -66,6 +69,10 @@ class Runtime:
         opener: Callable[..., Any] = getattr(import_module(module, __package__), name)
         return opener
 
+    def lister(self) -> Any:
+        """The module of `devices`."""
+        return import_module(self.devices, __package__)
+
 
 RUNTIMES: dict[str, Runtime] = {
     r.name: r
@@ -96,6 +103,7 @@ RUNTIMES: dict[str, Runtime] = {
             "openvino",
             required=dict.fromkeys(("cpu", "gpu", "npu"), (("openvino",),)),
             open="..engines:open_openvino",
+            devices=".openvino.devices",
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),
