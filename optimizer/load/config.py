@@ -11,7 +11,7 @@ from torch import nn
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.load import config_fields, families
+from optimizer.load import config_fields, families, source
 from optimizer.load.checkpoint import read_json
 from optimizer.load.input_kinds import preparation
 from optimizer.load.modules_json import module_folder, read_modules
@@ -42,6 +42,18 @@ def model_folder(root: Path) -> Path:
             if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
                 return module_folder(root, module)
     return root
+
+
+def at_hand(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
+    """config.json and what it says, before anything is loaded; None of a GGUF file, which has
+    none, and of what only a hub has, unless `fetch`. Raises CheckpointError where it cannot be
+    read."""
+    if section.gguf_file is not None or not (fetch or source.is_local(section.source)):
+        return None
+    root = source.peek(section).folder
+    with reading(root):
+        file = model_folder(root) / "config.json"
+        return file, read_json(file)
 
 
 def refuse_uncovered(raw: Mapping[str, Any], file: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from optimizer.load import source
-from optimizer.load.checkpoint import read_json
-from optimizer.load.config import model_folder, refuse_uncovered
+from optimizer.load.config import at_hand, refuse_uncovered
 from optimizer.load.providers import timm
-from optimizer.reading import reading
 from optimizer.recipe.schema import Recipe
 
 
@@ -16,14 +13,11 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
 
     fetch: also look at the config of a model that is on a hub; else only at one on this machine.
     """
-    section = recipe.model
-    if section.gguf_file is not None or not (fetch or source.is_local(section.source)):
+    known = at_hand(recipe.model, fetch=fetch)
+    if known is None:
         return
-    root = source.peek(section).folder
-    with reading(root):
-        folder = model_folder(root)
-        raw = read_json(folder / "config.json")
+    file, raw = known
     if timm.is_timm(raw):
-        timm.config(folder, raw)
+        timm.config(file.parent, raw)
     else:
-        refuse_uncovered(raw, folder / "config.json")
+        refuse_uncovered(raw, file)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from optimizer.errors import RecipeError
-from optimizer.load import config_fields, source
-from optimizer.load.checkpoint import read_json
-from optimizer.load.config import model_folder
+from optimizer.load import config_fields
+from optimizer.load.config import at_hand
 from optimizer.reading import reading
 from optimizer.recipe.schema import Recipe
 
@@ -25,13 +24,12 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
     section = recipe.model
     if section.max_length is not None:
         _refuse_beyond(section.max_length, recipe, f"model.max_length is {section.max_length}")
-    if section.gguf_file is not None or not (fetch or source.is_local(section.source)):
+    known = at_hand(section, fetch=fetch)
+    if known is None:
         return
-    root = source.peek(section).folder
-    with reading(root):
-        file = model_folder(root) / "config.json"
-        config = read_json(file)
-        if not config.get("auto_map"):
+    file, config = known
+    if not config.get("auto_map"):
+        with reading(file.parent):
             config_fields.check(config, file)
     positions = next((config[p] for p in POSITIONS if isinstance(config.get(p), int)), None)
     if positions:

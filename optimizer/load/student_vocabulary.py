@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from optimizer.errors import OptimizeError, RecipeError
-from optimizer.load import source
-from optimizer.load.checkpoint import read_json
-from optimizer.load.config import model_folder
-from optimizer.reading import reading
+from optimizer.load.config import at_hand
 from optimizer.recipe.schema import Model, Recipe
 
 PLACE, SIZE = "reduce.student", "vocab_size"
@@ -36,8 +31,8 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
         return
     own = student.model_dump(include={"source", "revision", "subfolder"})
     with named_as_student():
-        mine = _config(Model(task=recipe.model.task, **own), fetch)
-    theirs = _config(recipe.model, fetch)
+        mine = at_hand(Model(task=recipe.model.task, **own), fetch=fetch)
+    theirs = at_hand(recipe.model, fetch=fetch)
     if mine is None or theirs is None:
         return
     sizes = [config.get(SIZE) for _, config in (mine, theirs)]
@@ -49,13 +44,3 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
             accepted="a model with the reference's tokenizer",
             fix="Use a student of the reference's own vocabulary.",
         )
-
-
-def _config(section: Model, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
-    """config.json and what it says; None of what only a hub has."""
-    if not fetch and not source.is_local(section.source):
-        return None
-    root = source.peek(section).folder
-    with reading(root):
-        file = model_folder(root) / "config.json"
-        return file, read_json(file)
