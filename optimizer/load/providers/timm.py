@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from optimizer.errors import CheckpointError, OptimizeError
-from optimizer.harness.inputs.image_settings import FILTERS
+from optimizer.harness.inputs.image_settings import FILTERS, LARGEST
 from optimizer.load import config_fields, weights
 from optimizer.load.checkpoint import open_checkpoint, read_json
 from optimizer.load.image_processor import FILES
@@ -52,15 +53,7 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
     record = _record(raw, file)
     image = settings(raw, file)
     _check_arguments(raw, record, image, file)
-    count = raw.get("num_classes")
-    names = raw.get("label_names") or [f"LABEL_{i}" for i in range(count or 0)]
-    if not names or len(names) != count:
-        raise CheckpointError(
-            f"{count!r} was found, and {len(names)} names",
-            where=f"{file}: num_classes, label_names",
-            accepted="the number of classes of the classifier, and a name for each or none",
-        )
-    labels = {i: str(name) for i, name in enumerate(names)}
+    labels = dict(enumerate(_names(raw, file)))
     fields = {
         **record.fields,
         "num_channels": image["channels"],
@@ -70,6 +63,23 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
     config_fields.check(fields, file)
     kind = fields.pop("model_type")
     return AutoConfig.for_model(kind, **fields)
+
+
+def _names(raw: Mapping[str, Any], file: Path) -> list[str]:
+    """Of the classes. Raises CheckpointError for another number of them than there are."""
+    count, names = raw.get("num_classes"), raw.get("label_names")
+    if type(count) is int and 0 < count <= config_fields.LABELS:
+        if names is None:
+            return [f"LABEL_{i}" for i in range(count)]
+        if isinstance(names, list) and len(names) == count and all(type(n) is str for n in names):
+            return names
+    raise CheckpointError(
+        f"{str(count)[:80]} was found, and {str(names)[:80]}",
+        where=f"{file}: num_classes, label_names",
+        accepted=f"the number of classes of the classifier, up to {config_fields.LABELS:,}, and a "
+        "list with a name for each, or no names",
+        fix="Get config.json from where the weights came from.",
+    )
 
 
 def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
@@ -90,7 +100,21 @@ def _check_arguments(
     raw: Mapping[str, Any], record: Architecture, image: Mapping[str, Any], file: Path
 ) -> None:
     """Raise CheckpointError for an argument that makes another model than the name says."""
-    side = image["side"]
+    side, model_args = image["side"], raw.get("model_args")
+    if model_args is not None and not isinstance(model_args, Mapping):
+        raise CheckpointError(
+            f"{str(model_args)[:80]} was found",
+            where=f"{file}: model_args",
+            accepted="a mapping, or nothing",
+            fix="Get config.json from where the weights came from.",
+        )
+    if side != record.fields.get("image_size", side):
+        raise CheckpointError(
+            f"{side} was found, and the architecture's name says {record.fields['image_size']}",
+            where=f"{file}: {CONFIG}.input_size",
+            accepted="the side that the positions are of",
+            fix="Only models that the architecture's name says all of are covered.",
+        )
     expected = {
         "num_classes": (raw.get("num_classes"),),
         "in_chans": (image["channels"],),
@@ -99,7 +123,7 @@ def _check_arguments(
     }
     arguments = {
         "global_pool": raw.get("global_pool", record.pool),
-        **(raw.get("model_args") or {}),
+        **(model_args or {}),
     }
     for name, value in arguments.items():
         if value not in expected.get(name, ()):
@@ -128,26 +152,32 @@ def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
             )
         return value
 
-    def numbers(count: int) -> Any:
+    def numbers(count: int, least: float = -math.inf) -> Any:
         return lambda v: (
-            isinstance(v, list) and len(v) == count and all(isinstance(x, int | float) for x in v)
+            isinstance(v, list)
+            and len(v) == count
+            and all(type(x) in (int, float) and least < x <= sys.float_info.max for x in v)
         )
 
-    shape = field("input_size", "[channels, side, side]", numbers(3))
-    field("input_size", "a square", lambda v: v[1] == v[2] > 0)
+    def square(v: Any) -> bool:
+        return isinstance(v, list) and [type(x) for x in v] == [int] * 3 and v[1] == v[2] > 0 < v[0]
+
+    shape = field("input_size", "[channels, side, side]", square)
     part = field(
-        "crop_pct", "a number above 0, up to 1", lambda v: isinstance(v, int | float) and 0 < v <= 1
+        "crop_pct",
+        f"a number up to 1, of which the resized side is up to {LARGEST}",
+        lambda v: type(v) in (int, float) and shape[1] <= LARGEST * v <= LARGEST,
     )
     named = field("interpolation", ", ".join(FILTERS), lambda v: v in FILTERS)
     if document.get("crop_mode", CROP) != CROP:
         field("crop_mode", CROP, lambda v: v == CROP)
     return {
-        "channels": int(shape[0]),
-        "side": int(shape[1]),
-        "resize": math.floor(int(shape[1]) / part),
+        "channels": shape[0],
+        "side": shape[1],
+        "resize": math.floor(shape[1] / part),
         "filter": named,
-        "mean": field("mean", "a number per channel", numbers(int(shape[0]))),
-        "std": field("std", "a number per channel", numbers(int(shape[0]))),
+        "mean": field("mean", "a number per channel", numbers(shape[0])),
+        "std": field("std", "a number above 0 per channel", numbers(shape[0], 0)),
     }
 
 

@@ -18,6 +18,7 @@ from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import parameter_shapes, skeleton_from_config, torch_model
 from optimizer.load.providers import timm as provider
+from tests.hostile.checkpoints import WRONG
 from tests.load.conftest import Load
 
 CLASSIFY = "image-classification"
@@ -114,6 +115,33 @@ def test_what_would_be_another_model_is_refused_by_its_config_alone(
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         provider.config(tmp_path, {**CONFIG, **change})
+
+
+FIELDS = [(name,) for name in CONFIG if name != "num_features"] + [("model_args",)]
+FIELDS += [("pretrained_cfg", name) for name in CONFIG["pretrained_cfg"]]
+MEANT = {  # what of the wrong values is none there
+    ("label_names", "null"), ("model_args", "null"), ("global_pool", "null"),
+    ("crop_pct", "one"), ("crop_pct", "half"), ("crop_mode", "null"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+def test_a_wrong_value_of_any_field_is_refused_from_the_config_alone(path: tuple[str, ...]) -> None:
+    values = {**WRONG, "not numbers": [float("nan")] * 3, "endless": [10**400] * 3}
+    for name, value in values.items():
+        if (path[-1], name) in MEANT:
+            continue
+        raw = json.loads(json.dumps(CONFIG))
+        holder = raw if len(path) == 1 else raw[path[0]]
+        holder[path[-1]] = value
+        with pytest.raises(CheckpointError):
+            provider.config(Path("/nowhere"), raw)
+
+
+def test_positions_of_another_side_are_refused() -> None:
+    image = {**CONFIG["pretrained_cfg"], "input_size": [3, 384, 384]}
+    with pytest.raises(CheckpointError, match=r"384 was found.*name says 224"):
+        provider.config(Path("/nowhere"), {**CONFIG, "pretrained_cfg": image})
 
 
 def test_a_tensor_that_has_no_place_is_refused(folder: Path, load: Load, tmp_path: Path) -> None:
