@@ -84,7 +84,7 @@ def main() -> None:
         peers.quantize(graph, inputs.calibration, scratch, python)
         chosen = peers.systems(lowered, graph, source.path / "checkpoint", scratch, python, why)
         result = run(chosen, inputs, asked, scratch)
-    write(result, asked.out, asked.name)
+    write(result, markdown(result), asked.out, asked.name)
 
 
 def arguments() -> argparse.Namespace:
@@ -342,13 +342,13 @@ def cpu_flags() -> list[str]:
     return sorted(present & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16"})
 
 
-def write(result: dict[str, Any], folder: Path, name: str) -> None:
+def write(result: dict[str, Any], page: str, folder: Path, name: str) -> None:
+    """The figures and the page that shows them."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    table = markdown(result)
-    (folder / f"{name}.md").write_text(table, encoding="utf-8")
-    print(table)
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

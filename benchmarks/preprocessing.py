@@ -12,13 +12,11 @@ results/preprocessing.md and .json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,11 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from encoder_int8 import BATCHES, cpu_flags, summarized, timed  # noqa: E402
+from encoder_int8 import BATCHES, summarized, timed, write  # noqa: E402
 from encoder_table import table  # noqa: E402
 from peers import System, Worker, environment_python  # noqa: E402
+from vision_int8 import conditions  # noqa: E402
 
-from optimizer.harness.machine import this_machine  # noqa: E402
 from optimizer.load import datasets  # noqa: E402
 from optimizer.load.stage import STAGE as load  # noqa: E402
 from optimizer.recipe.file import read as read_recipe  # noqa: E402
@@ -172,20 +170,10 @@ def main() -> None:
         }
     result = {
         "recipe": asked.recipe.name,
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
-        "flags": cpu_flags(),
-        "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
-        "rounds": asked.rounds,
-        "clock": asked.clock,
+        **conditions(asked, before),
         "sets": sets,
     }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1) + "\n"
-    (asked.out / f"{asked.name}.json").write_text(text, encoding="utf-8")
-    page = markdown(result)
-    (asked.out / f"{asked.name}.md").write_text(page, encoding="utf-8")
-    print(page)
+    write(result, markdown(result), asked.out, asked.name)
 
 
 if __name__ == "__main__":

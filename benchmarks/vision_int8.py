@@ -42,6 +42,7 @@ from encoder_int8 import (  # noqa: E402
     timed,
     versions,
     warm,
+    write,
 )
 from encoder_table import table  # noqa: E402
 from peers import REFERENCE, Lowered, System, Worker  # noqa: E402
@@ -217,22 +218,24 @@ def main() -> None:
             count = sum(len(images[key]) for key in images.files)
         result = {
             "recipe": asked.recipe.name,
-            "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
-            "flags": cpu_flags(),
+            **conditions(asked, before),
             "openvino": versions(chosen),
-            "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
-            "rounds": asked.rounds,
-            "clock": asked.clock,
             "images": count,
             "systems": rows,
         }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1) + "\n"
-    (asked.out / f"{asked.name}.json").write_text(text, encoding="utf-8")
-    page = markdown(result)
-    (asked.out / f"{asked.name}.md").write_text(page, encoding="utf-8")
-    print(page)
+    write(result, markdown(result), asked.out, asked.name)
+
+
+def conditions(asked: argparse.Namespace, load_before: float) -> dict[str, Any]:
+    """When, where and how a benchmark of images was run. load_before: the load average then."""
+    return {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
+        "flags": cpu_flags(),
+        "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
+        "rounds": asked.rounds,
+        "clock": asked.clock,
+    }
 
 
 if __name__ == "__main__":
