@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import optimizer
+from optimizer import source_digest
 
 CHANGED = {  # {a file: whether the digest of validate changes with it}
     "validate/stage.py": True,
@@ -91,3 +92,46 @@ def test_a_compiled_module_counts_by_its_bytes() -> None:
     from optimizer.source_digest import source_digest
 
     assert source_digest("numpy._core._multiarray_umath", own=True)
+
+
+EVERYWHERE = """
+import a
+def f():
+    import b
+    class C:
+        async def g(self):
+            async with x:
+                import c
+            async for y in z:
+                import d
+            else:
+                import e
+if x:
+    import f
+elif y:
+    import g
+else:
+    import h
+try:
+    import i
+except* Error:
+    import j
+else:
+    import k
+finally:
+    import l
+while x:
+    import m
+else:
+    import n
+with x:
+    import o
+match x:
+    case 1:
+        import p
+"""
+
+
+def test_an_import_counts_in_whatever_block_it_stands(tmp_path: Path) -> None:
+    names = source_digest._imports("m", tmp_path / "m.py", EVERYWHERE.encode())
+    assert sorted(names) == sorted("abcdefghijklmnop")

@@ -131,3 +131,25 @@ def test_a_resample_is_the_method_on_the_texts_counted_anew(rounded: Materials) 
     assert not torch.equal(first, second)
     traces = torch.stack([h.trace() for h, _ in sums])
     assert float(traces.std() / traces.mean()) < 1
+
+
+@pytest.mark.parametrize("lengths", [(7,), (4, 3)])
+def test_each_text_counts_as_often_as_was_drawn(
+    rounded: Materials, lengths: tuple[int, ...]
+) -> None:
+    """H and P are the texts' own sums, each times its Poisson count: of one text and of several."""
+    one = chosen(PARAMETER, rounded)
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.randn(sum(lengths), one.weight.shape[1], generator=draw)
+    missed = torch.randn(sum(lengths), len(one.weight), generator=draw)
+    real = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    collecting = resampled._Collecting(rounded, one)
+    collecting._count(real, rows, missed)
+    counts = torch.Generator().manual_seed(1)
+    for h, p in collecting.sums():
+        times = torch.poisson(torch.ones(len(lengths)), generator=counts)
+        parts = zip(times, rows.split(lengths), missed.split(lengths), strict=True)
+        sums = [(n * x.T @ x, n * x.T @ m) for n, x, m in parts]
+        torch.testing.assert_close(h, sum(a for a, _ in sums))
+        assert p is not None
+        torch.testing.assert_close(p, sum(b for _, b in sums))
