@@ -90,7 +90,8 @@ def _of_file(file: Any, channels: int) -> Any:
                     f"it holds {opened.n_frames} images, an animation", "Give one of its images."
                 )
             opened.load()
-            return _in_channels(ImageOps.exif_transpose(opened), channels)
+            ImageOps.exif_transpose(opened, in_place=True)
+            return _in_channels(opened, channels)
     except UnreadableImage:
         raise
     except UnidentifiedImageError:
