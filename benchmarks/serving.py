@@ -1,16 +1,19 @@
 """What serving a bundle adds to its model, beside other servers, and what becomes of three times
 the load that the machine can answer.
 
-    python benchmarks/serving.py BUNDLE --part peers [--peer litserve=PYTHON ...] [--out FILE]
+    python benchmarks/serving.py BUNDLE --part peers [--peer litserve=PYTHON ...] [--workers 2]
+                                 [--peer-threads 1 ...] [--out FILE]
     python benchmarks/serving.py BUNDLE --part overload [--seconds 60] [--out FILE]
 
 peers     Ours, each peer (serving_peers/: the same bundle, in its own environment), and ours again,
-          with batches; ours and each peer without. One text at a time through `predict` in this
-          process and through HTTP on one connection, in turns of 10: the difference of the medians
-          is the overhead. With batches then the highest rate, searched to 10 %, of requests at
-          random (Poisson) at which 99 % are answered within 3 times what a lone request takes; one
-          that is refused or lost is not. That is the median at 4 requests a second: a processor
-          that slept answers later than one that was busy. A rate is missed when two runs miss it.
+          with batches; ours and each peer without. Ours also with --workers, which share the
+          machine's threads, and peers also with --peer-threads of the session. One text at a time
+          through `predict` in this process and through HTTP on one connection, in turns of 10: the
+          difference of the medians is the overhead. With batches then the highest rate, searched to
+          10 %, of requests at random (Poisson) at which 99 % are answered within 3 times what a
+          lone request takes; one that is refused or lost is not. That is the median at 4 requests a
+          second: a processor that slept answers later than one that was busy. A rate is missed when
+          two runs miss it.
 overload  The capacity with 16 clients that each wait for their answers, then three times as many at
           random. Then the same, and SIGTERM in the middle: what the server's log has as answered
           must be what came, once each. With --apart the client has one processor for itself and the
@@ -158,9 +161,13 @@ def peer_target(name: str, port: int) -> Target:
 
 
 @contextmanager
-def peer(name: str, python: str, bundle: Path, port: int, rows: int) -> Iterator[Server]:
-    """Raises RuntimeError with what it said where it does not answer."""
-    command = [python, str(PEERS / f"{name}_.py"), str(bundle.resolve()), str(port), str(rows)]
+def peer(
+    name: str, python: str, bundle: Path, port: int, rows: int, threads: int
+) -> Iterator[Server]:
+    """threads: of the session, 0 one per processor. Raises RuntimeError with what it said where it
+    does not answer."""
+    numbers = [str(n) for n in (port, rows, threads)]
+    command = [python, str(PEERS / f"{name}_.py"), str(bundle.resolve()), *numbers]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             command, stdout=said, stderr=said, text=True, start_new_session=True
@@ -291,16 +298,23 @@ def compared(bundle: Bundle) -> tuple[Callable[[str, bytes], bool], Callable[[st
 def peers(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
     exact, near = compared(bundle)
     rows: dict[str, Any] = {}
-    places = [("ours", "", ROWS), *((n, python, ROWS) for n, python in args.peer.items())]
-    places += [("ours", "", ROWS), ("ours", "", 1), *((n, p, 1) for n, p in args.peer.items())]
-    for name, python, batch in places:
+    own = [("ours", "", ROWS, n) for n in dict.fromkeys((1, args.workers))]
+    places = [*own, *((n, python, ROWS, 0) for n, python in args.peer.items())]
+    places += [(n, p, ROWS, t) for n, p in args.peer.items() for t in args.peer_threads]
+    places += [*own, ("ours", "", 1, 1), *((n, p, 1, 0) for n, p in args.peer.items())]
+    for name, python, batch, parallel in places:
         title = f"{name}, {'one at a time' if batch == 1 else f'batches of up to {batch}'}"
+        if name == "ours":
+            title += f", {parallel} workers" * (parallel > 1)
+        else:
+            title += f", {parallel} threads" * (parallel > 0)
         title += ", again" * (title in rows)
+        options = ["--rows", str(batch), "--workers", str(parallel), *args.option]
         try:
             with (
-                ours(args.bundle, ["--rows", str(batch), *args.option])
+                ours(args.bundle, options)
                 if name == "ours"
-                else peer(name, python, args.bundle, free_ports(PORTS), batch)
+                else peer(name, python, args.bundle, free_ports(PORTS), batch, parallel)
             ) as server:
                 found = asyncio.run(overhead(bundle, server))
                 if batch > 1:
@@ -409,6 +423,8 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--part", choices=("peers", "overload"), required=True)
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--workers", type=int, default=1, help="of ours, beside one")
+    parser.add_argument("--peer-threads", type=int, action="append", default=[])
     parser.add_argument("--option", action="append", default=[], help="of our `serve`; repeatable")
     parser.add_argument("--apart", action="store_true", help="see above")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -11,6 +11,7 @@ from optimizer.deploy.measured import Measured, measure
 from optimizer.deploy.settings import Settings, parsed
 from optimizer.deploy.source import Source
 from optimizer.errors import RecipeError
+from optimizer.harness.serve.settings import chosen
 
 PORT: int = parsed(()).port
 ANY = "0.0.0.0"  # a container's own addresses, which its platform publishes or not
@@ -61,7 +62,8 @@ def server(source: Source, settings: Settings) -> Server:
     if settings.memory_mib is None or (source.generates and settings.drain_seconds is None):
         measured = measure(source.folder, settings.arguments)
     engine = _engine(source, measured)
-    threads = engine["threads"] if serve.threads is None else serve.threads
+    workers = 1 if source.generates else chosen(source.manifest, serve).workers
+    threads = engine["threads"] if serve.threads is None else serve.threads * workers
     cpu = settings.cpu or threads
     if not cpu:
         raise RecipeError(
@@ -70,7 +72,8 @@ def server(source: Source, settings: Settings) -> Server:
             where="command line",
             fix="Give --cpu N: processors that are requested, and threads of the server.",
         )
-    options = settings.arguments if threads else (*settings.arguments, "--threads", str(cpu))
+    own = () if threads else ("--threads", str(max(1, cpu // workers)))
+    options = (*settings.arguments, *own)
     memory = settings.memory_mib
     if memory is None:
         assert measured is not None

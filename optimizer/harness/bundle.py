@@ -39,10 +39,11 @@ BATCH = 8
 class Bundle(Closing):
     """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
 
-    runtime: use engines of this runtime only. threads: overrides the recipe's. say: receives one
-    line when an earlier engine was passed over, and lines while an engine is built. genai:
-    generate with onnxruntime-genai instead of the plain loop, one prompt at a time. cache: where
-    engines built here are kept; None: none is built.
+    runtime: use engines of this runtime only. threads: overrides the recipe's. workers: runs at
+    once, of a server, which share the recipe's threads or the machine's. say: receives one line
+    when an earlier engine was passed over, and lines while an engine is built. genai: generate with
+    onnxruntime-genai instead of the plain loop, one prompt at a time. cache: where engines built
+    here are kept; None: none is built.
     An engine that fits and yet does not open here is built here if it can be; one that does not
     build or start is passed over, which is said, and the next one tried.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
@@ -54,6 +55,7 @@ class Bundle(Closing):
         *,
         runtime: str | None = None,
         threads: int | None = None,
+        workers: int = 1,
         machine: Machine | None = None,
         say: Callable[[str], None] | None = None,
         genai: bool = False,
@@ -74,12 +76,17 @@ class Bundle(Closing):
             self.contract,
             damaged=damaged,
         )
-        self._choose(damaged, runtime, threads, genai)
+        self._choose(damaged, runtime, threads, workers, genai)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
 
     def _choose(
-        self, damaged: frozenset[str], runtime: str | None, threads: int | None, genai: bool
+        self,
+        damaged: frozenset[str],
+        runtime: str | None,
+        threads: int | None,
+        workers: int,
+        genai: bool,
     ) -> None:
         """Decide and open, again without each engine that does not open."""
         failed: dict[int, str] = {}
@@ -102,7 +109,7 @@ class Bundle(Closing):
                 raise MachineError(self.decision.reason, fix=self.decision.install or fix)
             index = self.decision.index
             self.engine: dict[str, Any] = self.manifest["engines"][index]
-            self.threads = self.engine["threads"] if threads is None else threads
+            self.threads = self._shared(workers) if threads is None else threads
             model = self.folder / self.engine["model"]
             check_inside(model, self.folder, set(self.manifest["files"]))
             if genai:
@@ -122,6 +129,13 @@ class Bundle(Closing):
                 fix = fix or e.fix
             else:
                 return
+
+    def _shared(self, workers: int) -> int:
+        """Threads of the engine chosen; 0: one per processor."""
+        threads: int = self.engine["threads"]
+        if workers == 1 or self.task.generates:
+            return threads
+        return max(1, (threads or self._shop.machine.cores) // workers)
 
     def _open_genai(self, folder: Path) -> GenaiRunner:
         if not self.task.generates:

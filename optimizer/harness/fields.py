@@ -202,6 +202,7 @@ LATENCY = record(
 SERVE = {
     "rows": null_or(whole(1, bounds.BATCH)),
     "delay_ms": null_or(whole(0, bounds.DELAY_MS)),
+    "workers": null_or(whole(1, bounds.THREADS)),
     "slots": null_or(whole(1, bounds.SLOTS)),
     "context": null_or(whole(0, bounds.SEQUENCE)),
     "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),

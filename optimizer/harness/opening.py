@@ -39,13 +39,14 @@ def _folder(bundle: Path | None, stack: ExitStack) -> Path:
     return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
 
 
-def opened(folder: Path, args: argparse.Namespace, say: Say) -> Bundle:
+def opened(folder: Path, args: argparse.Namespace, say: Say, workers: int = 1) -> Bundle:
     from .bundle import Bundle
 
     return Bundle(
         folder,
         runtime=args.runtime,
         threads=args.threads,
+        workers=workers,
         say=say,
         genai=args.genai,
         cache=args.cache,
@@ -55,12 +56,17 @@ def opened(folder: Path, args: argparse.Namespace, say: Say) -> Bundle:
 def opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
     """Opens the bundles of a server. args: its command line."""
 
+    from .manifest import read_manifest
+    from .serve.settings import chosen
+
     def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
         """Verified and opened where it lies now: a link is followed once for both."""
         place = None if path is None else path.resolve()
         named = argparse.Namespace(**{**vars(args), "bundle": place})
         if path != args.bundle:
             named.signature = None  # a file of the first one's
-        return stack.enter_context(opened(verified(named, stack, say), args, say))
+        folder = verified(named, stack, say)
+        workers = chosen(read_manifest(folder), args).workers
+        return stack.enter_context(opened(folder, args, say, workers))
 
     return opened_at

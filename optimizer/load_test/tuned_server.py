@@ -18,7 +18,7 @@ from optimizer.load_test.tuning import OVERLOAD, Tuning, Values, longest_wait
 from optimizer.progress import say
 from optimizer.verdicts import Verdict
 
-BATCHES = ("rows", "delay_ms")
+BATCHES = ("rows", "delay_ms", "workers")
 FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # of the line warmed_up
 
 
@@ -34,12 +34,14 @@ class TunedServer:
     tokens: int
     patience: float
     full: float = field(default=0.0, init=False)  # seconds of a full batch, or step, of late
+    most_workers: int = field(default=1, init=False)  # that there is a use for
 
     def start(self) -> Values:
         """The settings of the bundle. Raises what `served` does."""
         with served(self.bundle) as server:
             line = server.warmed_up
         names = ("slots",) if "slots" in line else BATCHES
+        self.most_workers = line.get("most_workers", 1)
         return {name: line[name] for name in names}
 
     def highest(self, settings: Values) -> HighestRate:
@@ -85,8 +87,9 @@ def tune(server: TunedServer) -> dict[str, Any]:
     "trials": [{settings, met, missed}], "overload": {rate, kept}, "objectives", "machine"}; verdict
     "fail" where no settings met the objectives at any rate. Raises what `served` and
     measure.measure do."""
-    tuning = Tuning(server.highest)
-    best = tuning.best(server.start())
+    start = server.start()
+    tuning = Tuning(server.highest, server.most_workers)
+    best = tuning.best(start)
     document: dict[str, Any] = {
         "serve": dict(best.settings),
         "verdict": "fail" if best.highest.met is None else "pass",

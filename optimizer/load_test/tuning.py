@@ -8,6 +8,7 @@ those at the start are measured once more, and what was found counts only if it 
 
     rows       of a batch; of a model that continues texts `slots`, its texts at once
     delay_ms   that a batch waits for more rows
+    workers    batches that run at once, first of all: each then has fewer threads
     max_wait   of requests where more come than are answered: the longest with which those that are
                answered keep the objectives though OVERLOAD times as many come; the server's own
                value first, then half of what the objective leaves beside one batch, and so on
@@ -38,15 +39,18 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """A search. measure(settings): serves with them and searches. trials: all, in order."""
+    """A search. measure(settings): serves with them and searches. processors: of this machine, as
+    many as workers can use. trials: all, in order."""
 
     measure: Callable[[Values], HighestRate]
+    processors: int = 1
     trials: list[Trial] = field(default_factory=list)
 
     def best(self, start: Values) -> Trial:
         """The trial whose settings are to be used. start: those of the bundle."""
         best = first = self._tried(start)
         if "rows" in start:
+            best = self._doubled(best, "workers", self.processors)
             best = self._doubled(best, "rows", BATCH)
             best = self._climbed(best, "delay_ms", _powers(DELAY_MS))
         else:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Rate = Annotated[float, Field(ge=0.01, le=100_000)]  # requests a second
 KEPT = "kept in the bundle, whose server takes it where its command line says no other"
 OF_TEXTS_CONTINUED = ("slots", "context", "first_token_p99_ms", "between_p99_ms", "new_tokens")
-OF_BATCHES = ("rows", "delay_ms")
+OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
 class Serve(Section):
@@ -31,6 +31,13 @@ class Serve(Section):
     rows: BatchSize | None = Field(None, description=f"of a batch; {KEPT}")
     delay_ms: int | None = Field(
         None, ge=0, le=bounds.DELAY_MS, description="that a batch waits for more rows"
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=bounds.THREADS,
+        description="batches that run at once, each on its share of the threads; of ONNX Runtime "
+        "on a CPU",
     )
     slots: int | None = Field(
         None, ge=1, le=bounds.SLOTS, description="text-generation: texts continued at once"

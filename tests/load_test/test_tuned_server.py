@@ -11,6 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from optimizer.cli import main
+from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.serve.settings import Settings, chosen
 from optimizer.load_test import tuned_server
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
@@ -34,7 +35,7 @@ class Server(TunedServer):
         self.full = 0.01
 
     def start(self) -> dict[str, Any]:
-        return {"rows": 8, "delay_ms": 0}
+        return {"rows": 8, "delay_ms": 0, "workers": 1}
 
     def highest(self, settings: Any) -> HighestRate:
         met = 10.0 * min(settings["rows"], 16) - settings["delay_ms"]
@@ -48,7 +49,8 @@ class Server(TunedServer):
 
 def test_what_is_found_is_a_section_of_a_recipe_and_a_settings_file(tmp_path: Path) -> None:
     document = tuned_server.tune(Server())
-    assert document["serve"] == {"rows": 16, "delay_ms": 0, "max_wait": 0.0225}
+    expected = {"rows": 16, "delay_ms": 0, "workers": 1, "max_wait": 0.0225}
+    assert document["serve"] == expected
     text = tuned_server.text_of(document)
     section = yaml.safe_load(text[text.index("serve:") :])["serve"]
     assert Serve(**section).model_dump(exclude_none=True) == document["serve"]
@@ -78,7 +80,8 @@ def test_a_bundle_is_served_with_the_settings_that_are_tried(tmp_path: Path) -> 
     server = TunedServer(
         bundle, [], Arrivals(0.5), Objectives({"latency": 1e-6}), tokens=1, patience=20.0
     )
-    assert server.start() == {"rows": 8, "delay_ms": 0}
+    assert server.start() == {"rows": 8, "delay_ms": 0, "workers": 1}
+    assert server.most_workers == cores()
     assert server.overloaded({"rows": 2, "delay_ms": 0, "max_wait": 0.5}, 20.0) == "fail"
     assert server.full > 0
 

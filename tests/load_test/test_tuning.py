@@ -10,7 +10,7 @@ import pytest
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
 from optimizer.load_test.tuning import Trial, Tuning, Values, better, longest_wait
 
-START = {"rows": 8, "delay_ms": 0}
+START = {"rows": 8, "delay_ms": 0, "workers": 1}
 
 
 def tuned(carries: Callable[[Values], float], start: Values = START) -> tuple[Trial, Tuning]:
@@ -20,19 +20,27 @@ def tuned(carries: Callable[[Values], float], start: Values = START) -> tuple[Tr
         met = carries(settings)
         return HighestRate(met, PRECISION * met)
 
-    tuning = Tuning(measure)
+    tuning = Tuning(measure, processors=4)
     return tuning.best(start), tuning
 
 
 @pytest.mark.parametrize("best", [1, 2, 8, 32])
 def test_a_server_that_carries_most_with_so_many_rows_is_given_them(best: int) -> None:
     found, _ = tuned(lambda s: 100.0 * min(s["rows"] / best, best / s["rows"]))
-    assert found.settings == {"rows": best, "delay_ms": 0}
+    assert found.settings == {**START, "rows": best}
 
 
 def test_a_delay_is_taken_where_it_carries_more() -> None:
     found, _ = tuned(lambda s: 100.0 + 20 * min(s["delay_ms"], 4) - s["delay_ms"])
     assert found.settings["delay_ms"] == 4
+
+
+@pytest.mark.parametrize(("best", "given"), [(2, 2), (4, 4), (64, 4)])
+def test_as_many_workers_are_given_as_carry_most_and_processors_are_there(
+    best: int, given: int
+) -> None:
+    found, _ = tuned(lambda s: 100.0 * min(s["workers"] / best, best / s["workers"]))
+    assert found.settings == {**START, "workers": given}
 
 
 def test_slots_are_tuned_of_what_continues_texts() -> None:

@@ -33,13 +33,15 @@ FORGET = 0.9  # of the pace, at each batch that was quicker than it
 @dataclass(frozen=True)
 class Limits:
     """rows: of a batch. delay: seconds that the first row of a batch waits for others. target,
-    interval: of the queue, see the module. waiting: rows that may wait, whatever they cost."""
+    interval: of the queue, see the module. waiting: rows that may wait, whatever they cost.
+    workers: batches that run at once."""
 
     rows: int
     delay: float
     target: float
     interval: float
     waiting: int
+    workers: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +61,17 @@ class Job:
     rows: int = 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Turn:
     """jobs: those that run now. expired: accepted ones that no longer make their deadline, as a
-    batch took longer than predicted. again: when to ask again, if nothing is submitted before."""
+    batch took longer than predicted. again: when to ask again, if nothing is submitted before.
+    started, predicted: of the batch, its seconds as the scheduler expects them."""
 
     jobs: list[Job] = field(default_factory=list)
     expired: list[Job] = field(default_factory=list)
     again: float = math.inf
+    started: float = 0.0
+    predicted: float = 0.0
 
 
 class Refused(Exception):
@@ -107,8 +112,7 @@ class Scheduler:
         self._tags: dict[str, float] = {}  # where the next job of a client begins in virtual time
         self._virtual = 0.0
         self._number = 0
-        self._started, self._predicted = 0.0, 0.0  # the batch that runs
-        self._busy_until: float | None = None
+        self._running: set[Turn] = set()
         self._above_since: float | None = None
 
     def __len__(self) -> int:
@@ -143,7 +147,7 @@ class Scheduler:
         self._refuse_overload(now, [Job(None, 0, client)], 0.0)
 
     def take(self, now: float) -> Turn:
-        """What a free worker does now. A turn with jobs is to be followed by `finish`."""
+        """What a free worker does now. A turn with jobs is to be followed by its `finish`."""
         turn = Turn()
         turn.expired = [j for j, w in self._waiting.items() if now + w.cost > j.deadline]
         for job in turn.expired:
@@ -161,16 +165,16 @@ class Scheduler:
         for waiting in batch:
             self._remove(waiting.job)
         turn.jobs = [w.job for w in batch]
-        self._started, self._predicted = now, self._seconds_of(batch)
-        self._busy_until = now + self._predicted
+        turn.started, turn.predicted = now, self._seconds_of(batch)
+        self._running.add(turn)
         return turn
 
-    def finish(self, now: float) -> None:
-        """The batch of the last turn is done; how long it took corrects what is predicted."""
-        if self._predicted > 0:
-            ratio = (now - self._started) / self._predicted * self.pace
+    def finish(self, now: float, turn: Turn) -> None:
+        """The batch of this turn is done; how long it took corrects what is predicted."""
+        self._running.remove(turn)
+        if turn.predicted > 0:
+            ratio = (now - turn.started) / turn.predicted * self.pace
             self.pace = max(1.0, ratio, FORGET * self.pace + (1 - FORGET) * ratio)
-        self._busy_until = None
 
     def cancel(self, job: Job) -> bool:
         """Drop a job that waits. False when it does not: it runs, or has run."""
@@ -190,12 +194,16 @@ class Scheduler:
         return self._of(batch[0].job.size, sum(w.job.rows for w in batch))
 
     def _free_at(self, now: float) -> float:
-        return now if self._busy_until is None else max(now, self._busy_until)
+        """When a worker is free. Batches one after another from then on end no sooner than those
+        that several workers take in the same order."""
+        if len(self._running) < self.limits.workers:
+            return now
+        return max(now, min(turn.started + turn.predicted for turn in self._running))
 
     def _wait(self, now: float, priority: int | None) -> float:
         """Predicted seconds until a job of this priority would start; None: the last one."""
         ahead = (s for p, s in self._seconds.items() if priority is None or p <= priority)
-        return self._free_at(now) - now + sum(ahead)
+        return self._free_at(now) - now + sum(ahead) / self.limits.workers
 
     def _refuse_overload(self, now: float, jobs: Sequence[Job], seconds: float) -> None:
         rows = sum(job.rows for job in jobs)

@@ -1,4 +1,4 @@
-"""The thread in which the model runs, and the requests that wait for it on the event loop."""
+"""The threads in which the model runs, and the requests that wait for it on the event loop."""
 
 from __future__ import annotations
 
@@ -93,9 +93,10 @@ Outcome = tuple[Job, Any]
 
 
 class Engine:
-    """Answers requests with one model, in a thread of its own. Made on the event loop.
+    """Answers requests with one model, in as many threads of its own as the scheduler has workers.
+    Made on the event loop.
 
-    say: receives what happened, as fields of a log line. niceness: of the thread, see niceness.py.
+    say: receives what happened, as fields of a log line. niceness: of the threads, see niceness.py.
     """
 
     def __init__(
@@ -115,8 +116,12 @@ class Engine:
         self._rows: dict[Job, _Row] = {}
         self._ready = threading.Condition()
         self._shared = 0  # batches with several rows
-        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"model {i}", daemon=True)
+            for i in range(scheduler.limits.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def draining(self) -> bool:
@@ -185,12 +190,13 @@ class Engine:
         """Accept nothing more."""
         with self._ready:
             self._scheduler.drain()
-            self._ready.notify()
+            self._ready.notify_all()
 
     async def drained(self) -> None:
-        """Wait until everything accepted is answered, and end the thread."""
+        """Wait until everything accepted is answered, and end the threads."""
         self.drain()
-        await asyncio.to_thread(self._thread.join)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
 
     async def _finished(self, payloads: Mapping[Job, Any], call: Call) -> _Request:
         """The request, once all its jobs are answered."""
@@ -217,7 +223,7 @@ class Engine:
         return request
 
     def _work(self) -> None:
-        """The model's thread: take, run, deliver, until drained."""
+        """A thread of the model: take, run, deliver, until drained."""
         give_way(self._niceness)
         while True:
             with self._ready:
@@ -229,6 +235,8 @@ class Engine:
                     self._ready.wait(None if pause == float("inf") else max(pause, 0.0))
                     turn = self._scheduler.take(self.clock())
                 taken = {job: self._rows.pop(job) for job in (*turn.jobs, *turn.expired)}
+                if len(self._scheduler):  # who submits wakes one, and may have submitted more
+                    self._ready.notify()
             late: list[Outcome] = [
                 (job, DeadlineError("batches took longer than predicted", retry_after=1.0))
                 for job in turn.expired
@@ -239,7 +247,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self._deliver, taken, late, outcomes, (start, end))
             if turn.jobs:
                 with self._ready:
-                    self._scheduler.finish(end)
+                    self._scheduler.finish(end, turn)
 
     def _run(self, payloads: Mapping[Job, Any]) -> list[Outcome]:
         """Each job with its answer or an exception."""
@@ -265,8 +273,10 @@ class Engine:
         answers = self.model.run(rows)
         if len(rows) == 1 or self.model.sharing != EQUAL:
             return answers
-        self._shared += 1
-        if self._shared % RECHECK and self._shared & (self._shared - 1):
+        with self._ready:
+            self._shared += 1
+            shared = self._shared
+        if shared % RECHECK and shared & (shared - 1):
             return answers
         alone = [answer for row in rows for answer in self.model.run([row])]
         unequal = any(

@@ -35,7 +35,8 @@ class Model:
     """An open bundle that answers batches.
 
     sharing: "alone" runs every row by itself; "equal" lets rows of equal length share a batch;
-    "padded" also others, padded to a common length. An answer of the first is that of `predict`
+    "padded" also others, padded to a common length. threads: of a batch, 0 one per processor.
+    reentrant: several batches may run at once. An answer of the first is that of `predict`
     for one text; exactness.py measures whether those of the others are the same in every bit.
     """
 
@@ -45,6 +46,8 @@ class Model:
         self.target = str(bundle.engine["target"])
         self.sharing, self.limits = sharing, limits
         self.predictor: Predictor = bundle.predictor
+        self.threads = bundle.threads
+        self.reentrant = bundle.runner.reentrant
 
     def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
         """Each input ready for a batch. Raises RequestError for one that the model cannot read."""

@@ -95,6 +95,12 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         help=f"wait so long for more rows; {RECORDED}, 0",
     )
     add(
+        "--workers",
+        type=bounds.whole(1, bounds.THREADS),
+        help="batches that run at once, each on its share of the threads, where the runtime can; "
+        f"{RECORDED}, 1",
+    )
+    add(
         "--max-wait",
         type=_seconds,
         metavar="SECONDS",

@@ -24,13 +24,15 @@ FILE = record({"serve": record({}, SERVE, closed=True)}, closed=True)
 
 @dataclass(frozen=True)
 class Settings:
-    """rows: of a batch, at most. delay_ms: that the first of them waits for others. slots: texts
-    that are continued at once. context: tokens of each, prompt and answer; 0: what the model has.
-    max_wait: seconds that requests may wait where more come than are answered; None: it follows
-    from what a batch was measured to take."""
+    """rows: of a batch, at most. delay_ms: that the first of them waits for others. workers:
+    batches that run at once, each on its share of the threads. slots: texts that are continued at
+    once. context: tokens of each, prompt and answer; 0: what the model has. max_wait: seconds that
+    requests may wait where more come than are answered; None: it follows from what a batch was
+    measured to take."""
 
     rows: int = 8
     delay_ms: int = 0
+    workers: int = 1
     slots: int = 8
     context: int = 0
     max_wait: float | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..generate.loop import PREFILL
+from ..runtimes.ort.run import cores
 from . import arrivals, memory, slots
 from .batching import Limits, Scheduler
 from .decoding import Decoding
@@ -61,6 +62,12 @@ async def started(
             accepted="models that continue texts",
         )
     model = Model(bundle, Inputs(args.max_texts))
+    if settings.workers > 1 and not model.reentrant:
+        raise InputError(
+            f"{settings.workers}, and engine {model.target} runs one batch at a time",
+            where="workers",
+            accepted="1; more of ONNX Runtime on a CPU",
+        )
     engine = await _answering(model, settings, args, say, beside)
     return Service(engine, model.version, args.timeout)
 
@@ -113,7 +120,9 @@ async def _answering(
     rows = 1 if model.sharing == "alone" else settings.rows
     full = costs.seconds(model.contract.longest, rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
-    limits = Limits(rows, settings.delay_ms / 1000, target, BURST * target, WAITING)
+    limits = Limits(
+        rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers
+    )
     say(
         level="info",
         event="warmed_up",
@@ -123,6 +132,9 @@ async def _answering(
         compared=sharing.batches,
         rows=rows,
         delay_ms=settings.delay_ms,
+        workers=settings.workers,
+        most_workers=cores() if model.reentrant else 1,
+        threads=model.threads,
         full_batch_ms=round(1000 * full, 3),
         max_wait_ms=round(1000 * target, 3),
     )

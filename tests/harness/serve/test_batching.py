@@ -5,7 +5,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,15 +40,15 @@ def simulate(
     actual: Callable[[int, int], float] = cost,
     cancels: Sequence[tuple[float, Job]] = (),
 ) -> Run:
-    """One worker. cancels: when the client of a job goes away."""
+    """cancels: when the client of a job goes away."""
     scheduler, run = Scheduler(limits, cost), Run()
     came: dict[Job, float] = {}
-    events: list[tuple[float, int, str, object]] = []
+    events: list[tuple[float, int, str, Any]] = []
     for i, (at, job) in enumerate(arrivals):
         heapq.heappush(events, (at, i, "submit", job))
     for i, (at, job) in enumerate(cancels):
         heapq.heappush(events, (at, len(arrivals) + i, "cancel", job))
-    number, running = len(events), list[Job]()
+    number, running = len(events), 0
     while events:
         now, _, what, job = heapq.heappop(events)
         if what == "submit":
@@ -59,28 +60,30 @@ def simulate(
         elif what == "cancel" and scheduler.cancel(job):
             run.ended[job] += 1
         elif what == "finish":
-            scheduler.finish(now)
-            for done in running:
+            scheduler.finish(now, job)
+            for done in job.jobs:
                 run.ended[done] += 1
                 run.answered[done] = now
-            running = []
+            running -= 1
         run.most = max(run.most, scheduler.rows)
-        if running:
+        if running == limits.workers:
             continue
         turn = scheduler.take(now)
         for late in turn.expired:
             run.ended[late] += 1
         number += 1
         if turn.jobs:
-            running = turn.jobs
+            running += 1
             run.batches.append(turn.jobs)
             run.waited |= {job: now - came[job] for job in turn.jobs}
             size, rows = turn.jobs[0].size, sum(j.rows for j in turn.jobs)
-            heapq.heappush(events, (now + actual(size, rows), number, "finish", None))
+            heapq.heappush(events, (now + actual(size, rows), number, "finish", turn))
+            heapq.heappush(events, (now, number + 1, "ask", None))  # of another worker
+            number += 1
         elif turn.again < math.inf:
             assert turn.again > now
             heapq.heappush(events, (turn.again, number, "ask", None))
-        run.idle += not turn.jobs and len(scheduler) > 0
+        run.idle += not turn.jobs and len(scheduler) > 0 and running < limits.workers
     return run
 
 
@@ -107,10 +110,11 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Pattern = list[tuple[float, tuple[int, str, int, float, int], bool]]
 patterns = st.lists(st.tuples(st.floats(0, 1.5), jobs, st.booleans()), max_size=40)
 delays = st.sampled_from([0.0, 0.1])
+workers = st.sampled_from([1, 2, 3])
 
 
 def made_of(
-    pattern: Pattern, delay: float
+    pattern: Pattern, delay: float, workers: int
 ) -> tuple[list[tuple[float, Job]], list[tuple[float, Job]], Limits]:
     arrivals, cancels = list[tuple[float, Job]](), list[tuple[float, Job]]()
     for at, (size, client, priority, slack, rows), leaves in pattern:
@@ -118,15 +122,15 @@ def made_of(
         arrivals.append((at, job))
         if leaves:
             cancels.append((at + 0.2, job))
-    return arrivals, cancels, Limits(4, delay, target=1.0, interval=2.0, waiting=30)
+    return arrivals, cancels, Limits(4, delay, 1.0, 2.0, 30, workers)
 
 
 @untimed
-@given(patterns, delays)
+@given(patterns, delays, workers)
 def test_each_accepted_job_ends_once_and_no_refused_one_runs(
-    pattern: Pattern, delay: float
+    pattern: Pattern, delay: float, workers: int
 ) -> None:
-    arrivals, cancels, limits = made_of(pattern, delay)
+    arrivals, cancels, limits = made_of(pattern, delay, workers)
     run = simulate(arrivals, limits, lambda size, rows: 1.7 * cost(size, rows), cancels)
     accepted = {job for _, job in arrivals} - set(run.refused)
     assert run.ended == Counter(accepted)
@@ -134,11 +138,11 @@ def test_each_accepted_job_ends_once_and_no_refused_one_runs(
 
 
 @untimed
-@given(patterns, delays)
+@given(patterns, delays, workers)
 def test_no_accepted_deadline_is_missed_while_batches_take_what_was_predicted(
-    pattern: Pattern, delay: float
+    pattern: Pattern, delay: float, workers: int
 ) -> None:
-    arrivals, cancels, limits = made_of(pattern, delay)
+    arrivals, cancels, limits = made_of(pattern, delay, workers)
     run = simulate(arrivals, limits, cost, cancels)
     left = {job for _, job in cancels}
     assert all(at <= job.deadline + 1e-9 for job, at in run.answered.items())
@@ -146,20 +150,20 @@ def test_no_accepted_deadline_is_missed_while_batches_take_what_was_predicted(
 
 
 @untimed
-@given(patterns, delays)
+@given(patterns, delays, workers)
 def test_a_batch_is_of_one_bucket_and_no_larger_than_allowed(
-    pattern: Pattern, delay: float
+    pattern: Pattern, delay: float, workers: int
 ) -> None:
-    arrivals, cancels, limits = made_of(pattern, delay)
+    arrivals, cancels, limits = made_of(pattern, delay, workers)
     for batch in simulate(arrivals, limits, cost, cancels).batches:
         assert len({job.bucket for job in batch}) == 1
         assert sum(job.rows for job in batch) <= 4 or len(batch) == 1
 
 
 @untimed
-@given(patterns)
-def test_without_a_delay_the_worker_never_rests_while_jobs_wait(pattern: Pattern) -> None:
-    arrivals, cancels, limits = made_of(pattern, 0.0)
+@given(patterns, workers)
+def test_without_a_delay_no_worker_rests_while_jobs_wait(pattern: Pattern, workers: int) -> None:
+    arrivals, cancels, limits = made_of(pattern, 0.0, workers)
     assert simulate(arrivals, limits, cost, cancels).idle == 0
 
 
@@ -264,9 +268,9 @@ def test_a_drained_scheduler_runs_what_waits_and_refuses_the_rest() -> None:
     with pytest.raises(Refused, match="draining"):
         scheduler.submit(0.0, [Job(1, 1)])
     ran = []
-    while jobs := scheduler.take(1.0).jobs:
-        ran += jobs
-        scheduler.finish(1.0)
+    while (turn := scheduler.take(1.0)).jobs:
+        ran += turn.jobs
+        scheduler.finish(1.0, turn)
     assert ran == waiting
 
 
@@ -285,8 +289,8 @@ def test_batches_that_take_longer_than_predicted_are_expected_to_from_then_on() 
     scheduler = Scheduler(LIMITS, cost)
     for start in (0.0, 10.0):
         scheduler.submit(start, [Job(1, 8)])
-        scheduler.take(start)
-        scheduler.finish(start + 3 * cost(8, 1))
+        turn = scheduler.take(start)
+        scheduler.finish(start + 3 * cost(8, 1), turn)
     assert scheduler.pace == pytest.approx(3.0)
     with pytest.raises(Refused, match="deadline"):
         scheduler.submit(20.0, [Job(1, 8, deadline=20.0 + 2 * cost(8, 1))])
@@ -295,10 +299,10 @@ def test_batches_that_take_longer_than_predicted_are_expected_to_from_then_on() 
 def test_an_accepted_job_that_is_too_late_after_all_is_handed_back_and_not_run() -> None:
     scheduler = Scheduler(LIMITS, cost)
     scheduler.submit(0.0, [Job(1, 8)])
-    scheduler.take(0.0)
+    first = scheduler.take(0.0)
     late = Job(1, 8, deadline=0.5)
     scheduler.submit(0.0, [late])
-    scheduler.finish(0.45)
+    scheduler.finish(0.45, first)
     turn = scheduler.take(0.45)
     assert (turn.jobs, turn.expired) == ([], [late])
 
@@ -307,8 +311,7 @@ def test_nothing_is_kept_of_clients_that_have_left() -> None:
     scheduler = Scheduler(LIMITS, cost)
     for i in range(50):
         scheduler.submit(float(i), [Job(i, 1, client=str(i))])
-        scheduler.take(float(i))
-        scheduler.finish(i + cost(1, 1))
+        scheduler.finish(i + cost(1, 1), scheduler.take(float(i)))
     sizes = [len(v) for v in vars(scheduler).values() if hasattr(v, "__len__")]
     assert sizes == [0] * len(sizes)
 
@@ -330,3 +333,15 @@ def test_accepting_a_job_looks_at_none_of_those_that_wait() -> None:
         scheduler.submit(0.0, [Job("b", 8, deadline=Deadline(1e6 + waiting))])
         looks.append(Deadline.looks)
     assert max(looks[1:]) <= 2
+
+
+def test_two_workers_answer_twice_as_much() -> None:
+    arrivals = poisson(3 / cost(11 // 3, 1), 60.0)
+    one, two = (len(simulate(arrivals, replace(LIMITS, workers=n)).answered) for n in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.1)
+
+
+def test_a_free_worker_takes_what_the_other_has_not_begun() -> None:
+    jobs = [Job(i, 8) for i in range(3)]
+    run = simulate([(0.0, job) for job in jobs], replace(LIMITS, workers=2))
+    assert run.waited == pytest.approx({jobs[0]: 0.0, jobs[1]: 0.0, jobs[2]: cost(8, 1)})

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from optimizer.harness.errors import InputError
+from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.harness.serve import engine as engines
 from optimizer.harness.serve.engine import Call
 from optimizer.harness.serve.model import Model
@@ -75,6 +77,38 @@ def test_a_drained_engine_answers_what_it_accepted(
         assert [(await a).status for a in accepted] == [200] * 3
 
     on_server(made, test)
+
+
+def test_as_many_batches_run_at_once_as_there_are_workers(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        (line,) = [line for line in client.lines if line["event"] == "warmed_up"]
+        assert (line["workers"], line["threads"]) == (2, max(1, cores() // 2))
+        model = client.app.first().engine.model
+        run, both = model.run, threading.Barrier(2, timeout=20)
+
+        def together(rows: Sequence[Any]) -> list[Any]:
+            both.wait()  # alone it would end after its time with an error
+            return run(rows)
+
+        monkeypatch.setattr(model, "run", together)
+        texts = ("good", "a bad film")  # of two lengths, that share no batch
+        replies = await asyncio.gather(*(client.infer([t]) for t in texts))
+        assert [r.status for r in replies] == [200, 200]
+
+    on_server(made, test, "--workers", "2")
+
+
+def test_a_runtime_that_runs_one_batch_at_a_time_is_given_no_more(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: Client) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(OrtRunner, "reentrant", False)
+    with pytest.raises(InputError, match="one batch at a time"):
+        on_server(made, never, "--workers", "2")
 
 
 def test_a_deadline_that_cannot_be_kept_is_refused_before_it_waits(made: Path) -> None:

@@ -1,0 +1,108 @@
+"""Decoding of GGUF files in llama.cpp, ours and its own Q4_0, apart from where they happen to lie.
+
+    python benchmarks/gguf_decode.py OURS.gguf THEIRS.gguf --llama LIBRARY [--copies 8]
+
+Where a file's pages lie in memory moves its speed by several per cent: a byte-identical copy is
+faster or slower than the file itself. So each file is copied anew --copies times, each pair of
+copies is opened in new processes and takes turns for some rounds, and a pair counts once: with the
+mean of the logarithms of the ratios of its rounds. The interval is Student's over the pairs. A
+third system, another copy of theirs, shows what such a comparison gives of one and the same file.
+Writes results/gguf_decode.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from llm_decode import LLAMA, SCRIPT, TOKENS, WARMUP  # noqa: E402
+from peers import System, Worker  # noqa: E402
+
+from optimizer.harness.bench import percentile  # noqa: E402
+from optimizer.harness.machine import this_machine  # noqa: E402
+from optimizer.progress import say  # noqa: E402
+
+OURS, THEIRS, AGAIN = "ours", "theirs", "theirs again"
+PROMPT = 128
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("ours", type=Path)
+    p.add_argument("theirs", type=Path)
+    p.add_argument("--llama", type=Path, required=True, help="folder of libllama")
+    p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    p.add_argument("--copies", type=int, default=8)
+    p.add_argument("--rounds", type=int, default=4)
+    p.add_argument("--out", type=Path, default=HERE / "results" / "gguf_decode.json")
+    asked = p.parse_args()
+    load = os.getloadavg()[0]
+    cells = {str(n): measured(asked, n) for n in asked.threads}
+    machine = {k: v for k, v in this_machine().to_json().items() if k != "runners"}
+    loads = [round(x, 2) for x in (load, os.getloadavg()[0])]
+    result = {"llama.cpp": LLAMA, "machine": machine, "load_average": loads, "threads": cells}
+    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({n: {k: c[k] for k in c if k != "pairs"} for n, c in cells.items()}, indent=1))
+
+
+def measured(asked: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """{"ours / theirs": [ratio, lower, upper], "theirs again / theirs": ..., "ms": by system}"""
+    pairs: list[dict[str, list[float]]] = []
+    for i in range(asked.copies):
+        say(f"threads {threads}: copies {i + 1} of {asked.copies}")
+        pairs.append(pair(asked, threads))
+    cell: dict[str, Any] = {"pairs": pairs}
+    for name in (OURS, AGAIN):
+        logs = [
+            mean(math.log(a / b) for a, b in zip(times[name], times[THEIRS], strict=True))
+            for times in pairs
+        ]
+        cell[f"{name} / theirs"] = [round(math.exp(x), 4) for x in bounds(logs)]
+    every = {n: [t for times in pairs for t in times[n]] for n in pairs[0]}
+    return cell | {"ms": {n: round(percentile(times, 50), 3) for n, times in every.items()}}
+
+
+def pair(asked: argparse.Namespace, threads: int) -> dict[str, list[float]]:
+    """{system: ms per token of each round} of copies that are made and left for it."""
+    workers: dict[str, Worker] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name, file in ((OURS, asked.ours), (THEIRS, asked.theirs), (AGAIN, asked.theirs)):
+                copy = Path(shutil.copyfile(file, Path(folder) / f"{name}.gguf"))
+                system = System(name, name, "llama", copy, {"library": str(asked.llama)})
+                workers[name] = Worker(system, threads, SCRIPT)
+                workers[name].ask(prompt=PROMPT, tokens=WARMUP, seed=0)
+            names, times = list(workers), {n: list[float]() for n in workers}
+            for r in range(asked.rounds):
+                for name in names[r % 3 :] + names[: r % 3]:
+                    reply = workers[name].ask(prompt=PROMPT, tokens=WARMUP + TOKENS, seed=r + 1)
+                    times[name].append(percentile(reply["ms"][WARMUP:], 50))
+        finally:
+            for worker in workers.values():
+                worker.close()
+    return times
+
+
+def bounds(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % interval (Student)."""
+    from scipy.stats import t
+
+    middle = mean(values)
+    width = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return middle, middle - width, middle + width
+
+
+if __name__ == "__main__":
+    main()
