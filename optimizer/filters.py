@@ -17,6 +17,17 @@ SAME: Literal["same"] = "same"
 """As TensorFlow's padding of that name, which depends on the size of the image."""
 
 
+def own_sides(module: nn.Conv2d) -> tuple[Pair, Sides]:
+    """(padding, sides) in numbers of what a convolution pads by itself, which may be a word: where
+    "same" is an odd number, PyTorch pads one more on the right and below."""
+    if not isinstance(module.padding, str):
+        return cast(Pair, module.padding), EVEN
+    if module.padding == "valid":
+        return (0, 0), EVEN
+    rows, columns = (d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True))
+    return (rows // 2, columns // 2), (0, columns % 2, 0, rows % 2)
+
+
 class PaddedConvolution(nn.Conv2d):
     """A convolution whose image first gets zeros on its `sides`, which need not be alike: as
     TensorFlow pads for a stride of 2."""

@@ -45,6 +45,15 @@ def config(kind: str, **changes: Any) -> Any:
     if kind == "mobilenet_v2":  # 17 blocks, however small
         shape = {"depth_multiplier": 0.1, "finegrained_output": False, "depth_divisible_by": 4}
         shape |= {"min_depth": 4, "expand_ratio": 2.0, "output_stride": 16}  # the last are dilated
+    if kind == "efficientnet":  # a residual add without an expansion and one with it; both paddings
+        shape = {
+            "in_channels": [32, 16, 24],
+            "out_channels": [16, 24, 40],
+            "kernel_sizes": [3, 5, 3],
+        }
+        shape |= {"strides": [1, 2, 2], "expand_ratios": [1, 2, 3], "num_block_repeats": [2, 2, 1]}
+        shape |= {"width_coefficient": 0.25, "depth_coefficient": 1.0, "hidden_dim": 320}
+        shape |= {"depthwise_padding": [4], "num_hidden_layers": 20}
     if kind == "convnext":
         shape = {"hidden_sizes": [16, 32], "depths": [1, 2], "num_stages": 2, "patch_size": 4}
     if kind == "swin":  # 8 x 8 patches in windows of 4, then 4 x 4 in one
@@ -87,6 +96,7 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
 
     folder.mkdir(parents=True, exist_ok=True)
     own_code = kind == "efficientnet_lite"
+    kept = 1.5 if kind == "efficientnet" else 1  # gates and swish halve what passes
     model = AutoModelForImageClassification.from_config(
         config(kind, **changes), trust_remote_code=own_code
     )
@@ -94,7 +104,7 @@ def write(folder: Path, kind: str = "vit", seed: int = 0, **changes: Any) -> Pat
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)
             gain = parameter.ndim == 1 and name.endswith(("weight", "lambda1"))
-            parameter.copy_(values + 1 if gain else values)
+            parameter.copy_(values + kept if gain else values)
         for i, (name, buffer) in enumerate(model.named_buffers()):
             if name.endswith("running_mean"):
                 buffer.copy_(heavy_tailed(tuple(buffer.shape), 500 + i, 0.1))
@@ -115,6 +125,8 @@ def own_processor(kind: str) -> Any:
     if kind in ("resnet", "regnet", "convnext"):
         return processor("convnext", size={"shortest_edge": SIDE})
     each = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}  # of a channel its own
+    if kind == "efficientnet":  # of an odd size behind two convolutions of stride 2
+        return processor(kind, size={"height": SIDE + 4, "width": SIDE + 4}, **each)
     if kind == "mobilenet_v2":  # of an odd size behind two convolutions of stride 2
         crop = {"height": SIDE + 4, "width": SIDE + 4}
         return processor(kind, size={"shortest_edge": SIDE + 8}, crop_size=crop, **each)

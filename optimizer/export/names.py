@@ -13,8 +13,8 @@ names.json
                 also     [{node, input}, ...] further uses of a shared module
     lookups     {module: {parameter, initializer, nodes}} of each embedding whose rows, [V, H], the
                 Gathers `nodes` look up; one whose ids are constants may be folded away
-    summands    {module: {input, node}} of each identity in front of a residual add or of pooling:
-                the tensor it hands on, and what reads it; only where there are some
+    summands    {module: [{input, node}, ...]} of each identity that hands on what is quantized for
+                no module: the tensor, and what reads it there; only where there are some
     parameters  {parameter: initializer}
     folded      [parameter, ...] parameters with no initializer: not used by the graph, or
                 folded into another value; never a weight of a module
@@ -79,7 +79,7 @@ class Names:
     parameters: Mapping[str, str]
     folded: tuple[str, ...] = field(default=())
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
-    summands: Mapping[str, Use] = field(default_factory=dict)
+    summands: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
 
     @property
     def parameter_of(self) -> dict[str, str]:
@@ -88,7 +88,7 @@ class Names:
         return multiplied | {m: entry.parameter for m, entry in self.lookups.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        summands = {m: asdict(use) for m, use in self.summands.items()}
+        summands = {m: [asdict(use) for use in uses] for m, uses in self.summands.items()}
         return {
             **({"summands": summands} if summands else {}),
             "modules": {m: asdict(entry) for m, entry in self.modules.items()},
@@ -108,7 +108,10 @@ def from_dict(document: Mapping[str, Any]) -> Names:
         name: Lookup(**{**entry, "nodes": tuple(entry["nodes"])})
         for name, entry in document["lookups"].items()
     }
-    summands = {name: Use(**use) for name, use in document.get("summands", {}).items()}
+    summands = {
+        name: tuple(Use(**use) for use in uses)
+        for name, uses in document.get("summands", {}).items()
+    }
     return Names(modules, document["parameters"], tuple(document["folded"]), lookups, summands)
 
 
@@ -308,11 +311,11 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
 
 def residual_adds(
     model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
-) -> dict[str, Use]:
-    """The tensor and the operator that reads it of each of `summands`, {module: (its block, what it
-    hands on)}: an Add of the block, or what pools.
+) -> dict[str, tuple[Use, ...]]:
+    """The tensor and the operators that read it of each of `summands`, {module: (its block, what it
+    hands on)}: an Add of the block, what pools, or all of them.
 
-    Raises OptimizeError for one whose tensor no single such operator reads.
+    Raises OptimizeError for one whose tensor no such operator reads, or two that add or pool.
     """
     nodes = {str(n.name): n for n in model.graph}
     uses = {}
@@ -320,17 +323,17 @@ def residual_adds(
         entry = modules.get(f"{block}.{summand.convolution}")
         tensor = None if entry is None else _handed_on(nodes[entry.node], summand)
         readers = [] if tensor is None else [n for n, _ in tensor.uses()]
-        if not summand.pooled:
+        if not summand.pooled and not summand.whole:
             readers = [n for n in readers if n.op_type == "Add" and module_of(n) == block]
-        if len(readers) != 1:
+        if len(readers) != 1 and not (summand.whole and readers):
             what = "pooling reads" if summand.pooled else f"a residual add of {block} reads"
             raise OptimizeError(
-                f"{name} hands on what {what}, and the exported graph has {len(readers)} such "
-                "operators, not one",
+                f"{name} hands on what {'an operator reads' if summand.whole else what}, and the "
+                f"exported graph has {len(readers)} such operators, not one",
                 where="export",
                 fix=f"Add {block}.* to quantize.keep_float, and report the architecture.",
             )
-        uses[name] = Use(str(readers[0].name), _name(tensor))
+        uses[name] = tuple(Use(str(reader.name), _name(tensor)) for reader in readers)
     return uses
 
 

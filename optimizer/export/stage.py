@@ -62,7 +62,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     linear, tables = multiplying(model, compressed), embeddings(model)
     paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
     summands = names.residual_adds(
-        written, paired.modules, {n: _summand(n, architecture) for n in compressed.summands}
+        written, paired.modules, {n: _summand(n, architecture, model) for n in compressed.summands}
     )
     paired = replace(paired, summands=summands)
     text = json.dumps(paired.as_dict(), indent=1, sort_keys=True)
@@ -120,11 +120,11 @@ def multiplying(model: nn.Module, state: CompressedState) -> list[str]:
     return [*linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
 
 
-def _summand(module: str, architecture: Family) -> tuple[str, Summand]:
+def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, Summand]:
     """(its block, what it hands on)."""
-    known = (s for s in architecture.summands if module.endswith(f".{s.module}"))
-    summand = max(known, key=lambda s: len(s.module))
-    return module.removesuffix(f".{summand.module}"), summand
+    known = (s.module for s in architecture.summands if module.endswith(f".{s.module}"))
+    block = module.removesuffix(f".{max(known, key=len)}")
+    return block, architecture.summands_of(block, dict(model.named_modules()))[module]
 
 
 def embeddings(model: nn.Module) -> list[str]:

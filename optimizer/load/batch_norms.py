@@ -11,15 +11,15 @@ norm hands on what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
-from optimizer.filters import EVEN, SAME, PaddedConvolution
-from optimizer.load.residual_blocks import BatchNorms
+from optimizer.filters import EVEN, SAME, PaddedConvolution, Sides, own_sides
+from optimizer.load.residual_blocks import BatchNorms, Pair
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -43,26 +43,39 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
 
     Raises CheckpointError for a norm that computes with another epsilon than families.py says.
     """
-    for path, parent in list(model.named_modules()):
-        convolution = getattr(parent, norms.convolution, None)
-        norm: Any = getattr(parent, norms.norm, None)
-        if not isinstance(convolution, nn.Conv2d) or not isinstance(norm, nn.BatchNorm2d):
-            continue
+    for path, parent, pair, convolution, norm in list(normed(model, norms)):
         if norm.eps != norms.epsilon:
             raise CheckpointError(
-                f"{path}.{norms.norm} has epsilon {norm.eps}, load/families.py says "
-                f"{norms.epsilon}",
+                f"{path}.{pair.norm} has epsilon {norm.eps}, load/families.py says {norms.epsilon}",
                 where="config.json",
                 fix="Use the version of transformers in constraints.txt, or correct the row.",
             )
         empty = torch.empty(convolution.out_channels, device="meta")
         convolution.bias = nn.Parameter(empty, requires_grad=False)
-        setattr(parent, norms.norm, nn.Identity())
-        if same:
-            setattr(parent, norms.convolution, PaddedConvolution(convolution, SAME))
-        padding = getattr(parent, norms.padding, None) if norms.padding else None
-        if isinstance(padding, nn.ZeroPad2d):
-            setattr(parent, norms.padding, nn.Identity())
-            if padding.padding != EVEN:
-                padded = PaddedConvolution(convolution, padding.padding)
-                setattr(parent, norms.convolution, padded)
+        setattr(parent, pair.norm, nn.Identity())
+        sides = SAME if same else _sides(parent, pair, convolution)
+        if sides != EVEN:
+            setattr(parent, pair.convolution, PaddedConvolution(convolution, sides))
+
+
+def normed(
+    model: nn.Module, norms: BatchNorms
+) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.BatchNorm2d]]:
+    """(path, the module there, a pair of `norms` that it has, its convolution, its norm)."""
+    for path, parent in model.named_modules():
+        for pair in norms.pairs:
+            convolution: Any = getattr(parent, pair.convolution, None)
+            norm: Any = getattr(parent, pair.norm, None)
+            if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                yield path, parent, pair, convolution, norm
+
+
+def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> Sides:
+    """What the convolution pads besides the numbers that its own padding becomes."""
+    convolution.padding, sides = own_sides(convolution)
+    padding = getattr(parent, pair.padding, None) if pair.padding else None
+    if not isinstance(padding, nn.ZeroPad2d):
+        return sides
+    setattr(parent, pair.padding, nn.Identity())
+    read = not any(convolution.padding) and sides == EVEN
+    return padding.padding if read else sides

@@ -10,6 +10,7 @@ none there are rebuilt in a skeleton, around the same parts of the same names:
 from __future__ import annotations
 
 from collections.abc import Collection
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,14 +27,14 @@ class Rebuilt(nn.Module):
         self.order = tuple(name for name, part in parts.items() if part is not None)
         for name in self.order:
             setattr(self, name, parts[name])
-        adds = bool(chain.adds and getattr(like, chain.adds))
+        adds = bool(chain.adds and attrgetter(chain.adds)(like))
         self.residual = nn.Identity() if adds else None
         self.shortcut = nn.Identity() if adds else None
         self.result = None if adds else nn.Identity()
         self.train(like.training)
 
-    def forward(self, read: Tensor) -> Tensor:
-        hidden = read
+    def forward(self, *inputs: Tensor) -> Tensor:
+        hidden = read = inputs[-1]
         for name in self.order:
             part: Any = getattr(self, name)
             hidden = part(hidden)
@@ -45,9 +46,10 @@ class Rebuilt(nn.Module):
 
 
 def rebuild(model: nn.Module, chains: Collection[Chain]) -> None:
-    """Every module of these classes in `model`, a skeleton; those inside others first."""
+    """Every module of these classes in `model`, a skeleton. Those that hold others come
+    first: one of their parts may say whether they add."""
     kinds = {chain.kind: chain for chain in chains}
-    for path, module in reversed(list(model.named_modules())):
+    for path, module in list(model.named_modules()):
         chain = kinds.get(type(module).__name__)
         if chain is not None:
             parent, _, attribute = path.rpartition(".")

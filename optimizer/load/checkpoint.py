@@ -223,13 +223,13 @@ class FoldedTensors(Tensors):
     ) -> None:
         super().__init__(entries, transposed)
         self._epsilon = norms.epsilon
-        last = f".{norms.norm}.running_var"
-        self._norm_of = {  # {convolution: its norm}
-            f"{name.removesuffix(last)}.{norms.convolution}": name.removesuffix(".running_var")
-            for name in entries
-            if name.endswith(last)
-            and f"{name.removesuffix(last)}.{norms.convolution}.weight" in entries
-        }
+        self._norm_of = {}  # {convolution: its norm}
+        for pair in norms.pairs:
+            last = f".{pair.norm}.running_var"
+            for name in (n for n in entries if n.endswith(last)):
+                convolution = f"{name.removesuffix(last)}.{pair.convolution}"
+                if f"{convolution}.weight" in entries:
+                    self._norm_of[convolution] = name.removesuffix(".running_var")
         gone = {f"{norm}.{part}" for norm in self._norm_of.values() for part in PARTS}
         biases = [f"{convolution}.bias" for convolution in self._norm_of]
         self._names = dict.fromkeys([*(n for n in entries if n not in gone), *biases])

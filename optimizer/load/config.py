@@ -26,10 +26,6 @@ _CLIP = (
 UNCOVERED = {
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
-    "efficientnet": (
-        "its convolutions are joined by swish and by gates on channels, for which there is no row",
-        "Use EfficientNet-Lite (calibration/make_efficientnet_lite0.py), MobileNetV2 or RegNet.",
-    ),
 }
 """{model_type: (what it is, what to do)} of architectures that would fail later, less plainly."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,8 @@ class Family:
     any has. batch_norms: those that are folded. chains: what is rebuilt with identities. summands:
     quantized as inputs of modules are, where they are an identity in the model, so that a runtime
     can add integers. any_size: it takes images of any size, whatever the config calls theirs.
+    whole_pool: the pooling whose window is larger than any image (load/whole_pools.py), "" where
+    there is none.
 
     Of a decoder, all but `head` relative to the base model or to a block: head, its output
     projection, a name in the whole model. final_norm: between the last block and the head, "" when
@@ -66,7 +69,17 @@ class Family:
     batch_norms: BatchNorms | None = None
     chains: tuple[Chain, ...] = ()
     any_size: bool = False
+    whole_pool: str = ""
     summands: tuple[Summand, ...] = ()
+
+    def summands_of(self, block: str, modules: Container[str]) -> dict[str, Summand]:
+        """{module: what it hands on} of a block. modules: the names of the model's, which need not
+        have all of these. Of rows of one module the first applies whose convolution is there."""
+        chosen: dict[str, Summand] = {}
+        for summand in self.summands:
+            if f"{block}.{summand.convolution}" in modules:
+                chosen.setdefault(f"{block}.{summand.module}", summand)
+        return chosen
 
     @property
     def uneven(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.load.family_record import Family
 from optimizer.load.linear_blocks import SmoothPair
-from optimizer.load.residual_blocks import BatchNorms, Chain, Summand
+from optimizer.load.residual_blocks import BatchNorms, Chain, Pair, Summand
 
 _QKV = ("query", "key", "value")
 
@@ -78,7 +78,7 @@ _EFFICIENTNET_LITE = Family(
     smooth=(),
     inputs=IMAGE.name,
     any_size=True,
-    batch_norms=BatchNorms(epsilon=1e-3, padding="padding"),
+    batch_norms=BatchNorms((Pair(padding="padding"),), epsilon=1e-3),
     summands=(
         Summand("residual", "project.convolution"),
         Summand("shortcut", "expand.convolution", input=True),
@@ -110,6 +110,47 @@ _MOBILENET_V2 = Family(
         Summand("residual", "reduce_1x1.convolution"),
         Summand("shortcut", "expand_1x1.convolution", input=True),
         Summand("result", "convolution", pooled=True),
+    ),
+)
+
+# Swish is computed in float, and so are the gates on channels (squeeze_excite), between integers.
+# The top convolution stays float, as it is in no block; what it reads is quantized all the same, as
+# the convolution before it gives floats else.
+_PARTS = ("expansion", "depthwise_conv", "squeeze_excite", "projection")
+_DEPTHWISE = "depthwise_conv.depthwise_conv"
+_EFFICIENTNET = Family(
+    model_type="efficientnet",
+    base="efficientnet",
+    blocks="{embeddings,encoder.blocks}",
+    embeddings="embeddings",
+    linears=("convolution", "expansion.expand_conv", _DEPTHWISE, "projection.project_conv"),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    batch_norms=BatchNorms(
+        (
+            Pair("convolution", "batchnorm", "padding"),
+            Pair("expand_conv", "expand_bn"),
+            Pair("depthwise_conv", "depthwise_norm", "depthwise_conv_pad"),
+            Pair("project_conv", "project_bn"),
+            Pair("top_conv", "top_bn"),
+        ),
+        epsilon=1e-3,
+        epsilon_of="batch_norm_eps",
+    ),
+    whole_pool="pooler",
+    chains=(
+        Chain("EfficientNetBlock", _PARTS, adds="projection.apply_dropout"),
+        Chain("EfficientNetFinalBlockLayer", ("project_conv", "project_bn")),
+    ),
+    summands=(
+        Summand("batchnorm", "convolution", whole=True),
+        Summand("expansion.expand_bn", "expansion.expand_conv", whole=True),
+        Summand("depthwise_conv.depthwise_norm", _DEPTHWISE, whole=True),
+        Summand("residual", "projection.project_conv"),
+        Summand("shortcut", "expansion.expand_conv", input=True),
+        Summand("shortcut", _DEPTHWISE, input=True),
+        Summand("result", "projection.project_conv", whole=True, last=True),
     ),
 )
 
@@ -154,6 +195,7 @@ IMAGE_FAMILIES = (
     replace(_RESNET, model_type="regnet", base="regnet"),
     _EFFICIENTNET_LITE,
     _MOBILENET_V2,
+    _EFFICIENTNET,
     _CONVNEXT,
     _SWIN,
 )

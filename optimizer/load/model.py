@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.errors import CheckpointError
 from optimizer.harness import tasks
-from optimizer.load import batch_norms, chains
+from optimizer.load import batch_norms, chains, whole_pools
 from optimizer.load.checkpoint import Checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.reading import DOUBT, words
@@ -57,6 +57,8 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
         chains.rebuild(model, family.chains)
         same = bool(norms.same and getattr(config, norms.same))
         batch_norms.fold_skeleton(model, norms, same)
+        if family.whole_pool:
+            whole_pools.replace(model, family.prefix(task) + family.whole_pool)
     return model
 
 

@@ -9,11 +9,11 @@ input's times the weight's. Its padding is the zero point, which is 0.
 TensorRT's dialect has no zero point, so an input is centred by its range's offset (trt_qdq.py), and
 the padding of a Conv, 0, would be the offset: an operator before QuantizeLinear pads the centred 0.
 
-An identity in front of a residual add, or of pooling, is found by the operator that names.json has
-for it; what it reads goes through a DQ of its own for that operator alone. Its Q is that of a
-convolution that reads the same, so that ONNX Runtime finds one Q behind the add before, and fuses
-that as QLinearAdd. Behind a MaxPool it has its own: a single one would be moved in front, and
-MaxPool of uint8 takes many times longer.
+An identity in front of a residual add, of pooling or of a float activation is found by the
+operators that names.json has for it; what it reads goes through a DQ of its own for these alone.
+Its Q is that of a convolution that reads the same, so that ONNX Runtime finds one Q behind the add
+before, and fuses that as QLinearAdd. Behind a MaxPool it has its own: a single one would be moved
+in front, and MaxPool of uint8 takes many times longer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimizer.errors import OptimizeError
-from optimizer.export.names import Names
+from optimizer.export.names import Names, Use
 from optimizer.lower.qdq import Surgeon
 from optimizer.qtensor import QTensor
 from optimizer.state import Range
@@ -85,26 +85,36 @@ def take_padding(product: ir.Node) -> tuple[int, ...]:
 
 
 def summands(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, signed: bool) -> None:
-    """Quantize what residual adds and pooling read. ranges: {module of names.summands: range}."""
+    """Quantize what residual adds, pooling and float activations read. ranges: {module of
+    names.summands: range}."""
     for name, covered in ranges.items():
-        use = names.summands.get(name)
-        if use is None:
+        uses = names.summands.get(name)
+        if uses is None:
             raise OptimizeError(
-                f"the state has a range of {name}, which has no quantized weight and is in front "
-                "of no residual add or pooling of names.json",
+                f"the state has a range of {name}, which has no quantized weight and is not among "
+                "the summands of names.json",
                 where="lower",
                 fix="Run the compress and export stages again.",
             )
-        add = surgeon.nodes[use.node]
-        places = [i for i, v in enumerate(add.inputs) if v is not None and v.name == use.input]
-        if len(places) != 1:
-            raise OptimizeError(
-                f"{name} hands on {use.input}, which {use.node} does not read", where="lower"
-            )
-        value = add.inputs[places[0]]
+        readers = [_reader(surgeon, name, use) for use in uses]
+        first, place = readers[0]
+        value = first.inputs[place]
         assert value is not None
         through = _centred if signed else _unsigned
-        add.replace_input_with(places[0], through(surgeon, add, name, value, covered))
+        handed_on = through(surgeon, first, name, value, covered)
+        for reader, place in readers:
+            reader.replace_input_with(place, handed_on)
+
+
+def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
+    """The operator of a use, and which of its inputs that is."""
+    node = surgeon.nodes[use.node]
+    places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]
+    if len(places) != 1:
+        raise OptimizeError(
+            f"{name} hands on {use.input}, which {use.node} does not read once", where="lower"
+        )
+    return node, places[0]
 
 
 def _unsigned(

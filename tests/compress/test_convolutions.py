@@ -20,7 +20,7 @@ from optimizer.compress.simulate import QuantConvolution
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.errors import RecipeError
-from optimizer.filters import SAME, Filters, PaddedConvolution, Sides, by_place
+from optimizer.filters import SAME, Filters, PaddedConvolution, Sides, by_place, own_sides
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.qtensor import Scheme
 from optimizer.recipe.schema import Model, Quantize
@@ -232,6 +232,18 @@ def test_padding_by_the_size_of_an_image_is_transformers_own(
     with torch.no_grad():
         expected = plain(apply_tf_padding(images, plain))
         assert torch.equal(PaddedConvolution(plain, SAME)(images), expected)
+
+
+@pytest.mark.parametrize("kernel", [1, 4, 5, (2, 3)])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_padding_in_words_is_pytorchs_own(kernel: int | tuple[int, int], padding: str) -> None:
+    by_words = nn.Conv2d(4, 8, kernel, padding=padding, dilation=1 + (kernel == 4))
+    images = heavy_tailed((2, 4, 9, 10), 8)
+    with torch.no_grad():
+        expected = by_words(images)
+        by_words.padding, sides = own_sides(by_words)
+        assert torch.equal(PaddedConvolution(by_words, sides)(images), expected)
 
 
 def test_a_corrected_bias_is_the_checkpoints_and_its_correction_but_for_half_a_step(

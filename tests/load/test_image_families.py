@@ -69,19 +69,36 @@ def test_a_row_of_unequal_blocks_names_the_weighted_modules_that_any_of_them_has
 
 @pytest.mark.parametrize(
     ("model_type", "count"),
-    [("efficientnet_lite", 2 + 2 + 3 * 3), ("mobilenet_v2", 3 + 16 * 3 + 1)],
+    [
+        ("efficientnet", 1 + 2 * 2 + 3 * 3),
+        ("efficientnet_lite", 2 + 2 + 3 * 3),
+        ("mobilenet_v2", 3 + 16 * 3 + 1),
+    ],
 )
 @pytest.mark.parametrize("task", [FEATURES, CLASSIFY])
-def test_a_row_of_inverted_residuals_names_every_convolution(
+def test_a_row_of_inverted_residuals_names_every_convolution_of_its_blocks(
     task: str, model_type: str, count: int
 ) -> None:
     facts = FAMILIES[model_type]
     model = skeleton_from_config(config(facts.model_type), task, trust_remote_code=True)
     source = ModelSource(model, {}, facts, facts.prefix(task))
     listed = {f"{block}.{name}" for block in source.blocks for name in facts.linears}
-    convolutions = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    floats = (".squeeze_excite.", "encoder.top_conv")  # of EfficientNet: gates, and in no block
+    convolutions = {n for n in filters if not any(f in n for f in floats)}
     assert convolutions == {n for n in listed if n in dict(model.named_modules())}
     assert len(convolutions) == count
+
+
+def test_what_is_added_to_a_block_is_what_its_first_convolution_reads() -> None:
+    """EfficientNet's blocks have an expansion or begin with the depthwise convolution."""
+    facts, model = FAMILIES["efficientnet"], skeleton_from_config(config("efficientnet"), FEATURES)
+    names = [n for n, _ in model.named_modules()]
+    firsts = [
+        facts.summands_of(f"encoder.blocks.{i}", names)[f"encoder.blocks.{i}.shortcut"].convolution
+        for i in range(5)
+    ]
+    assert firsts == 2 * ["depthwise_conv.depthwise_conv"] + 3 * ["expansion.expand_conv"]
 
 
 @pytest.mark.parametrize("model_type", ["convnext", "swin"])

@@ -152,7 +152,7 @@ def test_a_processor_of_efficientnet_divides_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("clip", "projections"), ("clip_vision_model", "projections"), ("efficientnet", "swish")],
+    [("clip", "projections"), ("clip_vision_model", "projections")],
 )
 def test_an_architecture_of_images_that_is_not_covered_is_refused_in_a_sentence(
     load: Load, tmp_path: Path, kind: str, why: str

@@ -200,7 +200,8 @@ def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool(
     state = replace(state, ranges={input_name(n): r for n, r in ranges.items()})
     parameters = {f"conv.{p}": t.detach() for p, t in module.named_parameters()}
     paired = names.pair(model, parameters, ["conv"], state.weights)
-    ort_qdq.lower(model, replace(paired, summands={"shortcut": names.Use("add", "v")}), state)
+    summands = {"shortcut": (names.Use("add", "v"),)}
+    ort_qdq.lower(model, replace(paired, summands=summands), state)
     assert len([n for n in model.graph if n.op_type == "QuantizeLinear"]) == quantizers
     found = graph_constants.input_quantizations(
         Opened(Path("model.onnx"), model), ["conv"], ["shortcut"]

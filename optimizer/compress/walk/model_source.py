@@ -69,14 +69,13 @@ class ModelSource:
         return tuple(f"{path}.{n}" for n, _ in self.model.get_submodule(path).named_children())
 
     def summands(self, quantized: Collection[str], blocks: Collection[str]) -> tuple[str, ...]:
-        """Of these blocks, the identities in front of residual adds of what quantized convolutions
-        give or read."""
-        modules = dict(self.model.named_modules())
+        """Of these blocks, the identities that hand on what quantized convolutions give or read."""
+        modules, last = dict(self.model.named_modules()), self.blocks[-1]
         names = (
-            f"{block}.{s.module}"
+            name
             for block in blocks
-            for s in self.family.summands
-            if f"{block}.{s.convolution}" in quantized
+            for name, s in self.family.summands_of(block, modules).items()
+            if f"{block}.{s.convolution}" in quantized and (block == last or not s.last)
         )
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
 

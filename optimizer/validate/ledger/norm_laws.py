@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from optimizer.load.batch_norms import normed
 from optimizer.load.residual_blocks import BatchNorms
 from optimizer.validate.ledger.roundoff import UNIT
 
@@ -22,11 +23,7 @@ def folded(theirs: nn.Module, ours: Mapping[str, Tensor], norms: BatchNorms) -> 
     """What is wrong with parameters of convolutions that a norm of `theirs` follows. ours: all
     parameters, by name."""
     problems = []
-    for path, parent in theirs.named_modules():
-        convolution = getattr(parent, norms.convolution, None)
-        norm = getattr(parent, norms.norm, None)
-        if not isinstance(convolution, nn.Conv2d) or not isinstance(norm, nn.BatchNorm2d):
-            continue
+    for path, _, pair, convolution, norm in normed(theirs, norms):
         shift, factor, rounding = _affine(norm)
         weight = convolution.weight.detach().double()
         before = torch.zeros_like(shift)
@@ -38,7 +35,7 @@ def folded(theirs: nn.Module, ours: Mapping[str, Tensor], norms: BatchNorms) -> 
             "bias": (before * factor + shift, (before.abs() + 1) * rounding),
         }
         for part, (value, slack) in expected.items():
-            name = f"{path}.{norms.convolution}.{part}"
+            name = f"{path}.{pair.convolution}.{part}"
             error = (ours[name].detach().double() - value).abs()
             if not bool((error <= UNIT["fp32"] * value.abs() + slack).all()):
                 problems.append(f"{name}: is not what its norm folded into it gives")

@@ -65,7 +65,7 @@ def test_block_by_block_is_the_whole_model(loaded: Path, walked: walk.BlockGroup
     assert torch.equal(stream.hidden[0], whole)
 
 
-@pytest.mark.parametrize("kind", ["convnext", "mobilenet_v2", "resnet", "swin"])
+@pytest.mark.parametrize("kind", ["convnext", "efficientnet", "mobilenet_v2", "resnet", "swin"])
 def test_unequal_blocks_one_by_one_are_the_whole_model(kind: str, tmp_path: Path) -> None:
     """Of batches of unequal size, in shapes that change from block to block."""
     (tmp_path / "load").mkdir()

@@ -1,5 +1,5 @@
-"""Swin, ConvNeXt and MobileNetV2 through the ledger: a correct run passes in both dialects with
-every quantized module in integer kernels, and each fault is caught at its hop."""
+"""Swin, ConvNeXt, EfficientNet and MobileNetV2 through the ledger: a correct run passes in both
+dialects with every quantized module in integer kernels, and each fault is caught at its hop."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx import helper
 
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.recipe.sparsity import Sparsity
+from optimizer.state import Range
 from optimizer.validate.ledger import ledger, sparsity_laws
 from tests.lower.running import session
 from tests.validate import mutations as m
@@ -24,12 +25,14 @@ from tests.vision import recipe
 
 STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
 SMOOTH: dict[str, Any] = {"method": "smoothquant", "activations": {"range": "minmax"}}
-KINDS = {"convnext": SMOOTH, "mobilenet_v2": STATIC, "swin": SMOOTH}
+KINDS = {"convnext": SMOOTH, "efficientnet": STATIC, "mobilenet_v2": STATIC, "swin": SMOOTH}
 MERGED = "swin.encoder.layers.0.downsample.reduction"
 SHIFTED = "swin.encoder.layers.0.blocks.1.attention"
 POINTWISE = "convnext.encoder.stages.1.layers.0"
 STRIDED = "mobilenet_v2.layer.0.conv_3x3.convolution"
 ADDED = "mobilenet_v2.layer.1.residual"
+EFFICIENT = "efficientnet.encoder.blocks"
+EXPANDED = f"{EFFICIENT}.2.expansion.expand_bn"
 
 
 Made = Callable[[str], Run]
@@ -57,6 +60,8 @@ def test_a_correct_run_passes_in_both_dialects(made: Made, tmp_path: Path, kind:
 
 INTEGERS = {
     "convnext": {"MatMulIntegerToFloat": 6},
+    # in float: two gates of each of five blocks, and the top convolution
+    "efficientnet": {"QLinearConv": 14, "QLinearAdd": 2, "Conv": 2 * 5 + 1, "Pad": 0},
     "mobilenet_v2": {"QLinearConv": 52, "QLinearAdd": 10, "Conv": 0, "Clip": 0, "Pad": 0},
     "swin": {"MatMulIntegerToFloat": 3 * 6 + 1},
 }
@@ -78,18 +83,43 @@ def test_what_stays_float_is_said_with_the_reason(made: Made) -> None:
     assert notes["convnext.encoder.stages.1.downsampling_layer.1"].startswith("outside the blocks")
 
 
+def test_gates_on_channels_stay_float_and_what_they_multiply_is_quantized(made: Made) -> None:
+    found = materials(made("efficientnet"))
+    listed = "not among the layers that load/families.py lists"
+    whys = {n.module: n.why for n in found.state.notes if ".squeeze_excite." in n.module}
+    assert len(whys) == 2 * 5
+    assert set(whys.values()) == {listed}
+    assert f"{EFFICIENT}.0.projection.project_conv" in found.state.modules
+
+
 def test_what_sparsity_prunes_are_the_linear_layers_of_unequal_blocks(made: Made) -> None:
     found, sparsity = materials(made("swin")), Sparsity(method="magnitude", pattern="2:4")
     expected = {f"{name}.weight" for name in found.state.modules}
     assert set(sparsity_laws.parameters(found, sparsity)) == expected
 
 
-def sides_swapped(graph: onnx.GraphProto) -> None:
-    """Zeros above and on the left for those below and on the right."""
-    node = next(n for n in graph.node if n.op_type == "Conv" and n.name.startswith(STRIDED))
-    (pads,) = (a for a in node.attribute if a.name == "pads")
-    assert list(pads.ints) == [0, 0, 1, 1]
-    pads.CopyFrom(helper.make_attribute("pads", [1, 1, 0, 0]))
+def sides_swapped(convolution: str) -> Callable[[onnx.GraphProto], None]:
+    """What it pads above and on the left below and on the right, and the other way round."""
+
+    def swap(graph: onnx.GraphProto) -> None:
+        node = next(n for n in graph.node if n.op_type == "Conv" and n.name.startswith(convolution))
+        (pads,) = (a for a in node.attribute if a.name == "pads")
+        before, behind = list(pads.ints[:2]), list(pads.ints[2:])
+        assert before != behind
+        pads.CopyFrom(helper.make_attribute("pads", behind + before))
+
+    return swap
+
+
+def swish_of_what_was_not_quantized(graph: onnx.GraphProto) -> None:
+    """One of the two operators of swish reads what the convolution gives as it was."""
+    coded, readers = f"{EXPANDED}/input", []
+    for node in graph.node:
+        readers += [node for name in node.input if name == coded]
+    assert sorted(n.op_type for n in readers) == ["Mul", "Sigmoid"]
+    quantizer = next(n for n in graph.node if f"{coded}_codes" in n.output)
+    sigmoid = next(n for n in readers if n.op_type == "Sigmoid")
+    sigmoid.input[0] = quantizer.input[0]
 
 
 def shifted_once_more(graph: onnx.GraphProto) -> None:
@@ -118,7 +148,23 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
     "one channel of a depthwise convolution, which is float, doubled": (
         "convnext", "lower", m.values("model", f"{POINTWISE}.dwconv.bias", one_doubled)),
     "padding on the other sides in the float graph": (
-        "mobilenet_v2", "export", m.edit_onnx("graph", sides_swapped)),
+        "mobilenet_v2", "export", m.edit_onnx("graph", sides_swapped(STRIDED))),
+    "padding on the other sides before a depthwise convolution of five rows": (
+        "efficientnet", "export",
+        m.edit_onnx("graph", sides_swapped(f"{EFFICIENT}.2.depthwise_conv"))),
+    "a range twice too wide in front of swish": (
+        "efficientnet", "compress", m.site(EXPANDED, lambda r: Range(2 * r.low, 2 * r.high))),
+    "the zero point in front of swish moved by one": (
+        "efficientnet", "lower",
+        m.values("model", f"{EXPANDED}/input_zero_point", lambda z: z + 1)),
+    "half of swish reads floats": (
+        "efficientnet", "lower", m.edit_onnx("model", swish_of_what_was_not_quantized)),
+    "the gate of one channel, which is float, moved": (
+        "efficientnet", "lower",
+        m.values("model", f"{EFFICIENT}.2.squeeze_excite.expand.bias", one_doubled)),
+    "the zero point in front of the top convolution, which is float, moved by one": (
+        "efficientnet", "lower",
+        m.values("model", f"{EFFICIENT}.4.result/input_zero_point", lambda z: z + 1)),
     "the zero point in front of a residual add moved by one": (
         "mobilenet_v2", "lower", m.values("model", f"{ADDED}/input_zero_point", lambda z: z + 1)),
 }  # fmt: skip
