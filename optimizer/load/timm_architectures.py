@@ -4,11 +4,12 @@ timm's folders (config.json with `architecture` and `pretrained_cfg`) are read b
 wrapper, with timm and torchvision; here they become a checkpoint of transformers' own class, which
 needs neither. A row follows from the name of the architecture alone, before any weight is read.
 
-timm 1.0: models/vision_transformer.py, resnet.py, convnext.py.
+timm 1.0: models/vision_transformer.py, resnet.py, convnext.py, efficientnet.py.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,59 @@ def _convnext(size: str) -> Architecture:
     return Architecture(fields, "avg", _CONVNEXT)
 
 
+# (width, depth, side) of tf_efficientnet_b0 to b7
+_EFFICIENTNETS = (
+    (1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260), (1.2, 1.4, 300),
+    (1.4, 1.8, 380), (1.6, 2.2, 456), (1.8, 2.6, 528), (2.0, 3.1, 600),
+)  # fmt: skip
+_REPEATS, _STRIDES = (1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)
+
+
+def _efficientnet(size: int) -> Architecture:
+    """Of the images that it was made for: how a convolution of stride 2 is padded follows from
+    theirs. In transformers it pads alike on all sides where depthwise_padding lists its block."""
+    width, depth, side = _EFFICIENTNETS[size]
+    repeats = [math.ceil(n * depth) for n in _REPEATS]
+    firsts = [sum(repeats[:i]) for i in range(len(repeats))]
+    alike, rows = [], (side + 1) // 2  # behind the stem
+    for first, stride in zip(firsts, _STRIDES, strict=True):
+        alike += [first] if stride == 2 and rows % 2 else []
+        rows = math.ceil(rows / stride)
+    fields = {
+        "model_type": "efficientnet",
+        "architectures": ["EfficientNetForImageClassification"],
+        "width_coefficient": width,
+        "depth_coefficient": depth,
+        "image_size": side,
+        "hidden_dim": int(1280 * width),
+        "num_block_repeats": list(_REPEATS),
+        "strides": list(_STRIDES),
+        "depthwise_padding": alike,
+        "num_hidden_layers": 4 * sum(repeats),
+    }
+    return Architecture(fields, "avg", _efficientnet_names(repeats))
+
+
+def _efficientnet_names(repeats: Sequence[int]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """timm numbers blocks by stage, transformers through all of them. The first stage expands
+    nothing."""
+    ends, encoder = ".depthwise_conv.depthwise_", "efficientnet.encoder."
+    parts = {"se.conv_reduce": ".squeeze_excite.reduce", "se.conv_expand": ".squeeze_excite.expand"}
+    first = {"conv_pw": ".projection.project_conv", "bn2": ".projection.project_bn"}
+    first |= {"conv_dw": f"{ends}conv", "bn1": f"{ends}norm", **parts}
+    others = {"conv_pw": ".expansion.expand_conv", "bn1": ".expansion.expand_bn"}
+    others |= {"conv_dw": f"{ends}conv", "bn2": f"{ends}norm", **parts}
+    others |= {"conv_pwl": ".projection.project_conv", "bn3": ".projection.project_bn"}
+    names = [("conv_stem", "efficientnet.embeddings.convolution"), ("classifier", "classifier")]
+    names += [("bn1", "efficientnet.embeddings.batchnorm")]
+    names += [("conv_head", f"{encoder}top_conv"), ("bn2", f"{encoder}top_bn")]
+    places = [(i, j) for i, count in enumerate(repeats) for j in range(count)]
+    for block, (i, j) in enumerate(places):
+        for old, new in (others if i else first).items():
+            names.append((f"blocks.{i}.{j}.{old}", f"{encoder}blocks.{block}{new}"))
+    return tuple((rf"{re.escape(old)}\.(\w+)", (rf"{new}.\1",)) for old, new in names)
+
+
 _VIT = (
     (r"cls_token", (r"vit.embeddings.cls_token",)),
     (r"pos_embed", (r"vit.embeddings.position_embeddings",)),
@@ -134,7 +188,7 @@ _CONVNEXT = (
 SIZES = "(tiny|small|base|large)"
 COVERED = (
     f"vit_{SIZES}_patch<p>_<side>, deit_{SIZES}_patch<p>_<side>, convnext_{SIZES}, "
-    "resnet18, 26, 34, 50, 101 and 152"
+    "resnet18, 26, 34, 50, 101 and 152, tf_efficientnet_b0 to b7"
 )
 
 
@@ -144,6 +198,8 @@ def architecture(name: str) -> Architecture | None:
         return _vit(match[1], int(match[2]), int(match[3]))
     if match := re.fullmatch(r"resnet(18|26|34|50|101|152)", name):
         return _resnet(int(match[1]))
+    if match := re.fullmatch(r"tf_efficientnet_b([0-7])", name):
+        return _efficientnet(int(match[1]))
     if match := re.fullmatch(rf"convnext_{SIZES}", name):
         return _convnext(match[1])
     return None

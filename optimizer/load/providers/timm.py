@@ -112,7 +112,7 @@ def _check_arguments(
         raise CheckpointError(
             f"{side} was found, and the architecture's name says {record.fields['image_size']}",
             where=f"{file}: {CONFIG}.input_size",
-            accepted="the side that the positions are of",
+            accepted="the side that the architecture was made for",
             fix="Only models that the architecture's name says all of are covered.",
         )
     expected = {

@@ -18,6 +18,7 @@ from optimizer.harness import contract as contracts
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import parameter_shapes, skeleton_from_config, torch_model
 from optimizer.load.providers import timm as provider
+from optimizer.load.timm_architectures import architecture
 from tests.hostile.checkpoints import WRONG
 from tests.load.conftest import Load
 
@@ -156,8 +157,37 @@ def test_a_tensor_that_has_no_place_is_refused(folder: Path, load: Load, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("size", "alike"),
+    list(enumerate([[], [16], [5, 8, 16], [5, 18], [6], [13, 27], [31], [18]])),
+)
+def test_convolutions_that_meet_an_odd_number_of_rows_pad_alike(
+    size: int, alike: list[int]
+) -> None:
+    """As in the configs of google/efficientnet-b0 to b7, which transformers converted."""
+    record = architecture(f"tf_efficientnet_b{size}")
+    assert record is not None
+    assert record.fields["depthwise_padding"] == alike
+
+
+def test_blocks_of_efficientnet_are_numbered_through_all_stages() -> None:
+    record = architecture("tf_efficientnet_b0")
+    assert record is not None
+    project = "efficientnet.encoder.blocks.{}.projection.project_bn.running_var"
+    assert record.renamed("blocks.0.0.bn2.running_var") == (project.format(0),)
+    assert record.renamed("blocks.2.1.bn3.running_var") == (project.format(1 + 2 + 1),)
+    assert record.renamed("blocks.2.2.bn3.running_var") == ()
+
+
+@pytest.mark.parametrize(
     "name",
-    ["resnet18", "resnet50", "vit_tiny_patch16_224", "deit_tiny_patch16_224", "convnext_tiny"],
+    [
+        "resnet18",
+        "resnet50",
+        "vit_tiny_patch16_224",
+        "deit_tiny_patch16_224",
+        "convnext_tiny",
+        "tf_efficientnet_b1",  # one convolution of stride 2 meets 15 rows
+    ],
 )
 def test_its_logits_are_timms(name: str, load: Load, tmp_path: Path) -> None:
     """timm itself is the judge, where it is installed."""
@@ -175,7 +205,7 @@ def test_its_logits_are_timms(name: str, load: Load, tmp_path: Path) -> None:
         for parameter, value in model.named_parameters():
             if parameter.endswith("gamma"):
                 value.uniform_(0.1, 1)
-        images = torch.randn(2, 3, 224, 224)
+        images = torch.randn(2, *model.pretrained_cfg["input_size"])
         expected = model(images)
         save_for_hf(model, tmp_path / "timm", safe_serialization=True)
         ours = torch_model(open_checkpoint(load(tmp_path / "timm", CLASSIFY)), CLASSIFY)
