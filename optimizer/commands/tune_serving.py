@@ -37,8 +37,8 @@ from optimizer.progress import show
 @click.pass_obj
 def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **options: Any) -> None:
     """Find the settings with which BUNDLE's server carries most requests within the objectives:
-    rows of a batch and how long it waits for more (of a model that continues texts: how many at
-    once), and how long requests may wait where too many come.
+    batches at once, their rows and how long one waits for more (of a model that continues texts:
+    how many at once), and how long requests may wait where too many come.
 
     Each is measured by the search for the highest rate that `optimize load` is, on this machine,
     whose processors the client shares with the server. The settings printed are the section
