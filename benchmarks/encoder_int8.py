@@ -44,7 +44,12 @@ from optimizer.harness.tasks import encode  # noqa: E402
 from optimizer.load import datasets  # noqa: E402
 from optimizer.progress import say  # noqa: E402
 from optimizer.recipe.file import read as read_recipe  # noqa: E402
-from optimizer.recipe.schema import OpenVinoTarget, Recipe  # noqa: E402
+from optimizer.recipe.schema import (  # noqa: E402
+    Compression,
+    OpenVinoTarget,
+    Recipe,
+    TargetSection,
+)
 from optimizer.store import Step, Store  # noqa: E402
 from optimizer.validate.quality import quality  # noqa: E402
 
@@ -120,15 +125,27 @@ def lowered_model(recipe: Recipe, store: Store, model: Path | None) -> tuple[Ste
 
     source = store.step(load, recipe.model)
     target = next(t for t in recipe.targets if t.runtime == "onnxruntime")
-    state = store.step(compress, recipe.compression, source)
-    graph = store.step(export, target.export, source, state)
-    ours, other = (
-        store.step(lower, t, source, state, graph).path / "model.onnx"
-        for t in (target, OpenVinoTarget(runtime="openvino"))
-    )
+    openvino = OpenVinoTarget(runtime="openvino")
+
+    def made(section: Compression, *targets: TargetSection) -> list[Path]:
+        state = store.step(compress, section, source)
+        graph = store.step(export, target.export, source, state)
+        steps = [store.step(lower, t, source, state, graph) for t in targets]
+        return [step.path / "model.onnx" for step in steps]
+
+    ours, other = made(recipe.compression, target, openvino)
+    (attention,) = made(with_attention(recipe.compression), openvino)
     if model is not None:
         ours = sorted(model.rglob("model.onnx"))[0] if model.is_dir() else model
-    return source, Lowered(ours, other)
+    return source, Lowered(ours, other, attention)
+
+
+def with_attention(section: Compression) -> Compression:
+    """The same compression, and integers in attention."""
+    assert section.quantize.activations is not None
+    activations = section.quantize.activations.model_copy(update={"attention": "int8"})
+    quantize = section.quantize.model_copy(update={"activations": activations})
+    return section.model_copy(update={"quantize": quantize})
 
 
 def float_graph(source: Path, folder: Path) -> Path:

@@ -39,10 +39,12 @@ class System:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Our INT8 files of one compressed state, by the runtime that each is for."""
+    """Our INT8 files of one compressed state, by the runtime that each is for. attention: for
+    OpenVINO, of a state whose attention multiplies integers too."""
 
     onnxruntime: Path
     openvino: Path
+    attention: Path
 
 
 def systems(
@@ -73,6 +75,13 @@ def systems(
         System("ours-openvino-fixed-bf16", "ours, INT8, OpenVINO in bf16, compiled per shape",
                "openvino", lowered.openvino, {"fixed": True, "precision": "bf16"},
                answers_of="ours-openvino-bf16"),
+        System("ours-attention", "**ours, INT8 with attention, target openvino**", "served",
+               lowered.attention),
+        System("ours-attention-fixed", "ours, INT8 with attention, OpenVINO compiled per shape",
+               "openvino", lowered.attention, {"fixed": True}, answers_of="ours-attention"),
+        System("ours-attention-fixed-bf16",
+               "ours, INT8 with attention, OpenVINO in bf16, compiled per shape",
+               "openvino", lowered.attention, {"fixed": True, "precision": "bf16"}),
         System("openvino-bf16", "OpenVINO float in bf16", "served", graph, {"precision": "bf16"}),
         System(REFERENCE, f"{ort} float", "onnxruntime", graph),
         System(

@@ -23,7 +23,8 @@ state.json, keys sorted, UTF-8, no spaces after separators:
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
                  "encoder.layer.0.output.dense:input"; of the input after its factor. A module
-                 without codes hands on what a residual add reads
+                 without codes hands on what a residual add reads, or, below an attention's
+                 `operands`, what it multiplies: query, key, value, probabilities
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
                  are coded; the module's codes hold the inverse, its replaced weight does not
     activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
@@ -151,7 +152,7 @@ class CompressedState:
 
     @property
     def summands(self) -> dict[str, Range]:
-        """{identity in front of a residual add: range}."""
+        """{identity in front of a residual add, or of a product of attention: range}."""
         ranges = ((owner_of(site), covered) for site, covered in self.ranges.items())
         return {name: r for name, r in ranges if weight_name(name) not in self.weights}
 

@@ -26,6 +26,7 @@ class Accepts:
     float_products: what becomes of int4 weights in groups beside static ranges, where they are
     taken: products in float; "": they are not.
     zeros_alone: takes pruned weights that stay float.
+    integer_attention: runs the products of an encoder's attention in integers.
     sparse_kernels: the patterns for which it has kernels that skip zeros.
     """
 
@@ -38,6 +39,7 @@ class Accepts:
     no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
     float_products: str = ""
     zeros_alone: bool = True
+    integer_attention: bool = False
     sparse_kernels: tuple[str, ...] = ()
 
 

@@ -1,15 +1,12 @@
 """The targets: one record per runtime, and the check of a recipe against what each accepts.
 
-The check runs before any weight is read. What a record accepts are measured facts, not hopes:
-TensorRT-RTX 1.7 parses no zero point other than 0, no uint8 and no run-time activation ranges, and
-builds no Gather of int8 constants, which are "only allowed before DQ"; ONNX Runtime 1.31 turns only
-power-of-two blocks from 16 to 256 into MatMulNBits. Beside static ranges it multiplies blocks of
-int4 in float, and fuses blocks of int8 into a MatMulIntegerToFloat that cannot run
-(tests/lower/test_dialects.py); TensorRT-RTX builds no engine of either. TensorRT's row is RTX's,
-whose parser it shares; it is not measured.
-
-A target of another distribution is an entry point of the group "optimizer.targets": its name is
-what `runtime:` says, its object a Target.
+The check runs before any weight is read. What a record accepts are measured facts: TensorRT-RTX 1.7
+parses no zero point other than 0, no uint8 and no run-time activation ranges, and builds no Gather
+of int8 constants, "only allowed before DQ"; ONNX Runtime 1.31 turns only power-of-two blocks from
+16 to 256 into MatMulNBits. Beside static ranges it multiplies blocks of int4 in float, and fuses
+blocks of int8 into a MatMulIntegerToFloat that cannot run (tests/lower/test_dialects.py);
+TensorRT-RTX builds no engine of either. TensorRT has RTX's row, whose parser it shares, unmeasured.
+A target of another distribution is an entry point of the group "optimizer.targets", a Target.
 """
 
 from __future__ import annotations
@@ -106,7 +103,7 @@ RTX = Target(
 OPENVINO = Target(
     name="openvino",
     section=OpenVinoTarget,
-    accepts=Accepts(weight_zero_point=False, dynamic_activations=False),
+    accepts=Accepts(weight_zero_point=False, dynamic_activations=False, integer_attention=True),
     check="optimizer.targets:of_decoders",
     lower="optimizer.lower.openvino:lower",
     fit="optimizer.build.openvino:fit",
@@ -331,8 +328,7 @@ def _check_one(weights: Weights, where: str, at: str, runtime: str, row: Accepts
         raise RecipeError(
             f"false is not accepted by target {runtime} ({at}): it dequantizes with a scale only",
             where=f"{where}.symmetric",
-            fix=f"Use symmetric: true, or a target that takes zero points: "
-            f"{_others(lambda a: a.weight_zero_point)}.",
+            fix=f"Use symmetric: true, or target {_others(lambda a: a.weight_zero_point)}.",
         )
     if weights.full_range and not row.full_range:
         raise RecipeError(
@@ -375,8 +371,13 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
         raise RecipeError(
             f"token is not accepted by target {runtime} ({at}): it takes static ranges only",
             where="quantize.activations.granularity",
-            fix=f"Use granularity: tensor, or only targets that measure at run time: "
-            f"{_others(lambda a: a.dynamic_activations)}.",
+            fix=f"Use tensor, or only targets {_others(lambda a: a.dynamic_activations)}.",
+        )
+    if recipe.quantize.integer_attention and not row.integer_attention:
+        raise RecipeError(
+            f"int8 is not accepted by target {runtime} ({at}): its attention runs in float",
+            where="quantize.activations.attention",
+            fix=f"Use float, or target {_others(lambda a: a.integer_attention)} alone.",
         )
     for where, weights in weight_blocks(recipe):
         if where in ("quantize.head", "quantize.embedding"):

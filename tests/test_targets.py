@@ -180,6 +180,17 @@ def test_groups_beside_activations_that_nothing_runs_are_refused_whatever_is_acc
     assert "allow_precision_fallback" not in str(caught.value)
 
 
+def test_attention_in_integers_is_taken_by_openvino_alone(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    recipe = RECIPE.replace("{{range: minmax}}", "{{attention: int8}}")
+    path.write_text(recipe.format(target="{runtime: openvino}"))
+    targets.check(recipe_file.read(path))
+    for runtime in ("onnxruntime", "tensorrt-rtx", "onnxruntime-web"):
+        path.write_text(recipe.format(target=f"{{runtime: {runtime}}}"))
+        with pytest.raises(RecipeError, match=r"attention: int8 .*openvino alone"):
+            targets.check(recipe_file.read(path))
+
+
 def test_openvino_refuses_what_it_would_not_keep_in_integers(tmp_path: Path) -> None:
     made = target(tmp_path, "{runtime: openvino, float: bf16}")
     assert (made.name, made.float_type, made.computes_in) == ("openvino-cpu", "fp32", "bf16")

@@ -48,6 +48,14 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
     """By the skeleton alone. Raises RecipeError for a pattern that matches nothing, for a group
     size or an N:M that does not divide a module's inputs, and when nothing would be left to
     compress."""
+    if quantize.integer_attention and not source.family.attention_products:
+        raise RecipeError(
+            f"the attention of a {source.family.model_type} is not two plain products around a "
+            "softmax that can be quantized here",
+            where="quantize.activations.attention",
+            accepted="int8 of bert, roberta, xlm-roberta, camembert and electra",
+            fix="Use attention: float.",
+        )
     chosen = _quantized(source, quantize)
     modules = {n: source.model.get_submodule(n) for n in chosen.quantized}
     filters = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d)}

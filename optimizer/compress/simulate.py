@@ -8,7 +8,8 @@ A quantized linear multiplies de-quantized weights with inputs that were coded a
 
 A convolution does the same with the image that its filters are laid over, whose padding is 0; its
 weight (out, in of a group, height, width) is quantized as (out, in * height * width). What a
-residual add reads is quantized alike, where the state has its range.
+residual add reads is quantized alike, where the state has its range, and what an attention
+multiplies (load/attention_operands.py).
 
 x is first multiplied, feature by feature, by its module's factor where the state has one; the codes
 of the weight hold the inverse.
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError
 from optimizer.filters import Filters
+from optimizer.load import attention_operands
+from optimizer.operands import attention_of, operands_of
 from optimizer.qtensor import QTensor
 from optimizer.state import Activations, CompressedState, Range, input_name, owner_of
 
@@ -206,6 +209,9 @@ def simulated(
         filled = QuantLinear.of(twin.get_submodule(module), values, mode, covered, factor)
         set_module(twin, module, filled)
     if activations:
+        attentions = [attention_of(name) for name in operands_of(state)]
+        if attentions:
+            attention_operands.install(twin, attentions)
         for module, range_ in state.summands.items():
             if only is None or module in only:
                 set_module(twin, module, QuantInput(range_))

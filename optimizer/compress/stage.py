@@ -43,6 +43,7 @@ from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
+from optimizer.load import attention_operands
 from optimizer.load.model import materialize, release
 from optimizer.progress import bar, say
 from optimizer.recipe import methods
@@ -95,6 +96,9 @@ def compress(
     """As `run`, on batches of one's own, made once the recipe is known to fit the model."""
     opened, quantize = open_source(section.task, source), section.quantize
     selection = select(opened, quantize, section.sparsity)
+    if quantize.integer_attention:
+        attention = opened.family.attention_products
+        attention_operands.install(opened.model, [f"{b}.{attention}" for b in opened.blocks])
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
     walked = precision.decided(section.compress, opened, progress, "compress")
@@ -195,7 +199,9 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
             blocks,
             schemes,
             sparsity,
-            source.summands(schemes, blocks) if quantize.static_activations else (),
+            (*source.summands(schemes, blocks), *source.operands(blocks))
+            if quantize.static_activations
+            else (),
         )
         part, rows, corrections = segments.compress(group, quantize, job.progress / "scratch")
         for block in blocks:

@@ -15,6 +15,7 @@ names.json
                 Gathers `nodes` look up; one whose ids are constants may be folded away
     summands    {module: [{input, node}, ...]} of each identity that hands on what is quantized for
                 no module: the tensor, and what reads it there; only where there are some
+    operands    {module: {input, node}} of each identity around the products of an attention
     parameters  {parameter: initializer}
     folded      [parameter, ...] parameters with no initializer: not used by the graph, or
                 folded into another value; never a weight of a module
@@ -80,6 +81,7 @@ class Names:
     folded: tuple[str, ...] = field(default=())
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
     summands: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
+    operands: Mapping[str, Use] = field(default_factory=dict)
 
     @property
     def parameter_of(self) -> dict[str, str]:
@@ -89,8 +91,10 @@ class Names:
 
     def as_dict(self) -> dict[str, Any]:
         summands = {m: [asdict(use) for use in uses] for m, uses in self.summands.items()}
+        operands = {m: asdict(use) for m, use in self.operands.items()}
         return {
             **({"summands": summands} if summands else {}),
+            **({"operands": operands} if operands else {}),
             "modules": {m: asdict(entry) for m, entry in self.modules.items()},
             "lookups": {m: asdict(entry) for m, entry in self.lookups.items()},
             "parameters": dict(self.parameters),
@@ -112,7 +116,9 @@ def from_dict(document: Mapping[str, Any]) -> Names:
         name: tuple(Use(**use) for use in uses)
         for name, uses in document.get("summands", {}).items()
     }
-    return Names(modules, document["parameters"], tuple(document["folded"]), lookups, summands)
+    operands = {name: Use(**use) for name, use in document.get("operands", {}).items()}
+    folded = tuple(document["folded"])
+    return Names(modules, document["parameters"], folded, lookups, summands, operands)
 
 
 def pair(

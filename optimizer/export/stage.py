@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from optimizer import state as compressed_state
-from optimizer.export import names, onnx_file
+from optimizer.export import attention_operands, names, onnx_file
 from optimizer.export.check import FLOAT_TYPES, LARGE, check, longest_of, vocabulary
 from optimizer.export.clean import clean
 from optimizer.export.interface import Interface, interface
@@ -34,6 +34,7 @@ from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.family_record import Family
 from optimizer.load.model import skeleton
 from optimizer.load.residual_blocks import Summand
+from optimizer.operands import operands_of
 from optimizer.progress import say
 from optimizer.recipe.schema import Export
 from optimizer.state import CompressedState, weight_name
@@ -61,10 +62,13 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     written = onnx_file.load(out / "model.onnx")
     linear, tables = multiplying(model, compressed), embeddings(model)
     paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
+    multiplied = operands_of(compressed)
+    added = [n for n in compressed.summands if n not in multiplied]
     summands = names.residual_adds(
-        written, paired.modules, {n: _summand(n, architecture, model) for n in compressed.summands}
+        written, paired.modules, {n: _summand(n, architecture, model) for n in added}
     )
-    paired = replace(paired, summands=summands)
+    operands = attention_operands.find(written, paired.modules, multiplied)
+    paired = replace(paired, summands=summands, operands=operands)
     text = json.dumps(paired.as_dict(), indent=1, sort_keys=True)
     (out / "names.json").write_text(text, encoding="utf-8")
     lend(model, values)

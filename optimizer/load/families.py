@@ -35,6 +35,7 @@ _BERT = Family(
     smooth=(SmoothPair("attention.self.value", ("attention.output.dense",)),),
     feed_forward=FeedForward(("intermediate.dense",), "output.dense"),
     depth="num_hidden_layers",
+    attention_products="attention.self",
 )
 _ROBERTA = replace(_BERT, model_type="roberta", base="roberta", positions_after_padding=True)
 

@@ -24,9 +24,11 @@ class Family:
     DeBERTa's own position projections when share_att_key is off); of unequal blocks, those that
     any has. batch_norms: those that are folded. chains: what is rebuilt with identities. summands:
     quantized as inputs of modules are, where they are an identity in the model, so that a runtime
-    can add integers. any_size: it takes images of any size, whatever the config calls theirs.
-    whole_pool: the pooling whose window is larger than any image (load/whole_pools.py), "" where
-    there is none.
+    can add integers. attention_products: the module of a block whose children query, key and value
+    transformers multiplies by an attention that it takes by name, with a plain softmax between; ""
+    where the products are others. any_size: it takes images of any size, whatever the config calls
+    theirs. whole_pool: the pooling whose window is larger than any image (load/whole_pools.py), ""
+    where there is none.
 
     Of a decoder, all but `head` relative to the base model or to a block: head, its output
     projection, a name in the whole model. final_norm: between the last block and the head, "" when
@@ -71,6 +73,7 @@ class Family:
     any_size: bool = False
     whole_pool: str = ""
     summands: tuple[Summand, ...] = ()
+    attention_products: str = ""
 
     def summands_of(self, block: str, modules: Container[str]) -> dict[str, Summand]:
         """{module: what it hands on} of a block. modules: the names of the model's, which need not

@@ -133,6 +133,8 @@ def _summand(model: ir.Model, module: str) -> Edge:
     coded = [n.outputs[0] for n in own if n.op_type == "QuantizeLinear"]
     if not len(inputs) == len(outputs) == len(coded) == 1 or inputs[0] is None:
         raise OptimizeError(f"what {module} hands on is not quantized once", where="cut")
+    if not outputs[0].uses():
+        raise OptimizeError(f"nothing reads the integers of what {module} hands on", where="cut")
     x, y, rank = str(inputs[0].name), str(outputs[0].name), _rank(inputs[0])
     return Edge(module, x, y, rank, rank, str(coded[0].name), "", rank, multiplies=False)
 

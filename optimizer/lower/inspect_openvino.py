@@ -5,7 +5,7 @@ these the layers of the kernel begin with ("<module>/MatMul/DequantizationMultip
 fused when every kernel that stands for one of its products takes integers as weights, and for a
 quantized input integers there too. A product that no kernel names cannot be judged, and counts as
 run in higher precision. An embedding multiplies nothing: it counts when rows are taken from
-integers.
+integers. An attention whose operands are integers is in "wider" too where its kernels read floats.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import onnx
 from optimizer.export.clean import MODULE
 from optimizer.harness.runtimes.openvino.kernels import Kernel
 from optimizer.lower.lookup import IDS
+from optimizer.operands import attention_of
 
 PRODUCTS = ("MatMul", "Gemm")
 MULTIPLIES = frozenset({"FullyConnected", "MatMul"})
 TAKES_ROWS = frozenset({"Gather"})
+OF_ATTENTION = frozenset({"Subgraph", "MatMul"})
 ATTENTIONS = ("ScaledDotProductAttention", "PagedAttention")
 INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 UNTOLD = "no kernel of the runtime model names it"
@@ -33,7 +35,8 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
     """{"eligible": modules lowered to integers, "fused": those in integer kernels wherever they are
     used, "wider": the names of the others, "why_wider": {name: why}, "operators": {kernel: how many
     modules' products it runs, and of attentions how many there are}}."""
-    modules = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]
+    document = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))
+    modules = document["modules"]
     uses = _uses(lowered_folder / "model.onnx", modules)
     why_wider: dict[str, str] = {}
     counts: dict[str, int] = {}
@@ -51,13 +54,33 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
     for kernel in kernels:
         if kernel.kind in ATTENTIONS:
             counts[kernel.kind] = counts.get(kernel.kind, 0) + 1
+    in_float = len(why_wider)
+    attentions = dict.fromkeys(map(attention_of, document.get("summands", ())))
+    for name in filter(None, attentions):
+        why = _multiplies_floats(name, kernels)
+        why_wider |= {name: why} if why else {}
     return {
         "eligible": len(modules),
-        "fused": len(modules) - len(why_wider),
+        "fused": len(modules) - in_float,
         "wider": sorted(why_wider),
         "why_wider": dict(sorted(why_wider.items())),
         "operators": dict(sorted(counts.items())),
     }
+
+
+def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
+    """Why an attention's two products are not of integers, or "". One kernel for all of it reads
+    queries, keys and values; its probabilities stay inside. Two kernels read two operands each."""
+    own = [
+        k
+        for k in kernels
+        if k.kind in OF_ATTENTION and any(n.startswith(f"{attention}/") for n in k.layers)
+    ]
+    integers = sum(kind in INTEGERS for k in own for kind in k.inputs)
+    if integers >= (3 if len(own) == 1 else 4):
+        return ""
+    read = "; ".join(f"{', '.join(k.inputs)} in {k.kind} ({k.primitive})" for k in own)
+    return f"its products read {read}" if own else UNTOLD
 
 
 def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:

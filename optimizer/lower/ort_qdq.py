@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.names import Module, Names
-from optimizer.lower import convolution, lookup, ort_rank
+from optimizer.lower import attention_operands, convolution, lookup, ort_rank
 from optimizer.lower.qdq import (
     Surgeon,
     dequantized_weight,
@@ -33,6 +33,7 @@ from optimizer.lower.qdq import (
     quantized_modules,
     weight_parts,
 )
+from optimizer.operands import operands_of
 from optimizer.qtensor import QTensor
 from optimizer.state import CompressedState, Range
 
@@ -68,7 +69,10 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
             coded[name] = _static(surgeon, name, module, q, products, state.ranges[module.site])
         else:
             coded[name] = _weight_only(surgeon, name, module, q, products)
-    convolution.summands(surgeon, names, state.summands, signed=False)
+    operands = operands_of(state)
+    added = {name: r for name, r in state.summands.items() if name not in operands}
+    convolution.summands(surgeon, names, added, signed=False)
+    attention_operands.lower(surgeon, names, operands)
     surgeon.finish()
     return coded
 

@@ -102,6 +102,11 @@ def check_training(quantize: Quantize) -> None:
             "qat with quantize.keep_float_auto: what training makes up for is not known before; "
             "name modules in keep_float"
         )
+    if quantize.integer_attention:
+        raise ValueError(
+            "qat with quantize.activations.attention: int8: what attentions multiply is not "
+            "trained as integers; use attention: float"
+        )
     for name in ("head", "embedding"):
         if getattr(quantize, name) != "float":
             raise ValueError(

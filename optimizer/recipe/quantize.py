@@ -70,6 +70,11 @@ class Activations(Section):
         "minmax", description="how a static range is chosen"
     )
     percentile: float = Field(99.999, gt=50, le=100, description="what range: percentile covers")
+    attention: Literal["float", "int8"] = Field(
+        "float",
+        description="the two products of an encoder's attention, queries by keys and probabilities "
+        "by values: int8: of integers too, which target openvino multiplies",
+    )
 
     @model_validator(mode="after")
     def _static_options_need_static_ranges(self) -> Activations:
@@ -78,6 +83,8 @@ class Activations(Section):
             raise ValueError(
                 f"{', '.join(sorted(static))}: chooses static ranges; granularity: token has none"
             )
+        if self.granularity == "token" and self.attention == "int8":
+            raise ValueError("attention: int8 needs static ranges; use granularity: tensor")
         if "percentile" in static and self.range != "percentile":
             raise ValueError(f"percentile is given but range is {self.range}")
         return self
@@ -271,6 +278,11 @@ class Quantize(Section):
     def static_activations(self) -> bool:
         """Whether activations are quantized with ranges chosen beforehand."""
         return self.activations is not None and self.activations.granularity == "tensor"
+
+    @property
+    def integer_attention(self) -> bool:
+        """Whether attentions multiply integers."""
+        return self.activations is not None and self.activations.attention == "int8"
 
     @property
     def calibrated(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,20 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import RecipeError
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.families import FAMILIES
+from optimizer.load.family_record import Family
 from optimizer.load.model import skeleton
-from optimizer.recipe.schema import Quantize, Weights
+from optimizer.recipe.schema import Activations, Quantize, Weights
 
 
 @pytest.fixture(scope="module")
 def choose(loaded: Path):  # type: ignore[no-untyped-def]
     checkpoint = open_checkpoint(loaded)
     model = skeleton(checkpoint, "sentence-embedding")
-    source = ModelSource(model, checkpoint.tensors, family(checkpoint.config), "")
+    own = family(checkpoint.config)
 
-    def call(**quantize: object) -> Selection:
+    def call(family: Family = own, **quantize: object) -> Selection:
+        source = ModelSource(model, checkpoint.tensors, family, "")
         return select(source, Quantize(**quantize))  # type: ignore[arg-type]
 
     return call
@@ -61,6 +65,14 @@ def test_a_group_that_does_not_divide_is_refused_with_the_sizes_that_do(choose) 
     with pytest.raises(RecipeError, match=r"encoder\.layer\.0\.attention\.self\.query") as e:
         choose(weights=Weights(bits=4, granularity="group", group_size=128))
     assert e.value.accepted == "16, 32, 64"
+
+
+def test_integers_in_attention_are_refused_where_its_products_are_others(choose) -> None:  # type: ignore[no-untyped-def]
+    activations = Activations(attention="int8")
+    assert choose(activations=activations).quantized
+    with pytest.raises(RecipeError, match="not two plain products") as e:
+        choose(family=replace(FAMILIES["deberta-v2"], base="bert"), activations=activations)
+    assert e.value.where == "quantize.activations.attention"
 
 
 def test_keeping_everything_in_float_is_an_error(choose) -> None:  # type: ignore[no-untyped-def]

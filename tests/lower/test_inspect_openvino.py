@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from optimizer.harness.runtimes.openvino.kernels import Kernel
@@ -75,3 +76,28 @@ def test_what_no_kernel_names_is_not_taken_for_integers(tiny: Exported, tmp_path
     name = "encoder.layer.1.output.dense"
     others = [k for k in kernels(folder / "model.onnx") if not k.name.startswith(name)]
     assert inspect(folder, others)["why_wider"] == {name: UNTOLD}
+
+
+def of_attention(kind: str, *inputs: str) -> Kernel:
+    return Kernel("k", kind, "jit", "i8", ("encoder.layer.0.attention.self/MatMul_1",), inputs)
+
+
+@pytest.mark.parametrize(
+    ("own", "holds"),
+    [
+        ([of_attention("Subgraph", "i8", "i8", "f32", "i8")], True),
+        ([of_attention("MatMul", "i8", "i8"), of_attention("MatMul", "u8", "i8")], True),
+        ([of_attention("Subgraph", "i8", "i8", "f32", "f32")], False),
+        ([of_attention("MatMul", "f32", "f32"), of_attention("MatMul", "u8", "i8")], False),
+        ([], False),
+    ],
+)
+def test_an_attention_that_multiplies_floats_is_wider(
+    own: list[Kernel], holds: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "lowering.json").write_text(
+        '{"modules": {}, "summands": ["encoder.layer.0.attention.self.operands.key"]}'
+    )
+    onnx.save(onnx.helper.make_model(onnx.GraphProto(name="empty")), tmp_path / "model.onnx")
+    wider = inspect(tmp_path, own)["wider"]
+    assert wider == ([] if holds else ["encoder.layer.0.attention.self"])

@@ -60,6 +60,7 @@ def test_awq_searches_ranges_where_nothing_else_chooses_integers(
     ("quantize", "words"),
     [
         ({"method": "rotation"}, "qat with rotation"),
+        ({"activations": {"attention": "int8"}}, "qat with quantize.activations.attention"),
         ({"head": {"bits": 8}}, "quantize.head"),
         ({"keep_float_auto": {"max_error": 0.1}}, "name modules in keep_float"),
     ],

@@ -1,4 +1,9 @@
-"""Choose the static ranges of a segment's quantized inputs, from histograms over all tokens."""
+"""Choose the static ranges of a segment's quantized inputs, from histograms over all tokens.
+
+What an attention multiplies has ranges of its own: OpenVINO multiplies two tensors of integers
+without a zero point only, and the extremes of values cost more than they are worth
+(docs/decisions.md: Why NNCF's MiniLM is faster in OpenVINO). Probabilities lie in 0..1.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,13 @@ from optimizer.compress.apply.folding import bad_input
 from optimizer.compress.methods.activation_ranges import Histogram, chooser
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.operands import attention_of, is_probabilities
 from optimizer.recipe.quantize import Activations
 from optimizer.state import Range
+
+OF_OPERANDS = Activations(symmetric=True, range="mse")
+"""How the ranges of queries, keys and values are chosen that are multiplied as integers."""
+PROBABILITIES = Range(0.0, 1.0)
 
 
 def ranges(
@@ -28,9 +38,14 @@ def ranges(
         except ValueError as e:
             raise bad_input(name, e) from e
 
-    walk.observe(group, hook, histograms)
-    choose = range_chooser(activations)
-    chosen = {name: choose(histogram) for name, histogram in histograms.items()}
+    probabilities = {name for name in histograms if is_probabilities(name)}
+    walk.observe(group, hook, histograms.keys() - probabilities)
+    choose, of_operand = range_chooser(activations), range_chooser(OF_OPERANDS)
+    chosen = {
+        name: (of_operand if attention_of(name) else choose)(histogram)
+        for name, histogram in histograms.items()
+    }
+    chosen |= dict.fromkeys(probabilities, PROBABILITIES)
     return {n: chosen[leader[n]] for n in (*group.schemes, *group.summands)}
 
 

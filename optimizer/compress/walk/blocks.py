@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.errors import CheckpointError
+from optimizer.load.attention_operands import Operand
 from optimizer.load.family_record import Family
 from optimizer.qtensor import Scheme
 from optimizer.recipe.sparsity import Sparsity
@@ -117,7 +118,8 @@ class BlockGroup:
 
     model: a skeleton but for `blocks`. segment: of stream.uses. schemes: {module: scheme} of the
     modules in these blocks that are quantized; sparsity: {module: the recipe's section} of those
-    that are pruned. summands: the identities whose input is quantized for a residual add.
+    that are pruned. summands: the identities whose input is quantized for a
+    residual add or for a product of attention.
     """
 
     model: nn.Module
@@ -235,7 +237,8 @@ def _observed_output(
     def show(name: str, x: Tensor) -> None:
         if hook is not None:
             with torch.autocast("cpu", enabled=False):
-                images = isinstance(group.model.get_submodule(name), _OF_IMAGES)
+                module = group.model.get_submodule(name)
+                images = isinstance(module, _OF_IMAGES) and not isinstance(module, Operand)
                 hook(name, x.float() if images else real_rows(x, real).float(), real)
 
     with observed(group.model, names, show):

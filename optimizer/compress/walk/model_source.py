@@ -17,6 +17,7 @@ from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.family_record import Family
 from optimizer.load.model import materialize, release, skeleton
+from optimizer.operands import HOLDER, OPERANDS
 from optimizer.recipe.schema import Task
 
 
@@ -78,6 +79,16 @@ class ModelSource:
             if f"{block}.{s.convolution}" in quantized and (block == last or not s.last)
         )
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
+
+    def operands(self, blocks: Collection[str]) -> tuple[str, ...]:
+        """Of these blocks, the identities around products of attention, where there are any."""
+        attentions = [f"{block}.{self.family.attention_products}" for block in blocks]
+        return tuple(
+            f"{name}.{HOLDER}.{operand}"
+            for name in attentions
+            if self.family.attention_products and hasattr(self.model.get_submodule(name), HOLDER)
+            for operand in OPERANDS
+        )
 
     @property
     def widest(self) -> tuple[int, int]:

@@ -37,6 +37,7 @@ from optimizer.compress.methods.activation_ranges import (
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.filters import Filters
 from optimizer.harness.inputs.batch import Batch
+from optimizer.operands import attention_of, is_probabilities
 from optimizer.recipe.schema import Activations
 from optimizer.state import CompressedState, Range, input_name, owner_of, weight_name
 from optimizer.validate.ledger import trace
@@ -142,11 +143,17 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 class Ranges:
-    """Law 1."""
+    """Law 1, of what modules read, or (operands) of what attentions multiply but probabilities."""
 
-    def __init__(self, state: CompressedState, method: Activations | None) -> None:
+    def __init__(
+        self, state: CompressedState, method: Activations | None, *, operands: bool = False
+    ) -> None:
         static = method is not None and state.activations == "tensor"
-        self.modules = tuple(owner_of(site) for site in state.ranges if static)
+        self.modules = tuple(
+            name
+            for name in map(owner_of, state.ranges if static else ())
+            if bool(attention_of(name)) == operands and not is_probabilities(name)
+        )
         self._state = state
         if method is not None:
             self._measures = _measures(method)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimizer.lower import cut
+from optimizer.lower import attention_operands, cut
 from optimizer.lower.graph_constants import biases as biases_of
 from optimizer.lower.graph_constants import input_quantizations
 from optimizer.lower.opened import Opened, Source, opened
+from optimizer.operands import attention_of
 from optimizer.state import owner_of
 from optimizer.validate.ledger import constant_laws, linears
 from optimizer.validate.materials import Materials
@@ -72,7 +73,7 @@ def activations(m: Materials, graph: Source) -> list[str]:
         if quantizer is None:
             problems.append(f"{name}: the graph does not code its input")
             continue
-        if m.signed:
+        if m.signed or (attention_of(name) and attention_operands.signed(ours)):
             right = quantizer.zero_point == 0 and quantizer.offset == ours.offset
         else:
             right = quantizer.zero_point == ours.zero_point and quantizer.offset == 0

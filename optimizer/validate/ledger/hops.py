@@ -14,13 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optimizer.compress.apply.activation_ranges import OF_OPERANDS, PROBABILITIES
 from optimizer.compress.apply.rounding import float_target
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.temporary import temporary_folder
+from optimizer.load.attention_operands import with_operands
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower import cut
 from optimizer.lower.opened import opened
+from optimizer.operands import is_probabilities, operands_of
 from optimizer.qtensor import QTensor
 from optimizer.state import owner_of
 from optimizer.validate import on_gpu
@@ -156,9 +159,12 @@ def compress(m: Materials) -> Entry:
     elif not m.section.training:
         laws = [
             calibration_laws.Ranges(m.state, activations),
+            calibration_laws.Ranges(m.state, OF_OPERANDS, operands=True),
             calibration_laws.Corrections(m.state, m.parameters, m.corrections, m.filters),
         ]
-    seen = calibration_laws.judge(laws, m.simulated_model, m.folded_model, m.calibration())
+    problems += _operands(m)
+    floats = with_operands(m.folded_model, operands_of(m.state))
+    seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration())
     problems += seen.problems
     unjudged += seen.unjudged
     # What qat trained has its errors folded in: the budget is of the model that was compressed.
@@ -186,6 +192,23 @@ def compress(m: Materials) -> Entry:
         tuple(problems),
         unproven,
     )
+
+
+def _operands(m: Materials) -> list[str]:
+    """Attentions multiply integers where the recipe says so, and nowhere else; of probabilities
+    those of 0..1."""
+    activations, operands = m.section.quantize.activations, operands_of(m.state)
+    integers = activations is not None and activations.attention == "int8"
+    problems = (
+        []
+        if integers == bool(operands)
+        else ["attentions multiply " + ("integers" if operands else "floats")]
+    )
+    return problems + [
+        f"{name}: its range is {covered}, not {PROBABILITIES}"
+        for name, covered in operands.items()
+        if is_probabilities(name) and covered != PROBABILITIES
+    ]
 
 
 def _rounding(m: Materials) -> tuple[list[str], list[str]]:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from optimizer import targets
 from optimizer.filters import EVEN
+from optimizer.lower import attention_operands
+from optimizer.operands import attention_of
 from optimizer.state import Range, input_name, weight_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces import Linear
@@ -95,8 +97,9 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
     """Of what a module or a residual add reads."""
-    factor = m.state.factor_of(module)
-    quantizer = static(m.state.ranges[input_name(module)], factor, m.signed, m.precision)
+    factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
+    signed = m.signed or (bool(attention_of(module)) and attention_operands.signed(covered))
+    quantizer = static(covered, factor, signed, m.precision)
     if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
         return replace(quantizer, reciprocal=True)
     return quantizer

@@ -206,6 +206,8 @@ def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every:
     """x with one value of one real token of each example moved by a step, or of every token."""
     if mask.ndim < 2:  # images, whole or in windows: (image, channel, row, column), or a width last
         mask = torch.ones((len(mask), x[..., 0].numel() // len(mask)), dtype=torch.bool)
+    elif x.ndim == 4 and x.shape[2] == mask.shape[1]:  # probabilities (text, head, query, key)
+        mask = mask[:, None].expand(x.shape[:-1]).reshape(len(x), -1)
     elif x.shape[:-1] != mask.shape:
         mask = torch.ones(x.shape[:-1] if x.ndim > 2 else (1, len(x)), dtype=torch.bool)
     rows = x.reshape(*mask.shape, -1).clone()

@@ -253,7 +253,8 @@ def _form(trace: Trace, key: Key) -> tuple[int, ...]:
     """What lies between an input's number and its width there, where nothing is padded and the
     graph takes no other; () where it takes any."""
     array = trace.inputs[key]
-    return array.shape[1:-1] if trace.mask.ndim == 1 and array.ndim > 2 else ()
+    fixed = trace.mask.ndim == 1 or array.ndim > 3  # images, or probabilities of heads
+    return array.shape[1:-1] if fixed and array.ndim > 2 else ()
 
 
 def products(
