@@ -1,5 +1,5 @@
 """Lower to the dialect of ONNX Runtime: ort_qdq, with its own operators for a product and its
-bias and for a decoder."""
+bias, for swish and for a decoder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from optimizer.lower import (
     ort_past_length,
     ort_product,
     ort_qdq,
+    ort_swish,
     ort_unmasked_attention,
 )
 from optimizer.lower.onnx_lowering import Lowered
@@ -39,6 +40,8 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
         if attention is None and section.fuse_attention and section.float_type == "fp32":
             ort_unmasked_attention.fuse(model)
         ort_product.fuse(model)
+        if section.float_type == "fp32":
+            ort_swish.fuse(model)
     packed = ort_pack.pack(model) if attention else {}
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export import onnx_file
-from optimizer.lower import ort_pack, ort_product
+from optimizer.lower import ort_pack, ort_product, ort_swish
 
 # ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
 RANKS = {
@@ -17,6 +17,7 @@ RANKS = {
     "MultiHeadAttention": (3,),
     "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
     "SimplifiedLayerNormalization": (3, 3),
+    ort_swish.OPERATOR: (4,),  # of what convolutions give
 }
 # Of one that gives the rank it reads: of positions in a row, or in rows and columns.
 KEEPS_RANK, READ = ort_product.OPERATOR, (3, 4)

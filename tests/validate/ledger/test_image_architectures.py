@@ -61,7 +61,13 @@ def test_a_correct_run_passes_in_both_dialects(made: Made, tmp_path: Path, kind:
 INTEGERS = {
     "convnext": {"MatMulIntegerToFloat": 6},
     # in float: two gates of each of five blocks, and the top convolution
-    "efficientnet": {"QLinearConv": 14, "QLinearAdd": 2, "Conv": 2 * 5 + 1, "Pad": 0},
+    "efficientnet": {
+        "QLinearConv": 14,
+        "QLinearAdd": 2,
+        "Conv": 2 * 5 + 1,
+        "Pad": 0,
+        "QuickGelu": 15,
+    },
     "mobilenet_v2": {"QLinearConv": 52, "QLinearAdd": 10, "Conv": 0, "Clip": 0, "Pad": 0},
     "swin": {"MatMulIntegerToFloat": 3 * 6 + 1},
 }
@@ -112,14 +118,18 @@ def sides_swapped(convolution: str) -> Callable[[onnx.GraphProto], None]:
 
 
 def swish_of_what_was_not_quantized(graph: onnx.GraphProto) -> None:
-    """One of the two operators of swish reads what the convolution gives as it was."""
-    coded, readers = f"{EXPANDED}/input", []
-    for node in graph.node:
-        readers += [node for name in node.input if name == coded]
-    assert sorted(n.op_type for n in readers) == ["Mul", "Sigmoid"]
+    """It reads what the convolution gives as it was."""
+    coded = f"{EXPANDED}/input"
+    (swish,) = (n for n in graph.node if coded in n.input)
     quantizer = next(n for n in graph.node if f"{coded}_codes" in n.output)
-    sigmoid = next(n for n in readers if n.op_type == "Sigmoid")
-    sigmoid.input[0] = quantizer.input[0]
+    assert swish.op_type == "QuickGelu"
+    swish.input[0] = quantizer.input[0]
+
+
+def slope_of_gelu(graph: onnx.GraphProto) -> None:
+    """What QuickGelu has by default."""
+    swish = next(n for n in graph.node if n.op_type == "QuickGelu")
+    swish.attribute[0].f = 1.702
 
 
 def shifted_once_more(graph: onnx.GraphProto) -> None:
@@ -157,8 +167,9 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
     "the zero point in front of swish moved by one": (
         "efficientnet", "lower",
         m.values("model", f"{EXPANDED}/input_zero_point", lambda z: z + 1)),
-    "half of swish reads floats": (
+    "swish reads floats": (
         "efficientnet", "lower", m.edit_onnx("model", swish_of_what_was_not_quantized)),
+    "swish with another slope": ("efficientnet", "lower", m.edit_onnx("model", slope_of_gelu)),
     "the gate of one channel, which is float, moved": (
         "efficientnet", "lower",
         m.values("model", f"{EFFICIENT}.2.squeeze_excite.expand.bias", one_doubled)),
