@@ -22,8 +22,8 @@ from optimizer.harness.runtimes.openvino.kernels import Kernel
 from optimizer.lower.lookup import IDS
 from optimizer.operands import attention_of
 
-PRODUCTS = ("MatMul", "Gemm")
-MULTIPLIES = frozenset({"FullyConnected", "MatMul"})
+PRODUCTS = ("MatMul", "Gemm", "Conv")
+MULTIPLIES = frozenset({"FullyConnected", "MatMul", "Convolution"})
 TAKES_ROWS = frozenset({"Gather"})
 OF_ATTENTION = frozenset({"Subgraph", "MatMul"})
 ATTENTIONS = ("ScaledDotProductAttention", "PagedAttention")

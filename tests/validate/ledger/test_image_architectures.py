@@ -20,7 +20,7 @@ from tests.lower.running import session
 from tests.validate import mutations as m
 from tests.validate.ledger.test_convolutions import first_refused, one_doubled
 from tests.validate.ledger.test_images import materials, refused
-from tests.validate.runs import Run, for_target, make
+from tests.validate.runs import Run, for_openvino, for_target, make
 from tests.vision import recipe
 
 STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
@@ -80,6 +80,12 @@ def test_onnx_runtime_runs_every_quantized_module_in_integers(
     session(made(kind).folder("model") / "model.onnx", optimized=tmp_path / "optimized.onnx")
     kernels = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert {name: kernels.count(name) for name in INTEGERS[kind]} == INTEGERS[kind]
+
+
+def test_openvino_runs_every_quantized_convolution_in_integers(made: Made, tmp_path: Path) -> None:
+    """The build stage refuses what runs in higher precision."""
+    found = materials(for_openvino(made("efficientnet"), tmp_path / "openvino"))
+    assert refused(ledger.run(found)) == []
 
 
 def test_what_stays_float_is_said_with_the_reason(made: Made) -> None:
