@@ -41,7 +41,8 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
     """Every pair in `model`, a skeleton: the convolution gets a bias, and pads by itself; the norm
     and the padding in front become identities. same: as TensorFlow pads, whatever the size.
 
-    Raises CheckpointError for a norm that computes with another epsilon than families.py says.
+    Raises CheckpointError for a norm that computes with another epsilon than families.py says, and
+    for a padding that cuts off.
     """
     for path, parent, pair, convolution, norm in list(normed(model, norms)):
         if norm.eps != norms.epsilon:
@@ -71,11 +72,21 @@ def normed(
 
 
 def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> Sides:
-    """What the convolution pads besides the numbers that its own padding becomes."""
+    """What the convolution pads besides the numbers that its own padding becomes. Raises
+    CheckpointError for a padding that cuts off."""
+    unread = convolution.padding == "same"
     convolution.padding, sides = own_sides(convolution)
     padding = getattr(parent, pair.padding, None) if pair.padding else None
     if not isinstance(padding, nn.ZeroPad2d):
         return sides
     setattr(parent, pair.padding, nn.Identity())
-    read = not any(convolution.padding) and sides == EVEN
-    return padding.padding if read else sides
+    if unread:
+        return sides
+    if min(padding.padding) < 0:
+        raise CheckpointError(
+            f"{pair.padding} cuts off what a convolution of {convolution.kernel_size} would read",
+            where="config.json: kernel_sizes, depthwise_padding",
+            accepted="padding by 0 or more on each side",
+            fix="Use a model whose convolutions of a stride have larger filters.",
+        )
+    return padding.padding

@@ -10,8 +10,8 @@ from typing import Any
 @dataclass(frozen=True)
 class Pair:
     """A convolution and the norm that alone reads it, by their names in one module. padding: an
-    nn.ZeroPad2d beside them, "" where there is none, that the convolution alone reads where it pads
-    nothing itself, and that nothing reads elsewhere."""
+    nn.ZeroPad2d beside them, "" where there is none, that the convolution alone reads, and nothing
+    where its own padding is "same"."""
 
     convolution: str = "convolution"
     norm: str = "normalization"

@@ -86,6 +86,15 @@ def test_an_opened_checkpoint_is_the_model_of_its_files_without_norms(
     assert all(torch.equal(written[n], parameters[n]) for n in written)
 
 
+def test_padding_that_cuts_off_is_refused_where_a_checkpoint_is_opened(tmp_path: Path) -> None:
+    """transformers makes it of a filter of one row with a stride of 2."""
+    source = write(tmp_path / "cut", "efficientnet", kernel_sizes=[3, 1, 3])
+    (tmp_path / "load").mkdir()
+    LOAD.run(Model(source=str(source), task=CLASSIFY), out=tmp_path / "load")
+    with pytest.raises(CheckpointError, match="depthwise_conv_pad cuts off"):
+        torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY)
+
+
 def test_a_norm_of_another_epsilon_than_the_rows_is_refused() -> None:
     norms = FAMILIES["resnet"].batch_norms
     assert norms is not None
