@@ -67,8 +67,7 @@ MORE = DataSpec(
     source="json",
     files=tuple(str(SENTENCES / f"sentiment-{n}.jsonl") for n in ("train", "calibrate")),
 )
-REVIEWS_STEPS = 300  # more than half of its texts are seen
-REVIEWS_HELD_OUT = 256  # answers of few texts differ by chance: there are 16,904
+REVIEWS_HELD_OUT = 256  # of 16,904, the others are learned from once each
 CHOOSING = 2048  # texts of those that are learned from, by which the start is chosen
 RANGES = ("minmax", "mse", "percentile")  # the first for every method, all for the best
 EPOCHS, RATE, BATCH, LAST = 2, 5e-5, 16, 3  # of fine-tuning the classifier
@@ -145,8 +144,10 @@ class Comparison:
             start = time.process_time()
             section = self.section.model_copy(update={"data": data})
             if name == "qat, reviews":
-                update = {"steps": REVIEWS_STEPS, "held_out": REVIEWS_HELD_OUT}
-                how = section.qat.model_copy(update=update)
+                how = section.qat
+                learned_from = len(datasets.samples(data)) - REVIEWS_HELD_OUT
+                steps = learned_from // how.batch_size
+                how = how.model_copy(update={"steps": steps, "held_out": REVIEWS_HELD_OUT})
                 section = section.model_copy(update={"qat": how})
             qat.run(section, self.source, self.source, compressed, out)
             (out / "seconds").write_text(str(time.process_time() - start))
@@ -357,7 +358,7 @@ def page(parts: dict[str, Any]) -> str:
         "of points the bounds of the quality gate, each missed in 5 %. `qat` starts from the",
         f"rounding that is nearest to float on {CHOOSING:,} of the 16,904 texts of",
         "calibration/reviews-learn.yaml, and learns from the texts that calibrate; `more text`:",
-        "from 1,612 sentences of that kind; `reviews`: from those of reviews-learn.yaml.",
+        "from 1,612 sentences of that kind; `reviews`: from those of reviews-learn.yaml, once.",
         "The sentences that judge are in none of them. A learning rate beside the steps was found",
         "by the training itself, with its trials' time in the CPU seconds.",
     ]
