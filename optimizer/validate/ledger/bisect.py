@@ -3,6 +3,7 @@ logarithm of the modules. (Of a graph every piece is judged by itself: pieces.py
 
 first_bad       the search itself, over any question "is there a fault among these?"
 in_torch        the first modules compressed and the others in float
+passed_at       the same in words
 """
 
 from __future__ import annotations
@@ -55,3 +56,14 @@ def in_torch(materials: Materials, limit: float) -> str | None:
 
     first = first_bad(places, bad)
     return None if first is None else order[first]
+
+
+def passed_at(materials: Materials, limit: float) -> str:
+    """Where a state that is beyond `limit` passes it, in words."""
+    module = in_torch(materials, limit)
+    if module is None:
+        return (
+            "compressed modules alone keep it: it is passed by the integers that residual adds, "
+            "pooling, float activations or attention read"
+        )
+    return f"compressing module by module, it is passed at {module}"

@@ -177,8 +177,7 @@ def compress(m: Materials) -> Entry:
         moved, allowed = breach(measured.relative_l2, budget)
         problems.append(
             f"{BUDGET} {moved} (relative L2); "
-            f"validate.quantization_budget is {allowed}; compressing module by module, it is "
-            f"passed at {bisect.in_torch(m, budget)}"
+            f"validate.quantization_budget is {allowed}; {bisect.passed_at(m, budget)}"
         )
     why = "validate.quantization_budget of the recipe"
     unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""

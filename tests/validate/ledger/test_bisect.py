@@ -74,6 +74,12 @@ def test_the_module_whose_compression_breaks_the_output_is_named(
     assert bisect.in_torch(runs["w8"].materials(), limit=0.1) is None
 
 
+def test_where_no_module_passes_it_what_no_module_reads_is_said_to(runs: dict[str, Run]) -> None:
+    said = bisect.passed_at(runs["w8"].materials(), limit=0.1)
+    assert "residual adds" in said
+    assert "None" not in said
+
+
 def test_a_state_over_its_budget_names_the_module_that_passes_it(runs: dict[str, Run]) -> None:
     run = runs["w4"]
     inner = run.section.validate_.model_copy(update={"quantization_budget": 0.05})
