@@ -13,7 +13,15 @@ from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.fields import BatchSize, Length, Milliseconds, Name, Seconds
 
 Metric = Literal[
-    "accuracy", "f1", "spearman", "probe_accuracy", "retrieval", "cosine", "perplexity"
+    "accuracy",
+    "top5_accuracy",
+    "agreement",
+    "f1",
+    "spearman",
+    "probe_accuracy",
+    "retrieval",
+    "cosine",
+    "perplexity",
 ]
 
 

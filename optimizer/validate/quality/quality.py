@@ -4,6 +4,8 @@ Metrics. Each is a Metric: right/wrong outcomes for the exact paired test, or a 
 weighted examples for the bootstrap.
 
     accuracy         share of texts (or of words, for token-classification) labelled right
+    top5_accuracy    share of images whose label is among the five that score highest
+    agreement        share of images that get the baseline's label, whose own value is 1
     f1               macro F1 over the labels that occur in the data
     spearman         rank correlation of the pair's cosine (or of a regression's value) with score
     probe_accuracy   a ridge classifier fit on the baseline's embeddings of `train`
@@ -42,6 +44,8 @@ from optimizer.validate.quality.metrics import (
     word_accuracy,
 )
 from optimizer.validate.quality.significance import Decision, Floats
+
+BEST = 5  # of top5_accuracy
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,13 @@ def compare(
             probe.predict(np.stack(baseline.text)) == labels,
             probe.predict(np.stack(candidate.text)) == labels,
         )
+    if name == "agreement":
+        same: Booleans = _first(baseline) == _first(candidate)
+        return shares(np.ones_like(same), same)
+    if name == "top5_accuracy":
+        labels = np.array(_need(rows, "label", name))
+        _check_labels(labels, len(baseline.text[0]))
+        return shares(_among_best(baseline, labels), _among_best(candidate, labels))
     if name not in ("accuracy", "f1"):
         raise ValueError(f"unknown metric {name!r}")
     if baseline.words is not None and candidate.words is not None:
@@ -162,7 +173,7 @@ def compare(
         return f1_metric(truth, baseline.words, candidate.words, confidence)
     labels = np.array(_need(rows, "label", name))
     _check_labels(labels, len(baseline.text[0]))
-    a, b = (np.stack(s.text).argmax(1) for s in (baseline, candidate))
+    a, b = _first(baseline), _first(candidate)
     if name == "accuracy":
         return shares(a == labels, b == labels)
     return f1_metric(list(labels[:, None]), list(a[:, None]), list(b[:, None]), confidence)
@@ -187,6 +198,27 @@ def _check_labels(labels: Integers, outputs: int) -> None:
             where="validate.data",
             fix="Give the label names in the model's order: labels: [...].",
         )
+
+
+def _first(answers: Answers) -> Integers:
+    """The label of each text or image."""
+    labels: Integers = np.stack(answers.text).argmax(1)
+    return labels
+
+
+def _among_best(answers: Answers, labels: Integers) -> Booleans:
+    """Whether its label is one of the BEST that have the highest scores. Raises DataError for a
+    model of so few labels that it always is."""
+    scores = np.stack(answers.text)
+    if scores.shape[1] <= BEST:
+        raise DataError(
+            f"the model has {scores.shape[1]} labels: the best {BEST} always hold the right one",
+            where="validate.metric",
+            accepted="accuracy",
+        )
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :BEST]
+    among: Booleans = (best == labels[:, None]).any(1)
+    return among
 
 
 def similarity(answers: Answers) -> Floats:

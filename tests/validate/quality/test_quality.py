@@ -33,6 +33,33 @@ def test_accuracy_is_the_share_of_right_labels() -> None:
     assert found == ((LOGITS.argmax(1) == LABELS).mean(), (WORSE.argmax(1) == LABELS).mean())
 
 
+def test_top5_accuracy_equals_scikit_learns() -> None:
+    judge = pytest.importorskip("sklearn.metrics", reason="scikit-learn judges it")
+    labels = RNG.integers(0, 20, 200)
+    rows = [Sample(f"image {i}", label=int(label)) for i, label in enumerate(labels)]
+    one, other = (np.eye(20)[labels] + RNG.standard_normal((200, 20)) * s for s in (0.7, 1.5))
+    expected = [
+        judge.top_k_accuracy_score(labels, x, k=5, labels=np.arange(20)) for x in (one, other)
+    ]
+    assert both("top5_accuracy", rows, answers(one), answers(other)) == pytest.approx(expected)
+    assert expected[0] > expected[1]
+
+
+def test_top5_accuracy_of_no_more_than_five_labels_says_nothing_and_is_refused() -> None:
+    with pytest.raises(DataError, match="3 labels"):
+        both("top5_accuracy", ROWS, answers(LOGITS), answers(WORSE))
+
+
+def test_agreement_needs_no_labels_and_is_the_share_of_answers_that_stay() -> None:
+    rows = [Sample(f"image {i}") for i in range(200)]
+    found = both("agreement", rows, answers(LOGITS), answers(WORSE))
+    assert found == (1.0, (LOGITS.argmax(1) == WORSE.argmax(1)).mean())
+    decision = metrics.decide(
+        quality.compare("agreement", rows, answers(LOGITS), answers(WORSE)), 200, 0.02, 0.95
+    )
+    assert decision.drop == pytest.approx(1 - found[1])
+
+
 def test_f1_equals_scikit_learns() -> None:
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn judges F1")
     found = both("f1", ROWS, answers(LOGITS), answers(WORSE))
