@@ -371,7 +371,7 @@ def _check_activations(recipe: Recipe, at: str, section: TargetSection, target: 
         raise RecipeError(
             f"token is not accepted by target {runtime} ({at}): it takes static ranges only",
             where="quantize.activations.granularity",
-            fix=f"Use tensor, or only targets {_others(lambda a: a.dynamic_activations)}.",
+            fix=f"Use granularity: tensor, or {_others(lambda a: a.dynamic_activations)} alone.",
         )
     if recipe.quantize.integer_attention and not row.integer_attention:
         raise RecipeError(
