@@ -11,6 +11,7 @@ from optimizer.deploy.measured import Measured, measure
 from optimizer.deploy.settings import Settings, parsed
 from optimizer.deploy.source import Source
 from optimizer.errors import RecipeError
+from optimizer.harness.runtimes import table
 from optimizer.harness.serve.settings import chosen
 
 PORT: int = parsed(()).port
@@ -62,7 +63,8 @@ def server(source: Source, settings: Settings) -> Server:
     if settings.memory_mib is None or (source.generates and settings.drain_seconds is None):
         measured = measure(source.folder, settings.arguments)
     engine = _engine(source, measured)
-    workers = 1 if source.generates else chosen(source.manifest, serve).workers
+    parallel = table.reentrant(engine) and not source.generates
+    workers = chosen(source.manifest, serve).workers if parallel else 1
     threads = engine["threads"] if serve.threads is None else serve.threads * workers
     cpu = settings.cpu or threads
     if not cpu:

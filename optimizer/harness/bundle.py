@@ -109,7 +109,7 @@ class Bundle(Closing):
                 raise MachineError(self.decision.reason, fix=self.decision.install or fix)
             index = self.decision.index
             self.engine: dict[str, Any] = self.manifest["engines"][index]
-            self.threads = self._shared(workers) if threads is None else threads
+            self.threads = self._threads_of(workers) if threads is None else threads
             model = self.folder / self.engine["model"]
             check_inside(model, self.folder, set(self.manifest["files"]))
             if genai:
@@ -130,10 +130,15 @@ class Bundle(Closing):
             else:
                 return
 
-    def _shared(self, workers: int) -> int:
-        """Threads of the engine chosen; 0: one per processor."""
+    @property
+    def reentrant(self) -> bool:
+        """Whether several threads may answer with it at once."""
+        return table.reentrant(self.engine) and not self.task.generates
+
+    def _threads_of(self, workers: int) -> int:
+        """Of a run of the engine chosen; 0: one per processor."""
         threads: int = self.engine["threads"]
-        if workers == 1 or self.task.generates:
+        if workers == 1 or not self.reentrant:
             return threads
         return max(1, (threads or self._shop.machine.cores) // workers)
 

@@ -158,18 +158,26 @@ def test_an_option_of_another_platform_is_refused(bundle: Path, tmp_path: Path) 
     assert (result.exit_code, "is not of --to triton" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(("workers", "each"), [("1", 3), ("3", 1), ("8", 1)])
 def test_an_engine_of_one_thread_per_processor_gets_as_many_as_are_requested(
-    bundle: Path, tmp_path: Path
+    bundle: Path, tmp_path: Path, workers: str, each: int
 ) -> None:
     out, words = tmp_path / "out", (*NEEDED, "--memory-mib", "300", "--", "--threads", "0")
+    words = (*words, "--workers", workers)
     result = run(bundle, "--to", "kubernetes", "--out", out, *words)
     assert (result.exit_code, "Give --cpu N" in result.stderr) == (2, True)
     document = deployed(bundle, "--to", "kubernetes", "--out", out, "--cpu", "3", *words)
     text = (out / "kubernetes.yaml").read_text()
     deployment = next(yaml.safe_load_all(text))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert parser().parse_args(container["args"]).threads == 3
+    assert parser().parse_args(container["args"]).threads == each
     assert document["server"]["cpu"] == 3
+
+
+def test_every_worker_gets_the_processors_of_its_threads(bundle: Path, tmp_path: Path) -> None:
+    words = (*NEEDED, "--memory-mib", "300", "--", "--threads", "2", "--workers", "3")
+    document = deployed(bundle, "--to", "kubernetes", "--out", tmp_path / "out", *words)
+    assert document["server"]["cpu"] == 6
 
 
 def test_the_image_starts_a_server_for_all_addresses_and_not_as_root(

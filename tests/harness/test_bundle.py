@@ -6,6 +6,8 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +18,11 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.archive import unpack
 from optimizer.harness.bundle import Bundle
+from optimizer.harness.command_line import parsed
 from optimizer.harness.errors import BundleError, MachineError, UnopenedError
-from optimizer.harness.machine import Gpu, Machine
+from optimizer.harness.machine import Gpu, Machine, this_machine
 from optimizer.harness.manifest import damaged_files, read_manifest
+from optimizer.harness.opening import opener
 from tests.package import small_bundle
 
 TEXTS = ["good film", "a bad, slow and poor one", "never again"]
@@ -28,14 +32,47 @@ TEXTS = ["good film", "a bad, slow and poor one", "never again"]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose first target is deferred and whose second runs here. Copied before use."""
     targets = (small_bundle.RTX, small_bundle.ORT)
-    from dataclasses import replace
-
     from optimizer.harness.runtimes.trt import builder
 
     with pytest.MonkeyPatch.context() as patch:
         row = replace(builder.PRODUCTS["tensorrt-rtx"], module="no_such_tensorrt")
         patch.setitem(builder.PRODUCTS, "tensorrt-rtx", row)
         return small_bundle.make(tmp_path_factory.mktemp("bundle"), targets)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "workers", "each"),
+    [(0, 1, 0), (0, 4, 4), (0, 32, 1), (8, 4, 2), (3, 4, 1)],
+)
+def test_workers_share_the_threads_of_the_recipe_or_the_machine(
+    tmp_path: Path, recorded: int, workers: int, each: int
+) -> None:
+    bundle = small_bundle.make(tmp_path) / "bundle"
+    small_bundle.edited(bundle, lambda m: m["engines"][0].update(threads=recorded))
+    machine = replace(this_machine(), cores=16)
+    with Bundle(bundle, machine=machine, workers=workers) as opened:
+        assert opened.threads == each
+    with Bundle(bundle, machine=machine, workers=workers, threads=5) as opened:
+        assert opened.threads == 5
+
+
+def test_a_server_opens_a_bundle_with_the_share_of_its_workers(tmp_path: Path) -> None:
+    bundle = small_bundle.make(tmp_path) / "bundle"
+    small_bundle.edited(bundle, lambda m: m["engines"][0].update(threads=8))
+    small_bundle.edited(bundle, lambda m: m["recipe"].update({"serve": {"workers": 2}}))
+    for words, each in ((), 4), (("--workers", "8"), 1):
+        args = parsed(["serve", "--bundle", str(bundle), *words])
+        with ExitStack() as stack:
+            assert opener(args, print)(bundle, stack).threads == each
+
+
+def test_an_engine_that_runs_one_batch_at_a_time_keeps_all_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = small_bundle.make(tmp_path) / "bundle"
+    monkeypatch.setattr(Bundle, "reentrant", False)
+    with Bundle(bundle, workers=4) as opened:
+        assert opened.threads == opened.engine["threads"]
 
 
 @pytest.fixture

@@ -49,10 +49,6 @@ class FittedRunner(Closing):
         return self._runner.inputs
 
     @property
-    def reentrant(self) -> bool:
-        return self._runner.reentrant
-
-    @property
     def outputs(self) -> list[str]:
         return self._runner.outputs
 

@@ -22,10 +22,6 @@ class Runner(Protocol):
     def outputs(self) -> list[str]:
         """Names, in the graph's order."""
 
-    @property
-    def reentrant(self) -> bool:
-        """Whether several threads may call `infer` at once."""
-
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
 

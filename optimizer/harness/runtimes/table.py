@@ -26,7 +26,8 @@ class Runtime:
     engines.py. product: of a runtime that has engine files of its own, which fit some machines
     only; None: it runs the portable model itself. devices: a module, from this folder, with
     `available` and `absent` as openvino/devices.py has them, of a runtime that alone knows which of
-    its devices are here.
+    its devices are here. reentrant: providers or devices on which several threads may call one open
+    model's `infer` at once.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Runtime:
     product: Product | None = None
     served_by: str = ""
     devices: str = ""
+    reentrant: tuple[str, ...] = ()
 
     @property
     def runs(self) -> bool:
@@ -86,6 +88,7 @@ RUNTIMES: dict[str, Runtime] = {
                 "tensorrt-rtx": (("onnxruntime",), RTX_PLUGIN),
             },
             open="..engines:open_model",
+            reentrant=("cpu",),  # InferenceSession.run is thread-safe; others were not tried
         ),
         Runtime(
             "tensorrt-rtx",
@@ -115,3 +118,8 @@ RUNTIMES: dict[str, Runtime] = {
 def of(name: str) -> Runtime:
     """The record of a runtime; of one that is not in the table, a record that nothing runs."""
     return RUNTIMES.get(name) or Runtime(name)
+
+
+def reentrant(engine: Mapping[str, Any]) -> bool:
+    """Whether several threads may run this engine of a manifest at once."""
+    return (engine.get("provider") or engine["device"]) in of(engine["runtime"]).reentrant

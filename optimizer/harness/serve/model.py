@@ -47,7 +47,7 @@ class Model:
         self.sharing, self.limits = sharing, limits
         self.predictor: Predictor = bundle.predictor
         self.threads = bundle.threads
-        self.reentrant = bundle.runner.reentrant
+        self.reentrant = bundle.reentrant
 
     def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
         """Each input ready for a batch. Raises RequestError for one that the model cannot read."""

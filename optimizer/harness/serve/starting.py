@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +64,21 @@ async def started(
         )
     model = Model(bundle, Inputs(args.max_texts))
     if settings.workers > 1 and not model.reentrant:
-        raise InputError(
-            f"{settings.workers}, and engine {model.target} runs one batch at a time",
-            where="workers",
-            accepted="1; more of ONNX Runtime on a CPU",
-        )
+        settings = _one_worker(settings, model, args, say)
     engine = await _answering(model, settings, args, say, beside)
     return Service(engine, model.version, args.timeout)
+
+
+def _one_worker(
+    settings: Settings, model: Model, args: argparse.Namespace, say: Callable[..., None]
+) -> Settings:
+    """The settings of an engine that runs one batch at a time. What the bundle's recipe has was
+    found with another of its engines; raises InputError where this server was told."""
+    what = f"{settings.workers}, and engine {model.target} runs one batch at a time"
+    if args.workers or args.settings:
+        raise InputError(what, where="workers", accepted="1; more of ONNX Runtime on a CPU")
+    say(level="warning", event="one_worker", message=f"serve.workers of the recipe is {what}")
+    return replace(settings, workers=1)
 
 
 async def _continuing(

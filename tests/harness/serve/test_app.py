@@ -36,8 +36,9 @@ def error(reply: Reply) -> str:
     return str(reply.json["error"])
 
 
+@pytest.mark.parametrize("workers", ["1", "3"])
 def test_answers_are_those_of_predict_whatever_comes_at_once(
-    made: Path, predicted: dict[str, Any]
+    made: Path, predicted: dict[str, Any], workers: str
 ) -> None:
     async def test(client: Client) -> None:
         texts = TEXTS * 20
@@ -51,7 +52,7 @@ def test_answers_are_those_of_predict_whatever_comes_at_once(
         batches = float(metrics.split("nv_inference_exec_count{")[1].split("} ")[1].split()[0])
         assert batches < len(texts)  # some shared one
 
-    on_server(made, test, "--max-wait", "60")
+    on_server(made, test, "--max-wait", "60", "--workers", workers)
 
 
 def test_an_embedding_is_the_same_numbers_in_json_in_bytes_and_from_openai(

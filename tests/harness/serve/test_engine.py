@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from optimizer.harness.bundle import Bundle
 from optimizer.harness.errors import InputError
-from optimizer.harness.runtimes.ort.run import OrtRunner, cores
 from optimizer.harness.serve import engine as engines
 from optimizer.harness.serve.engine import Call
 from optimizer.harness.serve.model import Model
 from optimizer.harness.serve.refusals import DrainingError
 from tests.harness.serve.serving import Client, on_server
+from tests.package import small_bundle
 
 FOREVER = float("inf")
 
@@ -84,7 +85,7 @@ def test_as_many_batches_run_at_once_as_there_are_workers(
 ) -> None:
     async def test(client: Client) -> None:
         (line,) = [line for line in client.lines if line["event"] == "warmed_up"]
-        assert (line["workers"], line["threads"]) == (2, max(1, cores() // 2))
+        assert line["workers"] == 2
         model = client.app.first().engine.model
         run, both = model.run, threading.Barrier(2, timeout=20)
 
@@ -106,9 +107,25 @@ def test_a_runtime_that_runs_one_batch_at_a_time_is_given_no_more(
     async def never(_: Client) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(OrtRunner, "reentrant", False)
+    monkeypatch.setattr(Bundle, "reentrant", False)
     with pytest.raises(InputError, match="one batch at a time"):
         on_server(made, never, "--workers", "2")
+
+
+def test_workers_that_another_engine_was_tuned_with_become_one_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = small_bundle.make(tmp_path) / "bundle"
+    small_bundle.edited(bundle, lambda m: m["recipe"].update({"serve": {"workers": 2}}))
+
+    async def test(client: Client) -> None:
+        lines = {line["event"]: line for line in client.lines}
+        assert "one batch at a time" in lines["one_worker"]["message"]
+        assert (lines["warmed_up"]["workers"], lines["warmed_up"]["most_workers"]) == (1, 1)
+        assert (await client.infer(["good"])).status == 200
+
+    monkeypatch.setattr(Bundle, "reentrant", False)
+    on_server(bundle, test)
 
 
 def test_a_deadline_that_cannot_be_kept_is_refused_before_it_waits(made: Path) -> None:

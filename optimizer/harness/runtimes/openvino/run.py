@@ -167,11 +167,6 @@ class OpenVinoRunner(Closing):
         return {name: dtype for name, (dtype, _) in self._inputs.items()}
 
     @property
-    def reentrant(self) -> bool:
-        """No: there is one infer request."""
-        return False
-
-    @property
     def outputs(self) -> list[str]:
         """Names, in the graph's order."""
         return list(self._outputs)

@@ -99,13 +99,6 @@ class OrtRunner(Closing):
         return dict(zip(self._outputs, values, strict=True))
 
     @property
-    def reentrant(self) -> bool:
-        """Whether several threads may call `infer` at once: a session is (docs/design/
-        High_Level_Design.md of ONNX Runtime), what is bound to buffers is not. No device but the
-        CPU has been tried."""
-        return self.provider == "cpu" and self._bound is None
-
-    @property
     def outputs(self) -> list[str]:
         """Names, in the graph's order."""
         return list(self._outputs)

@@ -92,11 +92,6 @@ class TrtRunner(Closing):
         return dict(self.session.inputs)
 
     @property
-    def reentrant(self) -> bool:
-        """No: an execution context is one thread's."""
-        return False
-
-    @property
     def outputs(self) -> list[str]:
         """Names, in the engine's order."""
         return list(self.session.outputs)
