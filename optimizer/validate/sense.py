@@ -67,6 +67,8 @@ def before(
     settings, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
     sense_checks.answers_differ(baseline.text, terms)
+    if settings.metric == "agreement":
+        sense_checks.agreement_can_be_lost(baseline, settings.max_drop)
     labelled = sense_checks.labelled_answers(
         settings.metric, m.contract.task_record, rows, baseline, train
     )

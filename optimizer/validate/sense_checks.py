@@ -47,6 +47,22 @@ def answers_differ(vectors: Sequence[Floats], terms: int) -> None:
     )
 
 
+def agreement_can_be_lost(baseline: Answers, margin: float) -> None:
+    """Raise DataError where a model that answers everything alike would keep metric agreement:
+    where all but `margin` of the float model's answers are one label."""
+    _, counts = np.unique(np.stack(baseline.text).argmax(1), return_counts=True)
+    others = 1 - float(counts.max()) / float(counts.sum())
+    if others > margin:
+        return
+    raise DataError(
+        f"the float model gives {counts.max()} of {counts.sum()} rows one label, so that a model "
+        f"that gives it to all of them would lose {others:.3g}, and max_drop is {margin:g}",
+        where="validate.data",
+        accepted="for metric agreement, rows of which more than max_drop get other labels",
+        fix="Give rows of more classes, or a smaller max_drop.",
+    )
+
+
 def labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Labelled | None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from optimizer.cli import main
+from optimizer.errors import RecipeError
 from optimizer.harness.bench import fewest
 from optimizer.load_test.arrivals import mean_for
 from optimizer.recipe import file as recipe_file
@@ -98,6 +99,15 @@ def test_a_recipe_says_what_its_task_has_no_use_for(
     result = CliRunner().invoke(main, ["check", str(file), "--set", override])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_workers_need_a_target_that_runs_several_batches_at_once(tmp_path: Path) -> None:
+    file = write_tiny_recipe(tmp_path, tmp_path / "model")
+    recipe_file.read(file, ["serve={workers: 2}"])
+    elsewhere = "targets=[{runtime: openvino, device: cpu}]"
+    recipe_file.read(file, ["serve={workers: 1}", elsewhere])
+    with pytest.raises(RecipeError, match="no target runs several batches at once"):
+        recipe_file.read(file, ["serve={workers: 2}", elsewhere])
 
 
 def test_a_bundle_has_its_settings_and_not_what_it_is_held_to(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from optimizer.errors import DataError
 from optimizer.load.datasets import Sample
 from optimizer.validate import sense_checks
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import chance
+from optimizer.validate.quality import chance, quality
 from optimizer.validate.quality.quality import Answers
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -162,6 +162,23 @@ def test_one_answer_to_all_texts_is_refused_but_for_rounding() -> None:
     with pytest.raises(DataError, match="4 different texts one answer"):
         sense_checks.answers_differ(rounded, 64)
     sense_checks.answers_differ([*rounded, answer * 1.01], 64)
+
+
+@pytest.mark.parametrize(
+    ("others", "margin", "told"), [(0, 0.01, False), (2, 0.03, False), (4, 0.03, True)]
+)
+def test_agreement_that_one_label_for_all_would_keep_is_refused(
+    others: int, margin: float, told: bool
+) -> None:
+    labels = np.array([1] * others + [0] * (100 - others))
+    baseline = Answers(tuple(np.eye(3)[labels] + 0.1 * RNG.standard_normal((100, 3))))
+    alike = Answers(tuple(np.eye(3)[np.zeros(100, int)]))
+    lost = 1 - quality.compare("agreement", [], baseline, alike).candidate(np.ones((1, 100)))[0]
+    assert (lost > margin) == told
+    if told:
+        return sense_checks.agreement_can_be_lost(baseline, margin)
+    with pytest.raises(DataError, match="one label"):
+        sense_checks.agreement_can_be_lost(baseline, margin)
 
 
 def test_an_interval_without_width_is_refused_unless_nothing_was_lost() -> None:
