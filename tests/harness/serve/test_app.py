@@ -36,23 +36,34 @@ def error(reply: Reply) -> str:
     return str(reply.json["error"])
 
 
-@pytest.mark.parametrize("workers", ["1", "3"])
+async def asked_at_once(client: Client, texts: list[str], predicted: dict[str, Any]) -> None:
+    """Each alone and all in one request, at the same time: the answers are predict's."""
+    replies = await asyncio.gather(*(client.infer([t]) for t in texts), client.infer(texts))
+    for asked, reply in zip([*([t] for t in texts), texts], replies, strict=True):
+        answers = [json.loads(a) for a in reply.json["outputs"][0]["data"]]
+        assert answers == [{**predicted[t], "engine": "onnxruntime-cpu"} for t in asked]
+
+
 def test_answers_are_those_of_predict_whatever_comes_at_once(
-    made: Path, predicted: dict[str, Any], workers: str
+    made: Path, predicted: dict[str, Any]
 ) -> None:
     async def test(client: Client) -> None:
         texts = TEXTS * 20
-        replies = await asyncio.gather(*(client.infer([t]) for t in texts), client.infer(texts))
-        lists = [[t] for t in texts] + [texts]
-        for asked, reply in zip(lists, replies, strict=True):
-            answers = [json.loads(a) for a in reply.json["outputs"][0]["data"]]
-            expected = [{**predicted[t], "engine": "onnxruntime-cpu"} for t in asked]
-            assert answers == expected
+        await asked_at_once(client, texts, predicted)
         metrics = (await client.ask("GET", "/metrics")).body.decode()
         batches = float(metrics.split("nv_inference_exec_count{")[1].split("} ")[1].split()[0])
         assert batches < len(texts)  # some shared one
 
-    on_server(made, test, "--max-wait", "60", "--workers", workers)
+    on_server(made, test, "--max-wait", "60")
+
+
+def test_several_workers_give_each_text_the_bits_of_predict(
+    made: Path, predicted: dict[str, Any]
+) -> None:
+    async def test(client: Client) -> None:
+        await asked_at_once(client, TEXTS * 20, predicted)
+
+    on_server(made, test, "--max-wait", "60", "--workers", "3")
 
 
 def test_an_embedding_is_the_same_numbers_in_json_in_bytes_and_from_openai(
