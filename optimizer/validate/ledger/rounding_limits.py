@@ -1,6 +1,7 @@
 """What a rounding method can do to a weight, from how it is defined and the recipe's options.
 
     nearest   every integer is the nearest one of its scale         rtn, awq, and what goes before
+    codes     how far from its weight an integer may lie, in steps, that was the nearest before
     scale     what a scale may be, as a share of what just covers the group's own weights
     norms     how far a learned norm weight may lie from where folding put it
 
@@ -13,7 +14,8 @@ only that comparison refuses anything.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from optimizer.compress.methods import autoround as rounding_learned
 from optimizer.compress.methods import scale_tuning as scales_tuned
@@ -35,10 +37,12 @@ GRID = (1 - UNIT["bf16"]) ** -2
 class Limits:
     """What one method may do. scale: (least, most), as shares of what just covers the group's own
     weights, or of what it started from. norms: see the module's docstring, in units of the mean
-    magnitude. listed: every scale is one of rtn.candidates, to the bit."""
+    magnitude. codes: of a method that moves integers, see there, in steps of the scale that each
+    started from. listed: every scale is one of rtn.candidates, to the bit."""
 
     scale: tuple[float, float] = (1.0, 1.0)
     norms: float = 0.0
+    codes: float = math.inf
     listed: bool = False
 
 
@@ -48,14 +52,15 @@ UNLIMITED = Limits((0.0, math.inf), math.inf)
 @dataclass(frozen=True)
 class Rounding:
     """What all methods together may do to a weight. nearest: no integer lies beside the nearest
-    one. scale, norms, listed: as of Limits. learned: a method follows gradients through the whole
-    block or model: one module rounded again by itself says nothing about it. unjudged: the methods
-    whose records say nothing of the integers they choose."""
+    one. scale, norms, codes, listed: as of Limits. learned: a method follows gradients through the
+    whole block or model: one module rounded again by itself says nothing about it. unjudged: the
+    methods whose records say nothing of the integers they choose."""
 
     nearest: bool
     scale: tuple[float, float]
     learned: bool = False
     norms: float = 0.0
+    codes: float = math.inf
     listed: bool = False
     unjudged: tuple[str, ...] = ()
 
@@ -97,6 +102,7 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
         scale=(math.prod(x.scale[0] for x in limits), math.prod(x.scale[1] for x in limits)),
         learned=any(m.law == "learned" for m in (rounding, *tuning)),
         norms=sum(x.norms for x in limits),
+        codes=_codes(rounding.law == "nearest", limits[1:]),
         listed=limits[0].listed and not tuning,
         unjudged=tuple(m.name for m in (rounding, *tuning) if not (m.law and m.limits)),
     )
@@ -105,7 +111,14 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
 def alone(bits: int) -> Rounding:
     """Round to nearest by itself."""
     limits = nearest(None, None, bits)
-    return Rounding(True, limits.scale, listed=limits.listed)
+    return Rounding(True, limits.scale, codes=HALF_STEP, listed=limits.listed)
+
+
+def _codes(nearest: bool, tuning: Sequence[Limits]) -> float:
+    """Nothing is known of two methods that move integers one after the other."""
+    if not nearest or len(tuning) > 1:
+        return math.inf
+    return tuning[0].codes if tuning else HALF_STEP
 
 
 def nearest(_quantize: Quantize | None, _calibrate: Calibrate | None, bits: int) -> Limits:
@@ -126,8 +139,12 @@ def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits
 
 def autoround(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
     """Steps against the sign of a gradient, shrinking linearly to nothing."""
-    steps, rates = (quantize.autoround.steps + 1) / 2, rounding_learned.Rates()
-    return _moved(steps * rates.scales, steps * rates.norm_weights)
+    count, rates = quantize.autoround.steps, rounding_learned.Rates()
+    steps = (count + 1) / 2
+    # its latent starts between the weight and the nearest integer, moves, and is rounded
+    latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.codes or 1 / count)
+    codes = latent + HALF_STEP + count * 128 * 2.0**-24
+    return replace(_moved(steps * rates.scales, steps * rates.norm_weights), codes=codes)
 
 
 def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> Limits:

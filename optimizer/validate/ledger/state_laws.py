@@ -3,7 +3,8 @@ what the recipe's budget allows, so a fault smaller than the budget would hide b
 do not depend on the budget.
 
  1. weights   no weight inside the integers' range lies further than half a step from its integer,
-              where the method rounds to nearest, and every scale is one that it chooses from; no
+              where the method rounds to nearest, nor further than integers that were the nearest
+              can be moved, where one moves them; every scale is one that it chooses from; no
               scale is wider than its group needs, or narrower, beyond what the method may choose
               (rounding_limits.py). Where it does not round to nearest, a group, row or module that
               holds oddly much or little of its float weight, <W, Q> / <W, W>, and one whose low
@@ -16,6 +17,7 @@ do not depend on the budget.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import torch
@@ -28,7 +30,7 @@ from optimizer.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
 from optimizer.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.resampled import Statistic, Suspect
-from optimizer.validate.ledger.rounding_limits import GRID, HALF_STEP, SCREEN, Rounding
+from optimizer.validate.ledger.rounding_limits import GRID, SCREEN, Rounding
 from optimizer.validate.ledger.roundoff import UNIT
 
 
@@ -76,12 +78,18 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
     grouped = _grouped(q, value)
-    if rounding.nearest:
+    if rounding.codes < math.inf:
         inside = grouped.clamp(lowest[..., None], highest[..., None])
-        error = (_grouped(q, q.dequantize()) - inside).abs().amax(-1) / step
-        if float(error.max()) > HALF_STEP:
+        coded = _grouped(q, q.dequantize())
+        # a scale that was learned has moved, and what an integer is worth with it
+        moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
+        error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
+        allowed = rounding.codes * (1 + moved)
+        if float(error.max()) > allowed:
             row, group = divmod(int(error.argmax()), error.shape[1])
-            return f"row {row} group {group} is {float(error.max()):.4f} steps away, not 0.5"
+            return (
+                f"row {row} group {group} is {float(error.max()):.4f} steps away, not {allowed:.3g}"
+            )
     if rounding.listed:
         other = ~(candidates(value, q.scheme) == q.scale).any(0)
         if bool(other.any()):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from optimizer.compress.methods.autoround import AutoroundOptions, Block, Samples, learn_rounding
 from optimizer.compress.methods.rtn import candidates, rtn
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.recipe.quantize import Quantize
@@ -55,8 +58,8 @@ def test_a_scale_between_those_that_are_chosen_from_is_refused_in_every_group(by
             assert f"row {row} group {group}" in law(replace(q, scale=scale))
 
 
-def law(q: QTensor) -> str:
-    return state_laws._weight(q, WEIGHT, alone(q.scheme.bits))
+def law(q: QTensor, rounding: Rounding | None = None) -> str:
+    return state_laws._weight(q, WEIGHT, rounding or alone(q.scheme.bits))
 
 
 def test_eight_bits_are_not_clipped_and_fewer_are() -> None:
@@ -79,3 +82,43 @@ def test_what_is_learned_may_move_as_far_as_its_steps_add_up_to() -> None:
     assert 0 < short.norms < long.norms
     assert short.scale[0] > long.scale[0]
     assert short.scale[1] < long.scale[1]
+
+
+def test_integers_that_start_as_the_nearest_move_by_what_the_steps_add_up_to() -> None:
+    def codes(*methods: str) -> float:
+        return of(quantize(methods=methods, autoround={"steps": 200}), None, 4).codes
+
+    assert codes("autoround") == pytest.approx(0.25 + 0.5025 + 0.5, abs=0.01)
+    assert codes("gptq", "autoround") == math.inf
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        CHANNEL,
+        GROUP,
+        replace(GROUP, symmetric=False),
+        replace(GROUP, full_range=True),
+    ],
+    ids=str,
+)
+def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme: Scheme) -> None:
+    """Every step pushes the same way; a row of other signs lies beyond."""
+    steps = 20
+    layer = nn.Linear(128, 64, bias=False)
+    layer.weight = nn.Parameter(WEIGHT.clone())
+    x = heavy_tailed((4, 16, 128), 7)
+    target = x @ heavy_tailed((128, 64), 8) * 10
+    data = Samples([x], [target], [torch.ones(4, 16, dtype=torch.bool)])
+    block = Block(lambda _i, x: layer(x), {"layer": layer}, {})
+    options = AutoroundOptions(steps=steps, dtype=torch.float32)
+    start = rtn(WEIGHT, scheme)
+    learned = learn_rounding(block, {"layer": start}, data, options).weights["layer"]
+    assert (learned.codes != start.codes).float().mean() > 0.3
+
+    limits = of(quantize(method="autoround", autoround={"steps": steps}), None, scheme.bits)
+    assert law(learned, limits) == ""
+    zero = 0 if learned.zero_point is None else learned.zero_point[3:4].repeat_interleave(32, 1)
+    other = learned.codes.clone()
+    other[3] = (2 * zero - other[3:4].int()).clamp(scheme.low, scheme.high)[0].to(torch.int8)
+    assert "row 3" in law(replace(learned, codes=other), limits)
