@@ -8,21 +8,29 @@ import math
 CORRECT_RUNS = "is what correct runs differ by"  # ends the message of a limit measured in the run
 BUDGET = "quantization moves the output by"  # begins that of the recipe's budget
 FEWEST_DIGITS = 2
+WRITTEN_DIGITS = 12  # fewer than arithmetic leaves: such a number stands in a recipe
 MOST_DIGITS = 17  # tell any two different 64-bit floats apart (IEEE 754, section 5.12.2)
 
 
 def breach(measured: float, limit: float) -> tuple[str, str]:
     """(measured, limit) as text, with the fewest significant digits (at least 2) that keep the
-    order of the two: ("0.0618", "0.0617"), never ("6.2e-02", "6.2e-02") for different numbers.
+    order of the two: ("0.0618", "0.0617"), never ("6.2e-02", "6.2e-02") for different numbers. A
+    limit that somebody wrote has all its digits: 0.995, never 0.99.
 
     Equal numbers, and a pair with a NaN, have no order to show and get 2 digits.
     """
     pair = float(measured), float(limit)
-    for digits in range(FEWEST_DIGITS, MOST_DIGITS + 1):
+    for digits in range(_fewest(pair[1]), MOST_DIGITS + 1):
         printed = _printed(pair[0], digits), _printed(pair[1], digits)
         if _order(float(printed[0]), float(printed[1])) == _order(*pair):
             return printed
     raise AssertionError(f"{MOST_DIGITS} digits do not tell {pair} apart")
+
+
+def _fewest(limit: float) -> int:
+    digits = f"{limit:.{WRITTEN_DIGITS - 1}e}".lstrip("-").partition("e")[0].replace(".", "")
+    written = len(digits.rstrip("0")) if math.isfinite(limit) else 0
+    return max(FEWEST_DIGITS, written) if written < WRITTEN_DIGITS else FEWEST_DIGITS
 
 
 def _printed(value: float, digits: int) -> str:

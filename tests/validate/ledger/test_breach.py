@@ -38,6 +38,17 @@ def test_what_decided_a_failed_gate_is_printed_beyond_its_limit(limit: float) ->
     assert least > allowed
 
 
+@pytest.mark.parametrize("limit", ["0.995", "0.0125", "0.69", "0.5", "1250"])
+def test_a_limit_of_a_recipe_is_printed_as_it_stands_there(limit: str) -> None:
+    assert float(breach(2 * float(limit), float(limit))[1]) == float(limit)
+    if float(limit) < 1:
+        assert numbers(gates.reached(failed(1.0, 1 - float(limit))))[-1] == float(limit)
+
+
+def test_a_limit_that_arithmetic_gave_has_no_more_digits_than_it_takes() -> None:
+    assert breach(0.5, 0.1 / 3) == ("0.50", "0.033")
+
+
 def test_a_gate_that_did_not_fail_ends_as_before() -> None:
     decision = Decision("pass", 0.0, (-0.1, 0.1), 0.2, 0.95, 100, None)
     assert gates.lost(decision) == gates.reached(decision) == ""
