@@ -1,5 +1,6 @@
 """What a recipe may ask of a convolution, which is quantized as a matrix (out, inputs of a group
-times height times width), by rounding to nearest, with a static range of its input."""
+times height times width), by rounding to nearest, which may be learned on, with a static range of
+its input."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from optimizer.errors import RecipeError
 from optimizer.filters import Filters
 from optimizer.qtensor import Scheme
-from optimizer.recipe.methods import NEAREST
+from optimizer.recipe.methods import METHODS
 from optimizer.recipe.quantize import Quantize
 from optimizer.recipe.sparsity import Sparsity
 from optimizer.state import Range
@@ -32,9 +33,10 @@ def check(
     for name, module in modules.items():
         _check_padding(name, module)
     for method in (*quantize.chosen, quantize.block_rounding):
-        if method != NEAREST:
+        if not method.convolutions:
             why = f"{method.name} is for linear layers"
-            raise _refused("quantize.method", why, NEAREST.name)
+            known = " or ".join(m.name for m in METHODS.values() if m.convolutions)
+            raise _refused("quantize.method", why, known)
     static = quantize.activations is not None and quantize.static_activations
     if not static or (quantize.activations and quantize.activations.symmetric):
         raise _refused(

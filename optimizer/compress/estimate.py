@@ -9,6 +9,8 @@ memory = the libraries + the larger of (what lies outside the blocks, read once 
          quantize.keep_float_auto not less than the whole model twice
 disk   = codes and scales, or floats that are only pruned + folded floats, twice while they are put
          together + the streams, kept to go on after a kill and where memory has no room for them
+         (A network of convolutions has its images' sizes in no header: its streams are taken as
+         large as compress.memory_gb lets them be held, a third of which goes to disk.)
 time   = multiply-adds of all passes at a measured rate, texts filling half the sequence length
          (windows of a decoder fill all of it)
 """
@@ -58,6 +60,8 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     stream = 4 * tokens * hidden * streams
     budget = int(section.compress.memory_gb * 1e9)
     in_memory = min(2 * stream if streams == 1 else 3 * stream, budget)
+    if calibrate and not length:
+        stream, in_memory = budget // 3, budget
     lookup = 0 if generates else 4 * outside
     one_block = max(blocks.values(), default=0)
     sparsity = section.sparsity

@@ -60,7 +60,7 @@ def compress(
     chosen = rounding.choose(group, inputs, quantize, scratch)
     replaced, notes = folded.replaced, folded.notes
     for method in quantize.of_kind("block-tuning") if group.schemes else ():
-        tuned, remark = resolve(method.apply)(group, chosen.weights, quantize)
+        tuned, remark = resolve(method.apply)(group, chosen.weights, inputs, quantize)
         chosen.tune(tuned, remark)
         for name, value in tuned.norm_weights.items():
             set_parameter(group.model, name, value)

@@ -91,6 +91,7 @@ class Method:
     becomes a weight of its own.
 
     takes_mask: leaves a pruned weight 0 (FloatWeight.mask), so that it goes with sparsity.
+    convolutions: chooses integers of convolutions too, whose weights it gets as matrices.
 
     passes: how often the calibration tokens go through the blocks for it. moments: memory for
     matrices as large as the square of the widest input.
@@ -113,6 +114,7 @@ class Method:
     learns_norms: bool = False
     unties_head: Callable[[Quantize], bool] = _never
     takes_mask: bool = False
+    convolutions: bool = False
     passes: Callable[[Quantize, Calibrate], float] = _no_passes
     moments: bool = False
 
@@ -135,6 +137,7 @@ NEAREST = Method(
     law="nearest",
     limits=_LIMITS + "nearest",
     takes_mask=True,
+    convolutions=True,
 )
 """What rounds where the recipe names nothing else."""
 
@@ -226,8 +229,8 @@ METHODS: Mapping[str, Method] = {
             limits=_LIMITS + "autoround",
             calibrated=True,
             float_reference=_always,
-            weight_only=True,
             learns_norms=True,
+            convolutions=True,
             passes=_autoround_passes,
             moments=True,
         ),

@@ -2,8 +2,8 @@
 
 Quantization-aware training (Jacob et al. 2017, arXiv 1712.05877) with learned scales (LSQ, Esser et
 al. 2020, arXiv 1902.08153). The float reference is the teacher unless only labels have a weight.
-What is trained computes in the arithmetic of the compressed state (methods/straight_through.py), so
-that what training measured is what the lowering gets.
+What is trained computes in the arithmetic of the compressed state
+(compress/methods/straight_through.py), so that what training measured is what the lowering gets.
 
 out/checkpoint/, contract.json, source.json   laid out as load's: of a quantized linear what its
                                               integers say, of the rest what was trained

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from optimizer.compress.methods import straight_through as ste
 from optimizer.compress.simulate import set_module, set_parameter
 from optimizer.qtensor import QTensor
-from optimizer.reduce.methods import straight_through as ste
 from optimizer.state import Activations, CompressedState, Range, input_name, owner_of, weight_name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -9,28 +10,35 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer import state as compressed_state
-from optimizer.compress import convolutions
-from optimizer.compress.apply import bias_correction
+from optimizer.compress import convolutions, segment
+from optimizer.compress.apply import autoround, bias_correction
+from optimizer.compress.data import calibration
+from optimizer.compress.methods.autoround import learn_rounding
 from optimizer.compress.methods.rtn import rtn
+from optimizer.compress.methods.tuned import Tuned
 from optimizer.compress.selection import Selection, select
-from optimizer.compress.simulate import QuantConvolution
+from optimizer.compress.simulate import QuantConvolution, simulated
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.errors import RecipeError
 from optimizer.filters import SAME, Filters, PaddedConvolution, Sides, by_place, own_sides
+from optimizer.load.checkpoint import open_checkpoint
+from optimizer.load.model import torch_model
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.qtensor import Scheme
 from optimizer.recipe.schema import Model, Quantize
 from optimizer.recipe.sparsity import Sparsity
 from optimizer.state import CompressedState, Range
+from tests.compress.checkpoints import contents
 from tests.conftest import heavy_tailed
 from tests.vision import recipe, write
 
 INT8 = Scheme(8)
 STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
+LEARNED = {**STATIC, "method": "autoround", "autoround": {"steps": 20}}
 LAYERS: dict[str, dict[str, Any]] = {
     "padded": {"kernel_size": 3, "padding": 1},
     "strided": {"kernel_size": (3, 2), "padding": (1, 0), "stride": (2, 1)},
@@ -116,6 +124,100 @@ def test_what_a_convolution_is_not_quantized_with_is_refused(
     with pytest.raises(RecipeError, match=r"keep_float") as e:
         choose(**changes)
     assert e.value.where == where
+
+
+def test_learned_rounding_is_taken(choose: Callable[..., Selection]) -> None:
+    assert len(choose(method="autoround").quantized) == 3 * 3 + 2
+
+
+@pytest.fixture(scope="module")
+def learned(loaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("learned")
+    (root / "state").mkdir()
+    COMPRESS.run(recipe(root, "regnet", LEARNED).compression, loaded, out=root / "state")
+    return root / "state"
+
+
+def test_learned_convolutions_are_nearer_to_float_than_rounded_ones(
+    loaded: Path, state: CompressedState, learned: Path, tmp_path: Path
+) -> None:
+    model = torch_model(open_checkpoint(loaded), "image-classification")
+    section = recipe(tmp_path, "regnet", STATIC).compression
+
+    def distance(of: CompressedState) -> float:
+        apart = [
+            simulated(model, of)(**batch).logits - model(**batch).logits
+            for batch in calibration.batches(section, loaded)
+        ]
+        return float(torch.cat(apart).norm())
+
+    with torch.no_grad():
+        assert distance(compressed_state.read(learned)) < 0.9 * distance(state)
+    rows = json.loads((learned / "modules.json").read_text())
+    notes = [row["note"] for row in rows if row["scheme"] != "float"]
+    assert len(notes) == 11
+    assert all(note.startswith("learned: ") for note in notes)
+
+
+def test_a_killed_run_of_learned_convolutions_resumes_to_the_same_bytes(
+    loaded: Path, learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = recipe(tmp_path, "regnet", LEARNED).compression
+    out, calls = tmp_path / "out", []
+    out.mkdir()
+    original = segment.compress
+
+    def killed(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with monkeypatch.context() as m:
+        m.setattr(segment, "compress", killed)
+        with pytest.raises(KeyboardInterrupt):
+            COMPRESS.run(section, loaded, out=out)
+    COMPRESS.run(section, loaded, out=out)
+    assert contents(out) == contents(learned)
+
+
+def test_what_learns_sees_inputs_as_the_state_quantizes_them(
+    loaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step of the first block its loss is what the rounded state is off by."""
+    first: list[Tuned] = []
+
+    def listening(*arguments: Any) -> Tuned:
+        first.append(learn_rounding(*arguments))
+        return first[-1]
+
+    monkeypatch.setattr(autoround, "learn_rounding", listening)
+    (tmp_path / "out").mkdir()
+    section = recipe(tmp_path, "regnet", {**STATIC, "bias_correction": False}).compression
+    COMPRESS.run(recipe(tmp_path, "regnet", LEARNED).compression, loaded, out=tmp_path / "out")
+    (tmp_path / "plain").mkdir()
+    COMPRESS.run(section, loaded, out=tmp_path / "plain")
+    model = torch_model(open_checkpoint(loaded), "image-classification")
+    quantized = simulated(model, compressed_state.read(tmp_path / "plain"))
+    block = "regnet.encoder.stages.0.layers.0"
+    error = energy = 0.0
+    outputs: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        outputs.append(output)
+
+    for batch in calibration.batches(section, loaded):
+        outputs.clear()
+        for one in (model, quantized):
+            module = one.get_submodule(block)
+            handle = module.register_forward_hook(keep)
+            with torch.no_grad():
+                one(**batch)
+            handle.remove()
+        error += float((outputs[1] - outputs[0]).square().sum())
+        energy += float(outputs[0].square().sum())
+    # the state's biases are rounded to steps of integer sums, and learning's are not yet
+    assert first[0].before == pytest.approx(error / energy, rel=0.02)
 
 
 @pytest.mark.parametrize("changes", [{"padding_mode": "reflect"}, {"padding": "same"}])

@@ -8,7 +8,15 @@ from typing import Any
 from optimizer.compress.estimate import estimate
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.recipe.quantize import Allocate
-from optimizer.recipe.schema import Weights
+from optimizer.recipe.schema import (
+    Activations,
+    Calibrate,
+    Compress,
+    Compression,
+    DataSpec,
+    Quantize,
+    Weights,
+)
 from optimizer.store import Estimate
 from tests.compress.checkpoints import W8A8, contents, section
 
@@ -45,3 +53,19 @@ def test_choosing_bits_needs_the_whole_model(loaded: Path) -> None:
     more = predicted(loaded, 40, **chosen).memory - predicted(loaded, 20, **chosen).memory
     assert more > predicted(loaded, 40, **plain).memory - predicted(loaded, 20, **plain).memory
     assert predicted(loaded, 20, **chosen).seconds > predicted(loaded, 20, **plain).seconds
+
+
+def test_images_of_convolutions_are_predicted_as_all_that_may_be_held() -> None:
+    images = DataSpec(source="imagefolder", columns={"image": "image"})
+    shapes = {"stages.0.layers.0.convolution.weight": (8, 4, 3, 3)}
+
+    def memory(gigabytes: float) -> float:
+        section = Compression(
+            calibrate=Calibrate(data=images, samples=8),
+            quantize=Quantize(activations=Activations()),
+            task="image-classification",
+            compress=Compress(memory_gb=gigabytes),
+        )
+        return estimate(section, shapes).memory
+
+    assert memory(3.0) - memory(1.0) == 2e9

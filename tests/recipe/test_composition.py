@@ -26,7 +26,7 @@ W8A8 = {"activations": {}}
         ({"methods": ("rotation", "awq", "autoround")}, "leave one of rotation and awq out"),
         ({"methods": ("autoround", "scale_tuning")}, "both tune the norms' gains"),
         ({"method": "smoothquant"}, "needs an activations block"),
-        ({"method": "autoround", **W8A8}, "learns for float inputs"),
+        ({"method": "scale_tuning", **W8A8}, "learns for float inputs"),
         ({"method": "rtn", "methods": ("gptq",)}, "both given"),
         ({"methods": ("gptq", "pass_through")}, "nothing else"),
         ({"method": "gptq", "allocate": {}}, "with gptq uniform weights are better"),

@@ -1,22 +1,34 @@
 """Learned rounding of a segment: what methods/autoround.py needs of the walk, and what
-comes of it."""
+comes of it.
+
+Inputs that the state quantizes are quantized while it learns, and the gradient passes through that
+rounding (methods/straight_through.py). Norm weights are learned only where they are not: a static
+range was chosen for the inputs that they give.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from optimizer.compress.apply.rounding import Inputs
+from optimizer.compress.methods import straight_through
 from optimizer.compress.methods.autoround import AutoroundOptions, Block, Samples, learn_rounding
 from optimizer.compress.methods.tuned import Tuned
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.errors import CheckpointError
+from optimizer.harness.inputs.image import IMAGE
 from optimizer.products import TYPES
 from optimizer.qtensor import QTensor
 from optimizer.recipe.quantize import Quantize
 
 
-def learn(group: BlockGroup, start: Mapping[str, QTensor], quantize: Quantize) -> tuple[Tuned, str]:
+def learn(
+    group: BlockGroup, start: Mapping[str, QTensor], inputs: Inputs, quantize: Quantize
+) -> tuple[Tuned, str]:
     """start: {module: integers}. The targets are the float reference, which must have moved on
     already.
 
@@ -25,20 +37,54 @@ def learn(group: BlockGroup, start: Mapping[str, QTensor], quantize: Quantize) -
     """
     stream, options = group.stream, quantize.autoround
     assert stream.float_reference is not None
-    linears = {name: group.linear(name) for name in start}
+    modules = {name: group.linear(name) for name in start}
+    weights = {name: inputs.weight(name, module) for name, module in modules.items()}
+    norm_weights = {} if inputs.mode else _norm_weights(group)
+    padded = group.family.inputs != IMAGE.name
+    samples = Samples(stream.hidden, stream.float_reference, stream.real if padded else None)
     try:
-        tuned = learn_rounding(
-            Block(group.output, linears, _norm_weights(group)),
-            start,
-            Samples(stream.hidden, stream.float_reference, stream.real),
-            AutoroundOptions(steps=options.steps, seed=options.seed, dtype=TYPES[stream.float]),
-        )
+        with _quantized_inputs(group, inputs):
+            tuned = learn_rounding(
+                Block(group.output, modules, weights, norm_weights),
+                start,
+                samples,
+                AutoroundOptions(steps=options.steps, seed=options.seed, dtype=TYPES[stream.float]),
+            )
     except ValueError as e:
         raise CheckpointError(
             str(e), where=group.blocks[0], fix="Use fewer steps, or methods: [gptq]."
         ) from e
     share = tuned.after / tuned.before if tuned.before else 1.0
     return tuned, f"learned: the block's error is {share:.3f} of what it was"
+
+
+@contextmanager
+def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
+    """Modules, and identities in front of residual adds, read what the state's integers say."""
+    quantized = [*group.schemes, *group.summands] if inputs.mode else []
+    handles = [
+        group.model.get_submodule(name).register_forward_pre_hook(_quantizer(inputs, name))
+        for name in quantized
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+    factor, covered = inputs.factors.get(name), inputs.ranges.get(name)
+    fixed = None if covered is None else straight_through.range_logarithms(covered)
+
+    def quantized(_module: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            x = args[0].float() if factor is None else args[0].float() * factor
+            if covered is None or fixed is None:
+                return straight_through.per_token_values(x)
+            return straight_through.activation_values(x, covered, fixed)
+
+    return quantized
 
 
 def _norm_weights(group: BlockGroup) -> dict[str, nn.Parameter]:

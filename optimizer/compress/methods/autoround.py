@@ -1,5 +1,6 @@
 """Learned rounding (after Cheng et al. 2023, "Optimize weight rounding via signed gradient
-descent", arXiv 2309.05516): choose codes and scales together, for what a whole block puts out.
+descent", arXiv 2309.05516): choose codes and scales together, for what a whole block puts out. The
+weights are those of linear layers and of convolutions, each a matrix (out, in).
 
 Every code is the rounding of a latent in units of the scale,
 
@@ -28,6 +29,8 @@ from optimizer.compress.methods.borrowed import borrowed, copied
 from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import QTensor, to_signed_scale_grid
 
+Weighted = nn.Linear | nn.Conv2d
+FOUR_BITS = 7  # the largest integer that Rates.scales is for
 # How far a latent starts from its code, as a share of the way to the exact value. 1 would put
 # values that their start rounded away from the nearest code where the first step flips them back.
 OFFSET = 0.5
@@ -36,33 +39,55 @@ OFFSET = 0.5
 @dataclass(frozen=True)
 class Samples:
     """What a block is trained on, an entry per batch: hidden and target (batch, sequence,
-    features), and real (batch, sequence) bool, the tokens that are not padding."""
+    features), and real (batch, sequence) bool, the tokens that are not padding. Without `real`
+    nothing is, and hidden and target have any shapes."""
 
     hidden: Sequence[Tensor]
     target: Sequence[Tensor]
-    real: Sequence[Tensor]
+    real: Sequence[Tensor] | None = None
+
+    def deviation(self, i: int, output: Tensor) -> Tensor:
+        """What an output for batch i is off by, where it is not padding."""
+        return self._kept(i, output.float() - self.target[i].float())
+
+    def energy(self, i: int) -> float:
+        """Of the target of batch i, where it is not padding."""
+        target = self._kept(i, self.target[i].float())
+        return float(target.square().sum(dtype=torch.float64))
+
+    def _kept(self, i: int, values: Tensor) -> Tensor:
+        return values if self.real is None else values[self.real[i]]
 
 
 @dataclass(frozen=True)
 class Rates:
     """The first step of each kind; all shrink linearly to nothing.
 
-    codes: in codes; None means 1 / steps. scales: relative to the scale. norm_weights: relative to
-    their mean magnitude.
+    codes: in codes; None means 1 / steps. scales: relative to the scale, of integers up to 7; of
+    larger ones less (scale_rate). norm_weights: relative to their mean magnitude.
     """
 
     codes: float | None = None
     scales: float = 5e-4
     norm_weights: float = 5e-4
 
+    def scale_rate(self, highest: int) -> float:
+        """Relative to the scale: no further than the largest integer's value moves in 4 bits, which
+        are a few thousandths of a step. (Of 127 steps as large a share would be a whole one after
+        some steps, and hide what integers learn.)"""
+        return self.scales * FOUR_BITS / max(FOUR_BITS, highest)
+
 
 @dataclass(frozen=True)
 class Block:
-    """output(i, hidden): the block's output for the hidden states of batch i, using `linears` and
-    `norm_weights`, which hold float weights and hold them again after learning."""
+    """output(i, hidden): the block's output for the hidden states of batch i, using `modules` and
+    `norm_weights`, which hold float weights and hold them again after learning. weights: the matrix
+    (out, in) of each module that is rounded, which its own weight is a reshaping of or, where its
+    input is multiplied by a factor, that weight divided by it."""
 
     output: Callable[[int, Tensor], Tensor]
-    linears: Mapping[str, nn.Linear]
+    modules: Mapping[str, Weighted]
+    weights: Mapping[str, Tensor]
     norm_weights: Mapping[str, nn.Parameter]
 
 
@@ -81,18 +106,18 @@ class AutoroundOptions:
 def learn_rounding(
     block: Block, start: Mapping[str, QTensor], samples: Samples, options: AutoroundOptions
 ) -> Tuned:
-    """start: {linear: integers}. The losses are squared error over the target's energy, on all
-    samples. Raises ValueError when `start` does not name exactly the linears, or a loss is not
+    """start: {module: integers}. The losses are squared error over the target's energy, on all
+    samples. Raises ValueError when `start` does not name exactly the modules, or a loss is not
     finite.
     """
-    run, linears, norm_weights = block.output, block.linears, block.norm_weights
+    run, modules, norm_weights = block.output, block.modules, block.norm_weights
     steps, rates, checks, dtype = options.steps, options.rates, options.checks, options.dtype
-    if set(start) != set(linears):
-        raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
-    rounding = {name: _Latent(linears[name], q, dtype) for name, q in start.items()}
+    if set(start) != set(modules):
+        raise ValueError(f"start: {sorted(start)}; must name {sorted(modules)}")
+    rounding = {n: _Latent(modules[n], block.weights[n], q, dtype) for n, q in start.items()}
     at = {max(1, round(steps * k / checks)) for k in range(1, checks + 1)} if steps else set()
     order = _order(len(samples.hidden), steps, options.seed)
-    with borrowed(linears, norm_weights):
+    with borrowed(modules, norm_weights):
         for latent in rounding.values():
             latent.place()
         before = _loss(run, samples, dtype)
@@ -102,7 +127,8 @@ def learn_rounding(
             share = 1 - (step - 1) / steps
             with torch.no_grad():
                 for latent in rounding.values():
-                    latent.step(share * (rates.codes or 1 / steps), share * rates.scales)
+                    scales = rates.scale_rate(latent.scheme.high)
+                    latent.step(share * (rates.codes or 1 / steps), share * scales)
                 for gain in norm_weights.values():
                     _step_gain(gain, share * rates.norm_weights)
             if step in at and (now := _loss(run, samples, dtype)) < best.loss:
@@ -119,28 +145,32 @@ class _State:
 
 
 class _Latent:
-    """The codes and scales of one linear while they are learned."""
+    """The codes and scales of one module while they are learned. weight (out, in): what its
+    integers stand for."""
 
-    def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
-        self.linear, self.scheme, self.dtype = linear, start.scheme, dtype
+    def __init__(
+        self, module: Weighted, weight: Tensor, start: QTensor, dtype: torch.dtype
+    ) -> None:
+        self.module, self.scheme, self.dtype = module, start.scheme, dtype
         self.shape, self.scale, self.zero_point = start.codes.shape, start.scale, start.zero_point
         zero = start.zero_point
         self.zero = torch.zeros(1) if zero is None else zero.float()[..., None]
         codes = start.codes.float().reshape(*self.scale.shape, -1)
-        exact = linear.weight.detach().float().reshape(codes.shape) / self.scale[..., None]
+        exact = weight.detach().float().reshape(codes.shape) / self.scale[..., None]
         self.latent = codes + OFFSET * (exact + self.zero - codes).clamp(-0.5, 0.5)
         self.codes = codes
 
     def place(self) -> None:
-        """Give the linear the values coded now, as a leaf that takes a gradient."""
+        """Give the module the values coded now, as a leaf that takes a gradient."""
         self.codes = self.latent.round().clamp_(self.scheme.low, self.scheme.high)
         value = (self.codes - self.zero) * to_signed_scale_grid(self.scale)[..., None]
-        self.linear.weight = nn.Parameter(value.reshape(self.shape).to(self.dtype))
+        shaped = value.reshape(self.module.weight.shape)
+        self.module.weight = nn.Parameter(shaped.to(self.dtype))
 
     def step(self, codes: float, scales: float) -> None:
-        """Move against the sign of the gradient of the linear's weight, and place the result."""
-        assert self.linear.weight.grad is not None
-        gradient = self.linear.weight.grad.float().reshape(self.codes.shape)
+        """Move against the sign of the gradient of the module's weight, and place the result."""
+        assert self.module.weight.grad is not None
+        gradient = self.module.weight.grad.float().reshape(self.codes.shape)
         slope = (gradient * (self.codes - self.zero)).sum(-1)
         sign = self.scale.sign()
         self.latent.sub_(gradient.mul_(sign[..., None]).sign_(), alpha=codes)
@@ -169,10 +199,10 @@ def _order(batches: int, steps: int, seed: int) -> list[int]:
 def _deviation(
     run: Callable[[int, Tensor], Tensor], samples: Samples, i: int, dtype: torch.dtype
 ) -> Tensor:
-    """What the block is off by on batch i, real tokens only: (tokens, features) float32."""
+    """What the block is off by on batch i, float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         output = run(i, samples.hidden[i])
-    return (output.float() - samples.target[i].float())[samples.real[i]]
+    return samples.deviation(i, output)
 
 
 def _gradients(
@@ -187,9 +217,9 @@ def _loss(run: Callable[[int, Tensor], Tensor], samples: Samples, dtype: torch.d
     """Squared error over the target's energy, on all samples."""
     error = energy = 0.0
     with torch.no_grad():
-        for i, target in enumerate(samples.target):
+        for i in range(len(samples.target)):
             error += float(_deviation(run, samples, i, dtype).square().sum(dtype=torch.float64))
-            energy += float(target[samples.real[i]].square().sum(dtype=torch.float64))
+            energy += samples.energy(i)
     if not math.isfinite(error) or not math.isfinite(energy):
         raise ValueError("samples: the block's output or its target holds NaN or infinity")
     return error / energy if energy else error

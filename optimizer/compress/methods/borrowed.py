@@ -1,4 +1,4 @@
-"""Weights of linears and of norms that a training loop may replace; afterwards they are what they
+"""Weights of modules and of norms that a training loop may replace; afterwards they are what they
 were."""
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from torch import Tensor, nn
 
 @contextmanager
 def borrowed(
-    linears: Mapping[str, nn.Linear], norm_weights: Mapping[str, nn.Parameter]
+    modules: Mapping[str, nn.Linear] | Mapping[str, nn.Linear | nn.Conv2d],
+    norm_weights: Mapping[str, nn.Parameter],
 ) -> Iterator[None]:
-    """Inside, norm weights take gradients and the linears' may be exchanged; afterwards all is as
+    """Inside, norm weights take gradients and the modules' may be exchanged; afterwards all is as
     it was."""
-    weights, values = {n: m.weight for n, m in linears.items()}, copied(norm_weights)
+    weights, values = {n: m.weight for n, m in modules.items()}, copied(norm_weights)
     took_gradients = {n: g.requires_grad for n, g in norm_weights.items()}
     try:
         for gain in norm_weights.values():
             gain.requires_grad_(True)
         yield
     finally:
-        for name, linear in linears.items():
-            linear.weight = weights[name]
+        for name, module in modules.items():
+            module.weight = weights[name]
         with torch.no_grad():
             for name, gain in norm_weights.items():
                 gain.copy_(values[name])

@@ -13,22 +13,24 @@ together, and of every output by itself. No
 theorem bounds them; a module or output beyond the screen (rounding_limits.SCREEN) is rounded again
 on resampled texts, and judged by that (resampled.py). A method that does not look at the float
 model's inputs is compared by `aim` with x = x'. Tokens count as they do for gptq
-(hessian.counted): the massive activations of a few decide over none of it.
+(hessian.counted): the massive activations of a few decide over none of it. Of a convolution x W^T
+is what its filters make of images, whose places all count alike.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optimizer.compress.apply.rounding import moments_of
 from optimizer.compress.methods.hessian import counted
 from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.filters import Filters, by_place
 from optimizer.qtensor import QTensor, absmax_scale, quantize
 from optimizer.state import CompressedState, input_name
 from optimizer.validate.ledger import sparsity_laws
@@ -50,8 +52,9 @@ def outputs(
     suspects = []
     for name in dict.fromkeys((*m.state.weights, *m.state.sparsity)):
         module = name.removesuffix(".weight")
-        x = _inputs(compressed, module)
-        float_input = x if module == m.family.head else _inputs(float_reference, module)
+        layer = m.float_model.get_submodule(module)
+        x = _inputs(compressed, module, layer)
+        float_input = x if module == m.family.head else _inputs(float_reference, module, layer)
         if x is None or float_input is None or not m.compared_by_output(name):
             continue
         q = m.state.weights[name] if name in m.state.weights else m.state.replaced[name]
@@ -60,9 +63,12 @@ def outputs(
         if factor is not None:
             x, float_input = x * factor, float_input * factor
         quantized = _coded(m.state, module, x)
-        options = moments_of(m.section.quantize, m.section.sparsity)
-        share = counted(quantized, options.token_limit)
-        data = _Data(quantized * share, x * share, float_input * share)
+        if isinstance(layer, nn.Conv2d):
+            data = _Data(quantized, x, float_input, _images_by(layer))
+        else:
+            options = moments_of(m.section.quantize, m.section.sparsity)
+            share = counted(quantized, options.token_limit)
+            data = _Data(quantized * share, x * share, float_input * share, _tokens_by)
         pattern = m.state.pattern_of(name)
         if pattern is not None:
             norms = data.quantized.norm(dim=0)
@@ -84,25 +90,37 @@ def without_law(m: Materials) -> list[str]:
     ]
 
 
+def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.T
+
+
+def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
+    """(places, out) of images and a weight (out, in of a group * height * width)."""
+    filters = Filters.of(layer)
+    return lambda x, weight: by_place(filters.convolved(x, weight))
+
+
 @dataclass(frozen=True)
 class _Data:
-    """Inputs of a module (tokens, in): as its integers say, in the compressed and the float
-    model."""
+    """Inputs of a module, (tokens, in) or images: as its integers say, in the compressed and the
+    float model. product: (tokens, out) of such and a weight."""
 
     quantized: Tensor
     compressed: Tensor
     float_input: Tensor
+    product: Callable[[Tensor, Tensor], Tensor]
 
     def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
         """Squared, per output: values (out, in) against the weight."""
-        product = (self.compressed if alone else self.float_input) @ weight.T
-        return (product - self.quantized @ values.T).square().sum(0)
+        exact = self.product(self.compressed if alone else self.float_input, weight)
+        return (exact - self.product(self.quantized, values)).square().sum(0)
 
     def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
         """Squared, per output: what plain rounding gives, and what there was to make up for."""
         usual = self.errors(weight, plain, alone=False).sqrt()
         if alone:
-            usual = usual + ((self.float_input - self.compressed) @ weight.T).norm(dim=0)
+            earlier = self.product(self.float_input - self.compressed, weight)
+            usual = usual + earlier.norm(dim=0)
         return usual.square()
 
 
@@ -154,10 +172,11 @@ def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:
     return x if mode is None else code_static(x, state.ranges[input_name(module)])
 
 
-def _inputs(traces: Iterable[Trace], module: str) -> Tensor | None:
-    """(tokens, in) of the real tokens that entered `module`."""
+def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:
+    """(tokens, in) of the real tokens that entered `module`, or the images that did."""
+    images = isinstance(layer, nn.Conv2d)
     rows: list[Array] = [
-        array[trace.mask.astype(bool)].reshape(-1, array.shape[-1])
+        array if images else array[trace.mask.astype(bool)].reshape(-1, array.shape[-1])
         for trace in traces
         for (name, _), array in trace.inputs.items()
         if name == module

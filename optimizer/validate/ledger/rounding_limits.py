@@ -137,14 +137,15 @@ def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits
     return Limits((1 / ratio, ratio))
 
 
-def autoround(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
+def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> Limits:
     """Steps against the sign of a gradient, shrinking linearly to nothing."""
     count, rates = quantize.autoround.steps, rounding_learned.Rates()
     steps = (count + 1) / 2
     # its latent starts between the weight and the nearest integer, moves, and is rounded
     latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.codes or 1 / count)
     codes = latent + HALF_STEP + count * 128 * 2.0**-24
-    return replace(_moved(steps * rates.scales, steps * rates.norm_weights), codes=codes)
+    scales = steps * rates.scale_rate(2 ** (bits - 1) - 1)
+    return replace(_moved(scales, steps * rates.norm_weights), codes=codes)
 
 
 def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> Limits:

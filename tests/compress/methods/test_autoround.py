@@ -69,8 +69,9 @@ def learn(
 
 def view(block: Block, norm_weights: bool = False) -> autoround.Block:
     linears = {"up": block.up, "down": block.down}
+    weights = {name: linear.weight.detach() for name, linear in linears.items()}
     return autoround.Block(
-        lambda _i, x: block(x), linears, {"gain": block.gain} if norm_weights else {}
+        lambda _i, x: block(x), linears, weights, {"gain": block.gain} if norm_weights else {}
     )
 
 
@@ -178,3 +179,50 @@ def test_a_target_that_is_not_finite_is_refused() -> None:
     data.target[0][0, 0, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
         learn(block, SCHEMES[0], data, steps=1)
+
+
+class Convolved(nn.Module):
+    """A depthwise convolution and one of one place, as an inverted residual has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.project = nn.Conv2d(8, 6, 1)
+        for i, parameter in enumerate(self.parameters()):
+            parameter.data = heavy_tailed(tuple(parameter.shape), 30 + i, 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.project(nn.functional.relu6(self.depthwise(x)))
+        return made
+
+
+def test_a_convolution_learns_as_the_matrix_of_its_filters() -> None:
+    block = Convolved()
+    kept = {n: p.detach().clone() for n, p in block.state_dict().items()}
+    hidden = [heavy_tailed((2, 8, 6, 5), 40 + i) for i in range(8)]
+    with torch.no_grad():
+        data = Samples(hidden, [block(x) for x in hidden])
+    modules = {"depthwise": block.depthwise, "project": block.project}
+    weights = {name: module.weight.detach().flatten(1) for name, module in modules.items()}
+    start = {name: rtn(weight, Scheme(4)) for name, weight in weights.items()}
+    view = autoround.Block(lambda _i, x: block(x), modules, weights, {})
+    learned = learn_rounding(view, start, data, AutoroundOptions(80, dtype=torch.float32))
+    assert learned.after < 0.8 * learned.before
+    assert all(torch.equal(v, kept[n]) for n, v in block.state_dict().items())
+    with torch.no_grad():
+        for name, module in modules.items():
+            module.weight.copy_(learned.weights[name].dequantize().reshape(module.weight.shape))
+        error = sum(
+            float((block(x) - y).square().sum()) for x, y in zip(hidden, data.target, strict=True)
+        )
+    energy = sum(float(y.square().sum()) for y in data.target)
+    assert error / energy == pytest.approx(learned.after, rel=1e-3)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_a_scale_moves_what_the_largest_integer_stands_for_no_further_than_in_4_bits(
+    bits: int,
+) -> None:
+    rates, highest = Rates(), 2 ** (bits - 1) - 1
+    assert rates.scale_rate(highest) * highest <= rates.scales * 7 * (1 + 1e-12)
+    assert rates.scale_rate(7) == rates.scales

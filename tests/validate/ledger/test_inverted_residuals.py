@@ -4,6 +4,7 @@ hop."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from optimizer.compress.apply import bias_correction
+from optimizer.qtensor import QTensor
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.state import CompressedState, Range
 from optimizer.validate.ledger import ledger
@@ -25,6 +27,7 @@ from tests.vision import recipe
 
 STRIDED = "efficientnet_lite.stages.2.layers.0.depthwise.convolution"
 LAST = "efficientnet_lite.stages.4.layers.0.pooled"
+LEARNED = {"method": "autoround", "autoround": {"steps": 20}, "activations": {"range": "minmax"}}
 CORRECTED = {"method": "rtn", "activations": {"range": "minmax"}, "bias_correction": True}
 
 
@@ -57,6 +60,53 @@ def test_a_correct_run_passes_where_the_convolutions_that_cost_most_stay_float(
     assert any(note.why.startswith("keep_float_auto") for note in some.state.notes)
     assert len(some.state.weights) > 1
     assert refused(ledger.run(some)) == []
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("learned_rounding")
+    return make(root / "run", recipe(root, "efficientnet_lite", LEARNED))
+
+
+def test_a_correct_run_of_learned_rounding_passes_in_both_dialects(
+    learned: Run, tmp_path: Path
+) -> None:
+    assert refused(ledger.run(materials(learned))) == []
+    target = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
+    assert refused(ledger.run(materials(for_target(learned, tmp_path / "rtx", target)))) == []
+
+
+def negated(q: QTensor) -> QTensor:
+    codes = q.codes.clone()
+    codes[0] = -codes[0]
+    return replace(q, codes=codes)
+
+
+def scaled(q: QTensor) -> QTensor:
+    scale = q.scale.clone()
+    scale[0] *= 1.03125
+    return replace(q, scale=scale)
+
+
+def rounded_away(q: QTensor) -> QTensor:
+    """An integer two steps from where it was."""
+    codes = q.codes.clone()
+    codes[0, 0] += 2 if codes[0, 0] < 0 else -2
+    return replace(q, codes=codes)
+
+
+@pytest.mark.parametrize("edit", [negated, scaled, rounded_away])
+def test_what_no_learning_can_do_to_a_channel_is_caught_where_it_is_compressed(
+    learned: Run, tmp_path: Path, edit: Callable[[QTensor], QTensor]
+) -> None:
+    def damage(state: CompressedState) -> CompressedState:
+        name = f"{STRIDED}.weight"
+        return replace(state, weights={**state.weights, name: edit(state.weights[name])})
+
+    damaged = learned.copy(tmp_path / "damaged")
+    m.edit_state(damage)(damaged)
+    # a scale is also what biases are made of, which `fold` looks at first
+    assert first_refused(damaged) == ("fold" if edit is scaled else "compress")
 
 
 def test_onnx_runtime_runs_every_convolution_and_the_add_in_integers(

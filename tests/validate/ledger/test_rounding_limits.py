@@ -73,6 +73,16 @@ def test_only_methods_that_round_to_nearest_are_held_to_half_a_step() -> None:
     assert not of(quantize(methods=("awq",)), None, 4).listed
 
 
+def test_a_learned_scale_of_8_bits_that_is_2_percent_off_is_refused() -> None:
+    limits = of(quantize(method="autoround", autoround={"steps": 200}), None, 8)
+    q = rtn(WEIGHT, CHANNEL)
+    assert law(q, limits) == ""
+    for by in (0.98, 1.02):
+        scale = q.scale.clone()
+        scale[5] = to_scale_grid(scale[5] * by)
+        assert "row 5" in law(replace(q, scale=scale), limits)
+
+
 def test_what_is_learned_may_move_as_far_as_its_steps_add_up_to() -> None:
     def moved(steps: int) -> Rounding:
         return of(quantize(method="autoround", autoround={"steps": steps}), None, 4)
@@ -110,7 +120,7 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
     x = heavy_tailed((4, 16, 128), 7)
     target = x @ heavy_tailed((128, 64), 8) * 10
     data = Samples([x], [target], [torch.ones(4, 16, dtype=torch.bool)])
-    block = Block(lambda _i, x: layer(x), {"layer": layer}, {})
+    block = Block(lambda _i, x: layer(x), {"layer": layer}, {"layer": WEIGHT}, {})
     options = AutoroundOptions(steps=steps, dtype=torch.float32)
     start = rtn(WEIGHT, scheme)
     learned = learn_rounding(block, {"layer": start}, data, options).weights["layer"]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from optimizer.compress.methods import straight_through as ste
 from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.simulate import code_static
 from optimizer.qtensor import QTensor, Scheme
-from optimizer.reduce.methods import straight_through as ste
 from optimizer.state import Range
 
 SCHEMES = [
