@@ -74,15 +74,16 @@ def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
 
 
 def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
-    factor, covered = inputs.factors.get(name), inputs.ranges.get(name)
-    fixed = None if covered is None else straight_through.range_logarithms(covered)
+    factor = inputs.factors.get(name)
+    covered = None if inputs.mode == "token" else inputs.ranges[name]
 
     def quantized(_module: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             x = args[0].float() if factor is None else args[0].float() * factor
-            if covered is None or fixed is None:
+            if covered is None:
                 return straight_through.per_token_values(x)
-            return straight_through.activation_values(x, covered, fixed)
+            unmoved = straight_through.range_logarithms(covered)
+            return straight_through.activation_values(x, covered, unmoved)
 
     return quantized
 

@@ -21,12 +21,14 @@ from tests.validate.runs import Run, for_openvino
 from tests.validate.test_stage import changed
 
 TARGET = OpenVinoTarget(runtime="openvino")
-BF16 = "BF16" in capabilities()
+FORMS = {*float_forms(TARGET)}  # of this processor; some have bf16, some fp16 too
+COARSER = FORMS - {"openvino-float"}
 
 
 def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
     forms = float_forms(TARGET)
-    assert ("openvino-float-bf16" in forms) == BF16
+    for kind in ("bf16", "fp16"):
+        assert (f"openvino-float-{kind}" in forms) == (CAPABILITIES[kind] in capabilities())
     for name, form in forms.items():
         kind = "fp32" if name == "openvino-float" else name.rpartition("-")[2]
         assert form.float == kind
@@ -51,19 +53,19 @@ def compared(m: RunArtifacts, verdict: str) -> floats.Floats:
     return floats.judged(m, rows, reference, compare)
 
 
-@pytest.mark.skipif(not BF16, reason="this processor has no bf16")
+@pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
 @pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive"])
 def test_a_coarser_float_is_compared_with_only_where_it_keeps_the_margins(
     verdict: str, runs: dict[str, Run], tmp_path: Path
 ) -> None:
     forms = compared(for_openvino(runs["static"], tmp_path).materials(), verdict)
-    assert set(forms.sections) == {"openvino-float", "openvino-float-bf16"}
-    assert ("openvino-float-bf16" in forms.compared) == (verdict == "pass")
+    assert set(forms.sections) == FORMS
+    assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
     assert "openvino-float" in forms.compared
-    assert forms.figures["openvino-float-bf16"]["verdict"] == verdict
+    assert {forms.figures[name]["verdict"] for name in COARSER} == {verdict}
 
 
-@pytest.mark.skipif(not BF16, reason="this processor has no bf16")
+@pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
 @pytest.mark.parametrize(("max_kl", "verdict"), [(0.5, "pass"), (1e-12, "fail")])
 def test_so_it_is_of_a_model_that_continues_texts(
     max_kl: float, verdict: str, decoder_runs: dict[str, Run], tmp_path: Path
@@ -71,8 +73,8 @@ def test_so_it_is_of_a_model_that_continues_texts(
     run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
     m = run.materials()
     forms = floats.judged_on_windows(m, samples(m.section.validate_.data)[:40])
-    assert set(forms.sections) == {"openvino-float", "openvino-float-bf16"}
-    assert ("openvino-float-bf16" in forms.compared) == (verdict == "pass")
+    assert set(forms.sections) == FORMS
+    assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
     figures = forms.figures["openvino-float-bf16"]
     assert figures["verdict"] == verdict
     assert [g["name"] for g in figures["gates"]] == ["quality.perplexity", "quality.max_kl"]
