@@ -99,12 +99,8 @@ def rounded_away(q: QTensor) -> QTensor:
 def test_what_no_learning_can_do_to_a_channel_is_caught_where_it_is_compressed(
     learned: Run, tmp_path: Path, edit: Callable[[QTensor], QTensor]
 ) -> None:
-    def damage(state: CompressedState) -> CompressedState:
-        name = f"{STRIDED}.weight"
-        return replace(state, weights={**state.weights, name: edit(state.weights[name])})
-
     damaged = learned.copy(tmp_path / "damaged")
-    m.edit_state(damage)(damaged)
+    m.weight(STRIDED, edit)(damaged)
     # a scale is also what biases are made of, which `fold` looks at first
     assert first_refused(damaged) == ("fold" if edit is scaled else "compress")
 
