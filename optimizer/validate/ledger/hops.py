@@ -109,7 +109,8 @@ def fold(m: Materials) -> Entry:
     rotated = any(x.folds_norms == "away" for x in quantize.chosen)
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
-    if any(x.learns_norms for x in quantize.chosen):
+    # with quantized inputs none is learned (compress/apply/autoround.py)
+    if quantize.activations is None and any(x.learns_norms for x in quantize.chosen):
         limit = rounding_limits.of(quantize, m.section.calibrate, 8).norms
         problems += state_laws.norm_weights(m.state, m.parameters, m.family, rotated, limit)
         learned = {
