@@ -65,7 +65,7 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
     table = Table(model.full, entries)
     for entry in entries:
         say(f"latencies: {_worded(entry.sizes, model)}: {1 / entry.ratio:.2f} times as fast")
-    chosen, confirmed = latency_table.choose(table, model, section.reduce, bench.confirmed)
+    candidates, confirmed = latency_table.choose(table, model, section.reduce, bench.confirmed)
     for predicted, known in confirmed:
         say(
             f"latencies: {_worded(known.sizes, model)}: {1 / known.ratio:.2f} times as fast, "
@@ -86,7 +86,7 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
         "entries": [entry.as_dict() for entry in entries],
         "outside": table.outside,
         "confirmed": [{"predicted": p, **known.as_dict()} for p, known in confirmed],
-        "chosen": asdict(chosen),
+        "candidates": [asdict(sizes) for sizes in candidates],
     }
     shutil.rmtree(out / UNREDUCED, ignore_errors=True)
     shutil.copytree(whole / "model", out / UNREDUCED)
@@ -143,7 +143,7 @@ def estimate(section: Latencies, shapes: Shapes) -> Estimate:
 
 STAGE = Stage(
     "latencies",
-    1,
+    2,
     run,
     packages=tuple(dict.fromkeys(p for s in (COMPRESS, EXPORT, LOWER, BUILD) for p in s.packages)),
     files=files,

@@ -28,13 +28,12 @@ from torch import Tensor
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.capture import Batch
-from optimizer.load.model import materialize, release
 from optimizer.progress import bar, say
 from optimizer.reduce import outputs
 from optimizer.reduce.layout import Layout
 from optimizer.reduce.methods.block_influence import influence
 from optimizer.reduce.outputs import Outputs
-from optimizer.reduce.states import applied, entering, opened_stream
+from optimizer.reduce.states import entering, opened_stream, passed
 
 FILE = "blocks.json"
 
@@ -136,12 +135,7 @@ class _Search:
         hidden = Buffer(stream.hidden.budget, self.progress / "without")
         for before in states[first]:
             hidden.append(before)
-        for use in range(first + 1, len(names)):
-            materialize(self.layout.source.model, names[use], self.layout.source.tensors)
-            for i in range(len(hidden)):
-                hidden[i] = applied(self.layout, stream, stream.uses[i][use], hidden[i])
-            release(self.layout.source.model, names[use])
-        return hidden
+        return passed(self.layout, stream, hidden, first + 1)
 
     def _divergence(self, model: Outputs, reference: Buffer, hidden: Buffer) -> float:
         distances: list[Tensor] = []

@@ -1,5 +1,9 @@
 """Which sizes make a model so many times as fast: from a table of sizes that were timed.
 
+Many do: fewer blocks, or fewer neurons in more of them. Which of these costs the model least no
+table of times says. So the largest of several numbers of blocks and heads go on, and reduce takes
+those whose model is nearest to the reference (nearest.py).
+
 A time is taken as what lies outside the blocks and a sum over the blocks, in each of which the
 neurons' part and the heads' part follow each other. As a share of the whole model's time, with
 B blocks, F neurons and H heads of which b, f and h stay:
@@ -15,7 +19,7 @@ timed too. What they save, as a share of what was predicted, corrects what is pr
 numbers of neurons with as many blocks and heads, and on the average of the rest.
 
 The folder that the latencies stage writes has unreduced/, with the model.onnx that the target runs,
-made of the whole model, and table.json (version 1):
+made of the whole model, and table.json (version 2):
     version, machine, threads   where it was timed
     target, cell        what was timed: {"batch", and "sequence" or "prompt"}
     goal, least         the latency gain that the recipe asks for, and the least that counts as met
@@ -24,7 +28,7 @@ made of the whole model, and table.json (version 1):
                         of its time over the whole model's; p50: {unreduced, candidate}, ms
     outside             share of the time outside the blocks, as fitted
     confirmed           [{sizes, predicted, ratio, ...}]: what was chosen from it, in order
-    chosen              the sizes that reduce then makes
+    candidates          the sizes of which reduce makes one, the least cut first
 """
 
 from __future__ import annotations
@@ -39,13 +43,14 @@ import numpy as np
 from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.reduce import Reduce
-from optimizer.reduce.sizes import Model, Sizes, cut, least_cut
+from optimizer.reduce.sizes import Model, Sizes, cut, largest, none_larger
 
-VERSION = 1
+VERSION = 2
 TABLE, UNREDUCED = "table.json", "unreduced"
 WIDTHS, FEWER = (2**-0.5, 0.5, 0.25), (0.5,)  # shares of neurons, and of heads and blocks
 EPSILON = float(np.finfo(float).eps)
-ATTEMPTS = 4  # sizes that are built to see whether they meet the goal
+CANDIDATES = 4  # numbers of blocks and heads of which the largest sizes that meet the goal go on
+ATTEMPTS = 2 * CANDIDATES  # sizes that are built to see whether they meet it
 
 Interval = tuple[float | None, float | None]
 
@@ -158,13 +163,15 @@ def _nearest(numbers: Sequence[int], wished: float) -> int:
 
 def choose(
     table: Table, model: Model, section: Reduce, confirm: Callable[[Sizes], Timed]
-) -> tuple[Sizes, list[tuple[float, Timed]]]:
-    """The sizes that take the least away (sizes.py) and meet goal.latency_gain; and in their order
-    the predicted ratio of those that were built to see, with what they were timed at.
+) -> tuple[list[Sizes], list[tuple[float, Timed]]]:
+    """The sizes that meet goal.latency_gain and of which no larger ones do, for CANDIDATES numbers
+    of blocks and heads, those that take the least away (sizes.py) first; and in their order the
+    predicted ratio of those that were built to see, with what they were timed at.
 
-    Done when sizes are surely within the tolerance and no faster than it, either; or when no others
-    are left to try, or ATTEMPTS are spent: then the least cut of those that are sure, else of those
-    that seemed fast enough, else the fastest; `validate` judges what comes of it.
+    A number of blocks and heads is done with when its sizes are surely within the tolerance and no
+    faster than it, either; or when no others are left to try, or ATTEMPTS are spent. Candidates are
+    those that are sure; where none is, the least cut that seemed fast enough, else the fastest;
+    `validate` judges what comes of it.
     Raises RecipeError when the smallest sizes are not fast enough.
     """
     gain, least = section.latency_gain, section.least_gain
@@ -172,21 +179,33 @@ def choose(
     assert least is not None
     _refuse_unreachable(table, model, gain, least)
     tried: dict[Sizes, tuple[float, Timed]] = {}
-    while len(tried) < ATTEMPTS:
-        sizes = least_cut(model, table.faster(gain)) or model.smallest
-        if sizes in tried:
+    done: set[tuple[int, int]] = set()
+    while len(tried) < ATTEMPTS and len(done) < CANDIDATES:
+        known_largest = largest(model, table.faster(gain)) or [model.smallest]
+        sizes = next((s for s in known_largest if (s.blocks, s.heads) not in done), None)
+        if sizes is None:
             break
+        if sizes in tried:
+            done.add((sizes.blocks, sizes.heads))
+            continue
         known = confirm(sizes)
         tried[sizes] = table.ratio(sizes), known
         if surely(known, least) and 1 / known.ratio <= 2 * gain - least:
-            break
+            done.add((sizes.blocks, sizes.heads))
         table = replace(table, known=(*table.known, known))
-    known_ones = [known for _, known in tried.values()]
-    sure = [known for known in known_ones if surely(known, least)]
-    fast = sure or [known for known in known_ones if known.ratio <= 1 / least]
-    best = min(fast, key=lambda k: cut(k.sizes, model.full), default=None)
-    best = best or min(known_ones, key=lambda k: k.ratio)
-    return best.sizes, [*tried.values()]
+    return _candidates([known for _, known in tried.values()], model, least), [*tried.values()]
+
+
+def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Sizes]:
+    def cut_of(known: Timed) -> float:
+        return cut(known.sizes, model.full)
+
+    sure = sorted((known for known in tried if surely(known, least)), key=cut_of)
+    if sure:
+        return none_larger(known.sizes for known in sure)
+    fast = [known for known in tried if known.ratio <= 1 / least]
+    best = min(fast, key=cut_of) if fast else min(tried, key=lambda known: known.ratio)
+    return [best.sizes]
 
 
 def surely(known: Timed, gain: float) -> bool:
@@ -208,6 +227,6 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
         )
 
 
-def chosen(folder: Path) -> Sizes:
-    """What reduce is to make, as the latencies stage wrote it."""
-    return Sizes(**read_json(folder / TABLE)["chosen"])
+def candidates(folder: Path) -> list[Sizes]:
+    """Of which reduce is to make one, as the latencies stage wrote them."""
+    return [Sizes(**sizes) for sizes in read_json(folder / TABLE)["candidates"]]

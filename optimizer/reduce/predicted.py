@@ -5,8 +5,9 @@ memory = the libraries + the larger of (what lies outside the blocks; of a decod
          summed over the inputs of its widest layer and the matrices that are solved with it) +
          the streams, as far as compress.memory_gb lets them be held + what one batch makes in a
          block
-disk   = the smaller checkpoint + the streams, kept to go on after a kill and where memory has no
-         room + what enters each block, where blocks or gradients need it
+disk   = the smaller checkpoint, and one more where sizes are compared + the streams, kept to go on
+         after a kill and where memory has no room + what enters each block, where blocks or
+         gradients need it
 time   = multiply-adds of all passes at a measured rate
 
 Texts fill half the sequence length, windows of a decoder all of it.
@@ -24,6 +25,7 @@ from optimizer.load.families import FAMILIES
 from optimizer.load.family_record import Family
 from optimizer.recipe.schema import Reduction
 from optimizer.reduce.estimate import LIBRARIES, RATE
+from optimizer.reduce.latency_table import CANDIDATES
 from optimizer.reduce.sizes import Model, Sizes, solve
 from optimizer.reduce.structure import multiples
 from optimizer.store import Estimate, Shapes
@@ -37,7 +39,10 @@ def remark(section: Reduction) -> str:
     """Where sizes are not known beforehand."""
     if section.reduce.latency_gain is None:
         return ""
-    return "sizes follow from times, so this and what follows is predicted for the whole model"
+    return (
+        "sizes follow from times, so this and what follows is predicted for the whole model, and "
+        f"for {CANDIDATES} sizes that are compared"
+    )
 
 
 def shapes(section: Reduction, reference: Shapes) -> Shapes:
@@ -141,6 +146,9 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
         share = some / max(stream, 1)
         work += share * full * (linear * len(blocks) / 2 + len(blocks) * looked_up)
     work += widest**3 * len(blocks) if width else 0
+    if chosen.latency_gain is not None:  # each candidate, and then what is made on all texts
+        work *= 1 + CANDIDATES
+        written *= 2
     return Estimate(
         memory=LIBRARIES + walked + streams + inside,
         disk=int(written + 2 * stream * width + states),

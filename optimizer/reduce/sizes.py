@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from itertools import product
 
 from optimizer.errors import RecipeError
@@ -93,7 +93,23 @@ def _deep(depth: int, model: Model) -> Sizes:
 def least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
     """Of the sizes that fit those that take the least away; None where none fit. fits: what holds
     of some sizes holds of smaller ones."""
-    return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
+    return next(iter(largest(model, fits)), None)
+
+
+def largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
+    """The sizes that fit and of which no larger ones do, the least cut first."""
+    return sorted(none_larger(_fitting(fits, model)), key=lambda s: cut(s, model.full))
+
+
+def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
+    """Those of which no others have as much of everything."""
+    known = [*dict.fromkeys(sizes)]
+    return [s for s in known if not any(_holds(other, s) for other in known if other != s)]
+
+
+def _holds(larger: Sizes, smaller: Sizes) -> bool:
+    pairs = zip(astuple(larger), astuple(smaller), strict=True)
+    return all(more >= less for more, less in pairs)
 
 
 def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:

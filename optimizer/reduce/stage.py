@@ -10,18 +10,21 @@ Or, where the recipe names a student, that one in its place: see student.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from optimizer import portable_kernels
 from optimizer.compress.data import calibration
 from optimizer.compress.walk import precision
+from optimizer.compress.walk.capture import Batch
 from optimizer.progress import say
 from optimizer.recipe.schema import Reduction
-from optimizer.reduce import depth, hidden, latency_table, predicted, student, width
-from optimizer.reduce.gradients import measured
+from optimizer.reduce import depth, hidden, latency_table, nearest, predicted, student, width
+from optimizer.reduce.gradients import measured as gradient_sums
 from optimizer.reduce.layout import Layout, opened
+from optimizer.reduce.sizes import Sizes
 from optimizer.reduce.write import REDUCED, write
 from optimizer.store import Estimate, Shapes, Stage
 
@@ -52,12 +55,39 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
         hidden.run(section, source, progress, out)
         shutil.rmtree(progress)
         return
-    layout = opened(section, source, *map(latency_table.chosen, latencies))
-    _say(layout)
+    layout = opened(section, source)
     progress.mkdir(exist_ok=True)
     walked = precision.decided(section.compress, layout.source, progress, "reduce")
     layout = replace(layout, section=section.model_copy(update={"compress": walked}))
     batches = calibration.batches(section, source)
+    measured: list[nearest.Measured] = []
+    candidates = [sizes for folder in latencies for sizes in latency_table.candidates(folder)]
+    if len(candidates) > 1 and batches:
+        _say_candidates(candidates)
+        chosen, measured = nearest.choose(
+            layout, candidates, batches, partial(_cut, layout), progress / "sizes"
+        )
+        candidates = [chosen]
+    layout = opened(layout.section, source, *candidates[:1])
+    _say(layout)
+    _write(layout, batches, progress, out, measured)
+    shutil.rmtree(progress)
+
+
+def _cut(layout: Layout, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path) -> None:
+    """A candidate."""
+    _write(opened(layout.section, layout.folder, sizes), batches, progress, out)
+
+
+def _write(
+    layout: Layout,
+    batches: Sequence[Batch],
+    progress: Path,
+    out: Path,
+    measured: Sequence[nearest.Measured] = (),
+) -> None:
+    """The smaller model, chosen on the batches."""
+    section = layout.section
     left_out = depth.choose(layout, batches, progress)
     for gone in left_out:
         say(
@@ -66,10 +96,9 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
     blocks = [b for b in layout.blocks if b not in {gone.block for gone in left_out}]
     gradients: width.Gradients = {}
     if section.reduce.importance == "fisher" and width.thinned(layout, blocks[0]):
-        gradients = measured(layout, blocks, batches, progress)
+        gradients = gradient_sums(layout, blocks, batches, progress)
     choices = width.choose(layout, blocks, batches, gradients, progress)
-    write(layout, choices, left_out, out)
-    shutil.rmtree(progress)
+    write(layout, choices, left_out, out, compared=[m.as_dict() for m in measured])
 
 
 def check(section: Reduction, source: Path) -> None:
@@ -82,6 +111,11 @@ def check(section: Reduction, source: Path) -> None:
         hidden.goal(layout)
         return
     _ = layout.model if section.reduce.latency_gain else layout.goal
+
+
+def _say_candidates(candidates: Sequence[Sizes]) -> None:
+    several = "; ".join(map(nearest.words, candidates))
+    say(f"reduce: fast enough are {several}: the one that is nearest to the reference is made")
 
 
 def _say(layout: Layout) -> None:

@@ -54,6 +54,17 @@ def entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
     return states
 
 
+def passed(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
+    """`hidden`, which enters use `first` of a block, changed into what the last use gives."""
+    for use in range(first, len(stream.uses[0])):
+        block = stream.uses[0][use].block
+        materialize(layout.source.model, block, layout.source.tensors)
+        for i in range(len(hidden)):
+            hidden[i] = applied(layout, stream, stream.uses[i][use], hidden[i])
+        release(layout.source.model, block)
+    return hidden
+
+
 def applied(layout: Layout, stream: Stream, use: Use, hidden: Tensor) -> Tensor:
     """What a use of a block, whose weights are in memory, makes of hidden states."""
     with torch.no_grad(), stream.products:

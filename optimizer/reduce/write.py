@@ -16,6 +16,7 @@ out/reduced.json    what was kept:
                 all are kept
     left_out    [{block, value}] the blocks that went, in the order they were chosen; value: see
                 depth.LeftOut
+    compared    [{sizes, distance}] where several sizes were fast enough: see nearest.py
 """
 
 from __future__ import annotations
@@ -167,9 +168,10 @@ def write(
     left_out: Sequence[LeftOut],
     out: Path,
     channels: Tensor | None = None,
+    compared: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Raises CheckpointError when transformers would not build the smaller model with these
-    shapes."""
+    """compared: of reduced.json. Raises CheckpointError when transformers would not build the
+    smaller model with these shapes."""
     smaller = Smaller(layout, choices, left_out, channels)
     folder = out / "checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
@@ -188,7 +190,7 @@ def write(
     write_document(out / "contract.json", contract)
     origin = read_json(layout.folder / "source.json")
     write_document(out / "source.json", {**origin, "parameters": smaller.parameters()})
-    write_document(out / REDUCED, document(smaller))
+    write_document(out / REDUCED, {**document(smaller), "compared": [*compared]})
 
 
 def smaller_config(smaller: Smaller) -> dict[str, Any]:

@@ -9,10 +9,10 @@ Writes report.json:
     sense         does what goes in make sense: see sense.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
-    reduced       {importance, methods, sizes, weights, left_out} of reduced.json, of a student also
-                  student: where it comes from; null without one
-    latencies     {goal, least, cell, unreduced, entries, confirmed, chosen, ...}: the table that
-                  the smaller sizes follow from (reduce/latency_table.py); null without one
+    reduced       {importance, methods, sizes, weights, left_out, compared} of reduced.json, of a
+                  student also student: where it comes from; null without one
+    latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table
+                  that the smaller sizes follow from (reduce/latency_table.py); null without one
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note

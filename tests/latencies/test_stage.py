@@ -61,7 +61,7 @@ def test_a_killed_run_times_no_size_again(tmp_path: Path) -> None:
     assert files == {"table.json", "unreduced/model.onnx", "unreduced/lowering.json"}
     table = read_json(out / "table.json")
     assert table["unreduced"] == {"blocks": 3, "ffn": 128, "heads": 0}
-    assert table["chosen"] == {"blocks": 3, "ffn": 64, "heads": 0}
+    assert table["candidates"] == [{"blocks": 3, "ffn": 64, "heads": 0}]
 
 
 def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -> None:
@@ -100,6 +100,6 @@ def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
     assert gate["limit"] == gain["least"] == pytest.approx(0.01 * 1.0001)
     assert {"unreduced", "candidate"} == {*gain["p50"]}
     kept = [report["reduced"]["sizes"][kind][1] for kind in ("blocks", "ffn", "heads")]
-    assert kept == [table["chosen"][kind] for kind in ("blocks", "ffn", "heads")]
+    assert kept == [table["candidates"][0][kind] for kind in ("blocks", "ffn", "heads")]
     assert [(e["sizes"]["blocks"], e["sizes"]["ffn"]) for e in table["entries"]] == [(3, 64)]
-    assert table["chosen"] in [tried["sizes"] for tried in table["confirmed"]]
+    assert table["candidates"] == [tried["sizes"] for tried in table["confirmed"]]

@@ -44,24 +44,37 @@ def sizes(report: Document) -> tuple[Card, ...]:
     if not table:
         return ()
     kinds = [kind for kind in SIZES if part(table, "unreduced").get(kind)]
-    chosen = part(table, "chosen")
+    reduced = part(report, "reduced")
+    kept = {kind: pair[1] for kind, pair in part(reduced, "sizes").items() if kind in SIZES}
     tried = parts(table, "confirmed")
-    body = [_row(entry, kinds, "") for entry in parts(table, "entries")]
-    body += [_row(t, kinds, "kept" if t.get("sizes") == chosen else "tried") for t in tried]
-    heads = (*(SIZES[kind] for kind in kinds), "Times as fast", "Interval", "Predicted", "")
+    body = [_row(entry, kinds, ("", "")) for entry in parts(table, "entries")]
+    for known in tried:
+        own = part(known, "sizes")
+        what = "kept" if own == kept else "tried"
+        body.append(_row(known, kinds, (_distance(reduced, own), what)))
+    heads = (*(SIZES[kind] for kind in kinds), "Times as fast", "Interval", "Predicted")
+    heads = (*heads, "From the reference", "")
     cell = part(table, "cell")
     length = plain(cell.get("sequence", cell.get("prompt")))
     hint = (
         f"Models of these sizes beside the whole one in the same form, at batch "
         f"{plain(cell.get('batch'))} × {length}, before anything was chosen; "
-        f"{plain(table.get('goal'))} is the goal."
+        f"{plain(table.get('goal'))} is the goal. Of those that reach it the nearest to the "
+        "reference was kept, by its answers before it learned anything."
     )
     title = "How fast smaller models are"
-    numbers = tuple(range(len(kinds) + 3))
+    numbers = tuple(range(len(kinds) + 4))
     return (Card(title, hint, tables=(Table(title, heads, tuple(body), numbers),)),)
 
 
-def _row(entry: Document, kinds: list[str], what: str) -> tuple[Line, ...]:
+def _distance(reduced: Document, sizes: Document) -> str:
+    """Of what was compared with the reference."""
+    known = [c for c in parts(reduced, "compared") if part(c, "sizes") == sizes]
+    return next((plain(finite(c.get("distance"))) for c in known), "")
+
+
+def _row(entry: Document, kinds: list[str], words: tuple[str, str]) -> tuple[Line, ...]:
+    """words: its distance, and what became of it."""
     own: Any = part(entry, "sizes")
     predicted = finite(entry.get("predicted"))
     return (
@@ -69,5 +82,5 @@ def _row(entry: Document, kinds: list[str], what: str) -> tuple[Line, ...]:
         *figures(times(ratio_of(1.0, entry.get("ratio")))),
         line(_bounds(entry)),
         line(times(1 / predicted) if predicted else ""),
-        line(what),
+        *map(line, words),
     )

@@ -100,7 +100,7 @@ def figures(m: Materials) -> dict[str, Any] | None:
     if m.section.reduce is None or m.smaller is None:
         return None
     document = read_json(m.smaller / REDUCED)
-    keys = ("importance", "methods", "sizes", "weights", "left_out", "student")
+    keys = ("importance", "methods", "sizes", "weights", "left_out", "compared", "student")
     return {k: document[k] for k in keys if k in document}
 
 

@@ -143,7 +143,7 @@ def latencies() -> dict[str, Any]:
         "entries": [timed(6, 768, 0.8), timed(3, 1536, 0.55)],
         "confirmed": [{"predicted": 0.62, **timed(4, 1152, 0.7)},
                       {"predicted": 0.62, **timed(4, 1024, 0.625)}],
-        "chosen": {"blocks": 4, "ffn": 1024, "heads": 0},
+        "candidates": [{"blocks": 4, "ffn": 1024, "heads": 0}],
     }  # fmt: skip
 
 
