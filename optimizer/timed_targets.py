@@ -1,4 +1,4 @@
-"""Whether the target that a recipe measures a latency gain on is timed at all."""
+"""Whether the target that a recipe measures a latency gain on is timed at all, in float too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe) -> None:
-    """Raise RecipeError where reduce.measure_on names no target, or one that nothing here times."""
+    """Raise RecipeError where reduce.measure_on names no target, or one that nothing here times, or
+    not in the form that reduce.gain_over names."""
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return
     place, sections = recipe.reduce.measure_on, recipe.targets
@@ -29,4 +30,10 @@ def check(recipe: Recipe) -> None:
             where="reduce.measure_on",
             accepted=accepted or "the place of a target that is timed",
             fix="" if accepted else f"Use goal: {{keep: ...}}, or add a target of {others}.",
+        )
+    if recipe.reduce.gain_over == "float" and sections[place].export is None:
+        raise RecipeError(
+            f"float, and target {sections[place].name} has no float form to be timed beside",
+            where="reduce.gain_over",
+            accepted="same_form",
         )

@@ -2,8 +2,8 @@
 
 Speed does not depend on what weights hold. So the checkpoint is cut to some sizes, whatever is
 kept, made into what the target runs, in the form that the recipe asks for, and timed on the first
-cell of validate.latency beside the whole one, in one run; reduce/latency_table.py says how a size
-follows from that, and what the folder holds.
+cell of validate.latency beside the whole one, in the same form or in float, in one run;
+reduce/latency_table.py says how a size follows from that, and what the folder holds.
 
 While it runs, out/progress/ has a file for every size that was timed, so that a killed run does not
 time it again.
@@ -36,6 +36,7 @@ from optimizer.reduce.latency_table import TABLE, UNREDUCED, Table
 from optimizer.reduce.layout import opened
 from optimizer.reduce.sizes import Model, Sizes
 from optimizer.store import Estimate, Shapes, Stage
+from optimizer.validate.speed.gain import Built
 
 PROGRESS = "progress"
 
@@ -59,11 +60,13 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
     if not whole.exists():
         say("latencies: making the whole model in the target's form")
         model_of(section, layout, model.full, whole)
-    bench = Bench(section, layout, built(whole), progress, compared)
+    beside = _beside(section, built(whole), progress)
+    bench = Bench(section, layout, built(whole), beside, progress, compared)
+    own = bench.entry(model.full) if section.reduce.gain_over == "float" else None
     sizes = latency_table.grid(model)
     entries = tuple(bench.entry(s) for s in bar(sizes, "latencies"))
-    table = Table(model.full, entries)
-    for entry in entries:
+    table = Table(model.full, entries, whole=own.ratio if own else 1.0)
+    for entry in ((own,) if own else ()) + entries:
         say(f"latencies: {_worded(entry.sizes, model)}: {1 / entry.ratio:.2f} times as fast")
     candidates, confirmed = latency_table.choose(table, model, section.reduce, bench.confirmed)
     for predicted, known in confirmed:
@@ -82,6 +85,8 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
         "cell": place(section, reference),
         "goal": section.reduce.latency_gain,
         "least": least,
+        "over": section.reduce.gain_over,
+        "whole": own.as_dict() if own else None,
         "unreduced": asdict(model.full),
         "entries": [entry.as_dict() for entry in entries],
         "outside": table.outside,
@@ -89,9 +94,24 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
         "candidates": [asdict(sizes) for sizes in candidates],
     }
     shutil.rmtree(out / UNREDUCED, ignore_errors=True)
-    shutil.copytree(whole / "model", out / UNREDUCED)
+    shutil.copytree(beside.model, out / UNREDUCED)
     write(out / TABLE, document)
     shutil.rmtree(progress)
+
+
+def _beside(section: Latencies, whole: Built, progress: Path) -> Built:
+    """What all sizes are timed beside."""
+    if section.reduce.gain_over == "same_form":
+        return whole
+    assert section.target.export is not None
+    folder = progress / "float"
+    if not folder.exists():
+        partial = folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        EXPORT.run(section.target.export, whole.source, out=partial)
+        partial.rename(folder)
+    return Built(whole.source, folder)
 
 
 def _quantizable(model: Model, section: Latencies) -> Model:

@@ -30,7 +30,7 @@ def cell(section: Latencies) -> Cell:
     """What is timed."""
     data = section.latency.data
     texts = [row.text for row in samples(data)] if data else list(NEUTRAL)
-    return Cell(section.target, section.latency, texts)
+    return Cell(section.target, section.latency, texts, section.reduce.gain_over)
 
 
 def place(section: Latencies, source: Path) -> dict[str, int]:
@@ -42,12 +42,13 @@ def place(section: Latencies, source: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Bench:
-    """layout: of the reference; whole: its model; progress: the folder where what was timed is
-    kept; compared: what times."""
+    """layout: of the reference; whole: its model; beside: what all are timed beside, that or the
+    reference in float; progress: the folder where what was timed is kept; compared: what times."""
 
     section: Latencies
     layout: Layout
     whole: Built
+    beside: Built
     progress: Path
     compared: Compared
 
@@ -67,13 +68,15 @@ class Bench:
         if file.exists():
             return latency_table.timed(json.loads(file.read_text(encoding="utf-8")))
         shutil.rmtree(folder, ignore_errors=True)
-        smaller = model_of(self.section, self.layout, sizes, folder)
+        built = self.whole
+        if sizes != self.layout.model.full:
+            built = model_of(self.section, self.layout, sizes, folder)
         share, seconds = self.section.reduce.gain_tolerance, self.section.latency.max_seconds
-        known = self.compared(self.whole, smaller, Settling(share, seconds / shared))
+        known = self.compared(self.beside, built, Settling(share, seconds / shared))
         low, high = known["interval"]
         timed = Timed(sizes, known["ratio"], (low, high), known["runs"], known["p50"])
         write(file, timed.as_dict())
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         return timed
 
 

@@ -29,8 +29,8 @@ class Goal(Section):
         gt=1,
         le=1000,
         description="how many times as fast what reduce.measure_on runs is, made of the smaller "
-        "checkpoint, as in the same form (the same quantization) of the whole one; timed on this "
-        "machine, on the first cell of validate.latency",
+        "checkpoint, as the whole one (reduce.gain_over); timed on this machine, on the first cell "
+        "of validate.latency",
     )
 
     @model_validator(mode="after")
@@ -86,6 +86,12 @@ class Reduce(Section):
     )
     measure_on: int = Field(
         0, ge=0, le=MANY, description="goal.latency_gain: the place in targets of the one timed"
+    )
+    gain_over: Literal["same_form", "float"] = Field(
+        "same_form",
+        description="goal.latency_gain: beside what it is timed: the whole model in the same form "
+        "(the same quantization), or in float (fp32) on the same runtime, so that what "
+        "quantization gains counts too",
     )
     gain_tolerance: float = Field(
         0.05,
@@ -165,7 +171,7 @@ class Reduce(Section):
             )
         if "hidden" in self.chosen:
             self._channels_alone()
-        for option in ("measure_on", "gain_tolerance"):
+        for option in ("measure_on", "gain_over", "gain_tolerance"):
             if self.goal.latency_gain is None and option in self.model_fields_set:
                 raise ValueError(
                     f"{option} is of a latency that is measured, and goal has no latency_gain; "

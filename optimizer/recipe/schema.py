@@ -319,6 +319,7 @@ class Recipe(Section):
                 goal=chosen.goal,
                 methods=chosen.methods,
                 multiple_of=chosen.multiple_of,
+                gain_over=chosen.gain_over,
                 gain_tolerance=chosen.gain_tolerance,
             ),
             compression=composition.same_form(self.compression),

@@ -10,19 +10,24 @@ B blocks, F neurons and H heads of which b, f and h stay:
 
     ratio(b, f, h) = outside + b / B * (1 - outside + ffn(f) + heads(h)),    ffn(F) = heads(H) = 0
 
-`ffn` and `heads` are what models of fewer neurons or heads alone were timed at, less 1: straight
-lines between the measured numbers, and rising (a narrower layer that seemed slower is noise: the
-nearest rising values, by least squares). `outside` is fitted to models of fewer blocks.
+(Beside the model in float, where that is what the gain is over, this is the share of the whole
+quantized one's time, which is timed too.) `ffn` and `heads` are what models of fewer neurons or
+heads alone were timed at, less 1: straight lines between the measured numbers, and rising (a
+narrower layer that seemed slower is noise: the nearest rising values, by least squares). `outside`
+is fitted to models of fewer blocks.
 
 Since kernels step, and parts do not add up to the last percent, the sizes so chosen are built and
 timed too. What they save, as a share of what was predicted, corrects what is predicted of other
 numbers of neurons with as many blocks and heads, and on the average of the rest.
 
-The folder that the latencies stage writes has unreduced/, with the model.onnx that the target runs,
-made of the whole model, and table.json (version 2):
+The folder that the latencies stage writes has unreduced/, with the model.onnx that the gain is
+over, in the target's form or in float, and table.json (version 2):
     version, machine, threads   where it was timed
     target, cell        what was timed: {"batch", and "sequence" or "prompt"}
     goal, least         the latency gain that the recipe asks for, and the least that counts as met
+    over                what it is a gain over, as reduce.gain_over
+    whole               the whole model in the target's form beside that: as an entry; null where it
+                        is that
     unreduced           sizes of the whole model; sizes are {blocks, ffn, heads}
     entries             [{sizes, ratio, interval, runs, p50}]: the table; ratio: median over rounds
                         of its time over the whole model's; p50: {unreduced, candidate}, ms
@@ -80,16 +85,18 @@ def timed(document: dict[str, Any]) -> Timed:
 @dataclass(frozen=True)
 class Table:
     """entries: of sizes that differ from `full` in one number, and of the smallest. known: of those
-    that were chosen from it, and timed."""
+    that were chosen from it, and timed. whole: the ratio of `full`, 1 where it is what all are
+    timed beside."""
 
     full: Sizes
     entries: tuple[Timed, ...]
     known: tuple[Timed, ...] = ()
+    whole: float = 1.0
 
     def ratio(self, sizes: Sizes) -> float:
-        """The predicted time over the whole model's. Never more for fewer neurons; without `known`
-        never more for smaller sizes."""
-        return 1 - self._correction(sizes) * self._saved(sizes)
+        """The predicted time over that of what all are timed beside. Never more for fewer neurons;
+        without `known` never more for smaller sizes."""
+        return self.whole * (1 - self._correction(sizes) * self._saved(sizes))
 
     def faster(self, gain: float) -> Callable[[Sizes], bool]:
         """Whether sizes, other than all, are predicted to be so many times as fast."""
@@ -103,7 +110,7 @@ class Table:
     def _correction(self, sizes: Sizes) -> float:
         """How much is saved as a share of that. (Next to nothing where nothing was.)"""
         shares = {
-            (t.sizes.blocks, t.sizes.heads): max(1 - t.ratio, EPSILON) / saved
+            (t.sizes.blocks, t.sizes.heads): max(1 - t.ratio / self.whole, EPSILON) / saved
             for t in self.known
             if (saved := self._saved(t.sizes)) > 0
         }
@@ -114,7 +121,7 @@ class Table:
     def outside(self) -> float:
         """Share of the time that no block takes, by least squares: r = o + (1 - o) b / B."""
         fewer = [
-            (t.sizes.blocks / self.full.blocks, t.ratio)
+            (t.sizes.blocks / self.full.blocks, t.ratio / self.whole)
             for t in self.entries
             if t.sizes == replace(self.full, blocks=t.sizes.blocks) != self.full
         ]
@@ -125,7 +132,7 @@ class Table:
     def _added(self, kind: str, sizes: Sizes) -> float:
         """What is added to the whole model's 1: 0 or less."""
         points = {
-            getattr(t.sizes, kind): t.ratio - 1
+            getattr(t.sizes, kind): t.ratio / self.whole - 1
             for t in self.entries
             if t.sizes == replace(self.full, **{kind: getattr(t.sizes, kind)})
         }
@@ -172,11 +179,12 @@ def choose(
     faster than it, either; or when no others are left to try, or ATTEMPTS are spent. Candidates are
     those that are sure; where none is, the least cut that seemed fast enough, else the fastest;
     `validate` judges what comes of it.
-    Raises RecipeError when the smallest sizes are not fast enough.
+    Raises RecipeError when the smallest sizes are not fast enough, or the whole model is.
     """
     gain, least = section.latency_gain, section.least_gain
     assert gain is not None
     assert least is not None
+    _refuse_reached(table, gain)
     _refuse_unreachable(table, model, gain, least)
     tried: dict[Sizes, tuple[float, Timed]] = {}
     done: set[tuple[int, int]] = set()
@@ -224,6 +232,17 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
             where="reduce.goal.latency_gain",
             accepted=f"up to {best:.2f}" if best > 1 else "",
             fix="Ask for less, or add to reduce.methods.",
+        )
+
+
+def _refuse_reached(table: Table, gain: float) -> None:
+    if table.whole <= 1 / gain:
+        raise RecipeError(
+            f"{gain:g}, and the whole model in the target's form is already {1 / table.whole:.2f} "
+            "times as fast as in float on this machine",
+            where="reduce.goal.latency_gain",
+            accepted=f"from {1 / table.whole:.2f}",
+            fix="Leave out reduce, or ask for more.",
         )
 
 

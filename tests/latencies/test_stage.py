@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
@@ -62,6 +63,31 @@ def test_a_killed_run_times_no_size_again(tmp_path: Path) -> None:
     table = read_json(out / "table.json")
     assert table["unreduced"] == {"blocks": 3, "ffn": 128, "heads": 0}
     assert table["candidates"] == [{"blocks": 3, "ffn": 64, "heads": 0}]
+
+
+def quantized(folder: Path) -> bool:
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    return onnx.TensorProto.INT8 in {tensor.data_type for tensor in graph.initializer}
+
+
+def test_a_gain_over_float_is_timed_beside_the_reference_in_float(tmp_path: Path) -> None:
+    reference, out = loaded("bert", tmp_path), tmp_path / "out"
+    wanted = section(tmp_path, 1.5, "reduce.gain_over=float")
+    out.mkdir()
+
+    def compared(unreduced: Built, candidate: Built, _until: Until) -> Mapping[str, Any]:
+        assert not quantized(unreduced.model)
+        assert quantized(candidate.model)
+        config = read_json(candidate.source / "checkpoint" / "config.json")
+        ratio = 0.4 + 0.4 * config["intermediate_size"] / 128
+        return {"ratio": ratio, "interval": [ratio - 0.01, ratio + 0.01], "runs": 6, "p50": {}}
+
+    stage.measure(wanted, reference, out, compared)
+    table = read_json(out / "table.json")
+    assert table["over"] == "float"
+    assert (table["whole"]["sizes"]["ffn"], table["whole"]["ratio"]) == (128, 0.8)
+    assert [e["sizes"]["ffn"] for e in table["entries"]] == [64]
+    assert not quantized(out / "unreduced")
 
 
 def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -> None:

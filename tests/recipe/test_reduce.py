@@ -29,6 +29,7 @@ def reduced(tmp_path: Path, section: str, text: str = GOOD) -> Recipe:
         ("goal: {latency_gain: 1.6}, measure_on: 2", "there is no target 2; targets has 0 ("),
         ("goal: {keep: 0.5}, measure_on: 0", "measure_on is of a latency that is measured"),
         ("goal: {keep: 0.5}, gain_tolerance: 0.1", "gain_tolerance is of a latency"),
+        ("goal: {keep: 0.5}, gain_over: float", "gain_over is of a latency"),
         ("goal: {keep: 1.5}", "reduce.goal.keep: 1.5 was found"),
         ("goal: {depth: 3}, methods: [width, depth]", "goal.depth says the number of blocks"),
         ("goal: {depth: 3}, importance: fisher", "importance chooses neurons and heads"),

@@ -23,11 +23,16 @@ def gain_rows(report: Document) -> list[Row]:
     return [
         Row(
             f"Gain, batch {plain(gain.get('batch'))} × {length}",
-            Cell(ms(p50.get("unreduced")), "whole, same form"),
+            Cell(ms(p50.get("unreduced")), f"whole, {_form(gain)}"),
             Cell(ms(p50.get("candidate"))),
             Cell(f"{times(reached)} as fast", note),
         )
     ]
+
+
+def _form(measured: Document) -> str:
+    """Of the whole model."""
+    return "float" if measured.get("over") == "float" else "same form"
 
 
 def _bounds(measured: Document) -> str:
@@ -47,17 +52,18 @@ def sizes(report: Document) -> tuple[Card, ...]:
     reduced = part(report, "reduced")
     kept = {kind: pair[1] for kind, pair in part(reduced, "sizes").items() if kind in SIZES}
     tried = parts(table, "confirmed")
-    body = [_row(entry, kinds, ("", "")) for entry in parts(table, "entries")]
+    own = part(table, "whole")
+    entries = [*([own] if own else []), *parts(table, "entries")]
+    body = [_row(entry, kinds, ("", "")) for entry in entries]
     for known in tried:
-        own = part(known, "sizes")
-        what = "kept" if own == kept else "tried"
-        body.append(_row(known, kinds, (_distance(reduced, own), what)))
+        what = "kept" if part(known, "sizes") == kept else "tried"
+        body.append(_row(known, kinds, (_distance(reduced, part(known, "sizes")), what)))
     heads = (*(SIZES[kind] for kind in kinds), "Times as fast", "Interval", "Predicted")
     heads = (*heads, "From the reference", "")
     cell = part(table, "cell")
     length = plain(cell.get("sequence", cell.get("prompt")))
     hint = (
-        f"Models of these sizes beside the whole one in the same form, at batch "
+        f"Models of these sizes beside the whole one, {_form(table)}, at batch "
         f"{plain(cell.get('batch'))} × {length}, before anything was chosen; "
         f"{plain(table.get('goal'))} is the goal. Of those that reach it the nearest to the "
         "reference was kept, by its answers before it learned anything."

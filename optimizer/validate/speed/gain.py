@@ -1,8 +1,9 @@
 """How many times as fast the smaller model is as the whole one, where the recipe asks for that.
 
-Both are what the target runs, in the same form (the same quantization): the whole one is what the
-latencies stage made of the reference. Timed interleaved in the first cell of validate.latency, end
-to end, of text-generation between tokens, until the gate is decided (rounds.py):
+Both are what the target runs: the smaller one as it was built, the whole one as the latencies stage
+made it of the reference, in the same form (the same quantization) or in float. Timed interleaved in
+the first cell of validate.latency, end to end, of text-generation between tokens, until the gate is
+decided (rounds.py):
 
     speed.latency_gain   the median over rounds of the smaller one's time over the whole one's: its
                          whole interval faster than reduce.goal.latency_gain less
@@ -38,6 +39,7 @@ from optimizer.validate.speed.speed import CANDIDATE
 
 UNREDUCED = "unreduced"
 NAME = "speed.latency_gain"
+FORMS = {"same_form": "the same form", "float": "float"}
 Until = Rounds | Settling
 
 
@@ -51,11 +53,13 @@ class Built:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is timed: the target, and the first cell of `latency`, on these texts."""
+    """What is timed: the target, and the first cell of `latency`, on these texts. over: the form of
+    the whole one, as reduce.gain_over."""
 
     target: TargetSection
     latency: Latency
     texts: Sequence[str]
+    over: str = "same_form"
 
     def compared(self, unreduced: Built, candidate: Built, rounds: Until) -> dict[str, Any]:
         """{"batch", "sequence" or "prompt", "runs", "ratio", "interval", "p50": {name: ms}}: of the
@@ -64,13 +68,20 @@ class Cell:
         threads = self.target.intra_op_threads or cores()
         files = [model.model / "model.onnx" for model in (unreduced, candidate)]
         with (
-            closing(served.opened(self.target, files[0], threads=threads)) as whole,
+            closing(served.opened(self._beside, files[0], threads=threads)) as whole,
             closing(served.opened(self.target, files[1], threads=threads)) as smaller,
         ):
             if contract.task_record.generates:
                 own = OwnCache(whole, contracts.read(unreduced.source / "contract.json"))
                 return self._generating({UNREDUCED: own, CANDIDATE: smaller}, candidate, rounds)
             return self._answering({UNREDUCED: whole, CANDIDATE: smaller}, candidate, rounds)
+
+    @property
+    def _beside(self) -> TargetSection:
+        """Of the whole one."""
+        if self.over == "same_form":
+            return self.target
+        return next(iter(served.float_forms(self.target).values()))
 
     def of(self, contract: Contract) -> tuple[int, int]:
         """(batch, sequence)."""
@@ -149,9 +160,10 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     budget = Budget(latency.max_seconds, questions)
     asks = Question(50, 1 / reduce.least_gain)
     rounds = budget.rounds(asks, latency.iterations, speed.WARMUP)
-    cell = Cell(m.section.target, latency, texts)
+    cell = Cell(m.section.target, latency, texts, reduce.gain_over)
     compared = cell.compared(Built(m.reference, m.unreduced), Built(m.source, m.model), rounds)
-    return {"goal": reduce.latency_gain, "least": reduce.least_gain, **compared}
+    goal = {"goal": reduce.latency_gain, "least": reduce.least_gain, "over": reduce.gain_over}
+    return {**goal, **compared}
 
 
 def table(m: RunArtifacts) -> dict[str, Any] | None:
@@ -181,7 +193,7 @@ def gate(section: Mapping[str, Any], shared: int) -> Gate:
         else (f"prompts of {section['prompt']} tokens")
     )
     message = (
-        f"{gain:.2f} times as fast as the whole model in the same form at {where}; "
+        f"{gain:.2f} times as fast as the whole model in {FORMS[section['over']]} at {where}; "
         f"{section['goal']:g} is the goal, {least:.3g} the least that counts as met"
     )
     if verdict == "inconclusive":

@@ -335,10 +335,17 @@ def test_what_was_learned_is_drawn_with_what_was_kept() -> None:
 
 
 def test_the_sizes_that_were_timed_are_listed_with_the_one_that_was_kept() -> None:
-    page = Reader(render(document()))
-    assert "How fast smaller models are" in page.text
-    assert "1,024 1.60× 1.57 to 1.63 1.61× kept" in " ".join(page.text.split())
-    assert "1,152 1.43× 1.41 to 1.45 1.61× tried" in " ".join(page.text.split())
+    kept, tried = ({"blocks": 4, "ffn": ffn, "heads": 0} for ffn in (1024, 1152))
+    known = document()
+    known["reports"][0]["reduced"] = {
+        "sizes": {"blocks": [6, 4], "ffn": [1536, 1024], "heads": [0, 0]},
+        "weights": {"all": [22_000_000, 15_000_000]},
+        "compared": [{"sizes": kept, "distance": 0.1234}, {"sizes": tried, "distance": 0.2}],
+    }
+    text = " ".join(Reader(render(known)).text.split())
+    assert "How fast smaller models are" in text
+    assert "1,024 1.60× 1.57 to 1.63 1.61× 0.1234 kept" in text
+    assert "1,152 1.43× 1.41 to 1.45 1.61× 0.2 tried" in text
 
 
 def test_the_gain_stands_beside_the_whole_model_in_the_same_form() -> None:

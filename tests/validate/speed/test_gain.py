@@ -16,7 +16,7 @@ def section(low: float | None, high: float | None) -> dict[str, Any]:
     place = {"batch": 1, "sequence": 128}
     needed = {"rounds": 80, "seconds": 9.0}
     ratio = {"ratio": 0.63, "interval": [low, high], "needed": needed}
-    return {"goal": 1.6, "least": 1.52, **place, **ratio}
+    return {"goal": 1.6, "least": 1.52, "over": "same_form", **place, **ratio}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,13 @@ def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
     assert "1.59 times as fast as the whole model" in message
     assert "1.515 at most, 1.520 is asked" in message
     assert "set reduce.goal.latency_gain to what was reached" in message
+
+
+def test_it_is_said_what_the_gain_is_over() -> None:
+    known = section(0.6, 0.65)
+    assert "the whole model in the same form at batch 1" in gain.gate(known, 1).message
+    message = gain.gate({**known, "over": "float"}, 1).message
+    assert "the whole model in float at batch 1" in message
 
 
 def test_what_would_decide_it_is_said() -> None:
