@@ -18,6 +18,9 @@ overload  The capacity with 16 clients that each wait for their answers, then th
           random. Then the same, and SIGTERM in the middle: what the server's log has as answered
           must be what came, once each. With --apart the client has one processor for itself and the
           server's event loop another, as where clients are elsewhere; the model's threads have all.
+          And at the same rate what a server shows that does nothing but refuse (refusing.py),
+          beside as many threads that compute, of SCHED_IDLE, and beside none: what of a refusal's
+          time is this machine's, and no server's.
 
 Every answer of ours is compared with `predict`'s in every bit; a peer's batches are padded, so its
 answers are compared by their cosine. Server and client share the machine. serving_client.py says
@@ -72,6 +75,7 @@ ROWS = 8  # of a batch; as our default
 READY = 180.0  # seconds for a peer to start
 COSINE = 0.999
 PEERS = Path(__file__).with_name("serving_peers")
+REFUSING = Path(__file__).with_name("refusing.py")
 
 
 def cpu(process: int) -> float:
@@ -341,15 +345,48 @@ async def _watched(process: int, seconds: float) -> list[float]:
 def started(args: argparse.Namespace) -> Iterator[Server]:
     """Ours, for an overload. On Linux affinity is a thread's own, and the number of a process is
     that of its first thread, which has the event loop."""
+    with ours(args.bundle, args.option) as server, _apart(args, server.process.pid):
+        yield server
+
+
+@contextmanager
+def _apart(args: argparse.Namespace, server: int) -> Iterator[None]:
     every = os.sched_getaffinity(0)
-    with ours(args.bundle, args.option) as server:
-        if args.apart:
-            os.sched_setaffinity(server.process.pid, {min(every)})
-            os.sched_setaffinity(0, {max(every)})
-        try:
-            yield server
-        finally:
-            os.sched_setaffinity(0, every)
+    if args.apart:
+        os.sched_setaffinity(server, {min(every)})
+        os.sched_setaffinity(0, {max(every)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def refusing(args: argparse.Namespace, rate: float, load: str) -> dict[str, Any]:
+    """What a server shows that only refuses."""
+    port = free_ports(1)
+    command = [sys.executable, str(REFUSING), str(port), str(os.cpu_count()), load]
+    process = subprocess.Popen(command)
+    target = of_openai("none", port)
+    try:
+        while not _listens(port):
+            time.sleep(0.2)
+        with _apart(args, process.pid):
+            asyncio.run(open_loop(target, rate, args.seconds / 12, lambda *_: False))
+            before = scheduled(process.pid)
+            run = asyncio.run(open_loop(target, rate, args.seconds / 3, lambda *_: False))
+            ran, waited = (
+                round(after - start, 2)
+                for start, after in zip(before, scheduled(process.pid), strict=True)
+            )
+    finally:
+        _end(process)
+    loop = {"ran": ran, "waited_for_a_processor": waited}
+    return {**run.to_json(), "event_loop_seconds": loop}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 def overload(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
@@ -380,7 +417,8 @@ def overload(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
             "event_loop_seconds": {"ran": ran, "waited_for_a_processor": waited},
             "resident_mib": [min(sizes), max(sizes)],
         }
-    return document | {"sigterm": _ended(args, capacity, exact)}
+    only = {load: refusing(args, OVERLOAD * capacity, load) for load in ("idle", "none")}
+    return document | {"only_refusing": only, "sigterm": _ended(args, capacity, exact)}
 
 
 def _ended(
