@@ -31,12 +31,11 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": BODY})
 
 
-def compute(idle: bool) -> None:
-    """Products of matrices, outside the interpreter's lock."""
+def compute() -> None:
+    """Products of matrices, outside the interpreter's lock, with what nothing else wants."""
     import numpy as np
 
-    if idle:
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     a, b = (np.ones((1024, 1024), np.float32) for _ in range(2))
     out = np.empty_like(a)
     while True:
@@ -50,7 +49,7 @@ def main() -> None:
 
     if load == "idle":
         for _ in range(threads):
-            threading.Thread(target=compute, args=(True,), daemon=True).start()
+            threading.Thread(target=compute, daemon=True).start()
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
 
 

@@ -365,10 +365,12 @@ def refusing(args: argparse.Namespace, rate: float, load: str) -> dict[str, Any]
     """What a server shows that only refuses."""
     port = free_ports(1)
     command = [sys.executable, str(REFUSING), str(port), str(os.cpu_count()), load]
-    process = subprocess.Popen(command)
-    target = of_openai("none", port)
+    process = subprocess.Popen(command, text=True)
+    target, end = of_openai("none", port), time.monotonic() + READY
     try:
         while not _listens(port):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError("a server that only refuses did not start")
             time.sleep(0.2)
         with _apart(args, process.pid):
             asyncio.run(open_loop(target, rate, args.seconds / 12, lambda *_: False))

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from optimizer import targets
+from optimizer.atomic import finish
 from optimizer.build.stage import STAGE as BUILD
 from optimizer.build.stage import files as build_files
 from optimizer.compress.stage import STAGE as COMPRESS
@@ -32,7 +33,7 @@ from optimizer.lower.stage import STAGE as LOWER
 from optimizer.progress import bar, say
 from optimizer.recipe.schema import Latencies
 from optimizer.reduce import latency_table
-from optimizer.reduce.latency_table import TABLE, UNREDUCED, Table
+from optimizer.reduce.latency_table import ATTEMPTS, TABLE, UNREDUCED, Table
 from optimizer.reduce.layout import opened
 from optimizer.reduce.sizes import Model, Sizes
 from optimizer.store import Estimate, Shapes, Stage
@@ -63,9 +64,12 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
     beside = _beside(section, built(whole), progress)
     bench = Bench(section, layout, built(whole), beside, progress, compared)
     own = bench.entry(model.full) if section.reduce.gain_over == "float" else None
+    gain, whole_ratio = section.reduce.latency_gain, own.ratio if own else 1.0
+    assert gain is not None
+    latency_table.refuse_reached(Table(model.full, (), whole=whole_ratio), gain)
     sizes = latency_table.grid(model)
     entries = tuple(bench.entry(s) for s in bar(sizes, "latencies"))
-    table = Table(model.full, entries, whole=own.ratio if own else 1.0)
+    table = Table(model.full, entries, whole=whole_ratio)
     for entry in ((own,) if own else ()) + entries:
         say(f"latencies: {_worded(entry.sizes, model)}: {1 / entry.ratio:.2f} times as fast")
     candidates, confirmed = latency_table.choose(table, model, section.reduce, bench.confirmed)
@@ -110,7 +114,7 @@ def _beside(section: Latencies, whole: Built, progress: Path) -> Built:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         EXPORT.run(section.target.export, whole.source, out=partial)
-        partial.rename(folder)
+        finish(partial, folder)
     return Built(whole.source, folder)
 
 
@@ -157,7 +161,7 @@ def estimate(section: Latencies, shapes: Shapes) -> Estimate:
     return Estimate(
         memory=max(part.memory for part in parts),
         disk=3 * elements + 2 * sum(part.disk for part in parts),
-        seconds=(SIZES + 1) * (each + timed),
+        seconds=(1 + SIZES + ATTEMPTS) * (each + timed),
     )
 
 

@@ -21,7 +21,7 @@ from optimizer.reduce.sizes import Sizes
 from optimizer.validate.speed.gain import Built, Cell, Until
 from optimizer.validate.speed.rounds import Settling
 
-SIZES = 8  # of the table and of what is built to confirm, about
+SIZES = 9  # of the table, at most (latency_table.grid), with the whole one
 Compared = Callable[[Built, Built, Until], Mapping[str, Any]]
 """As Cell.compared."""
 

@@ -30,7 +30,7 @@ over, in the target's form or in float, and table.json (version 2):
                         is that
     unreduced           sizes of the whole model; sizes are {blocks, ffn, heads}
     entries             [{sizes, ratio, interval, runs, p50}]: the table; ratio: median over rounds
-                        of its time over the whole model's; p50: {unreduced, candidate}, ms
+                        of its time over that of unreduced/; p50: {unreduced, candidate}, ms
     outside             share of the time outside the blocks, as fitted
     confirmed           [{sizes, predicted, ratio, ...}]: what was chosen from it, in order
     candidates          the sizes of which reduce makes one, the least cut first
@@ -48,7 +48,7 @@ import numpy as np
 from optimizer.errors import RecipeError
 from optimizer.load.checkpoint import read_json
 from optimizer.recipe.reduce import Reduce
-from optimizer.reduce.sizes import Model, Sizes, cut, largest, none_larger
+from optimizer.reduce.sizes import Model, Sizes, cut, largest, none_larger, widest
 
 VERSION = 2
 TABLE, UNREDUCED = "table.json", "unreduced"
@@ -62,8 +62,8 @@ Interval = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Timed:
-    """A size and its time over the whole model's: the median over rounds, and its interval. runs,
-    p50: of the measurement, see above."""
+    """A size and its time over that of what it is timed beside: the median over rounds, and its
+    interval. runs, p50: of the measurement, see above."""
 
     sizes: Sizes
     ratio: float
@@ -172,36 +172,49 @@ def choose(
     table: Table, model: Model, section: Reduce, confirm: Callable[[Sizes], Timed]
 ) -> tuple[list[Sizes], list[tuple[float, Timed]]]:
     """The sizes that meet goal.latency_gain and of which no larger ones do, for CANDIDATES numbers
-    of blocks and heads, those that take the least away (sizes.py) first; and in their order the
-    predicted ratio of those that were built to see, with what they were timed at.
+    of blocks and heads at most, the least cut (sizes.py) first; and the predicted ratio of those
+    that were built to see, with what they were timed at.
 
     A number of blocks and heads is done with when its sizes are surely within the tolerance and no
-    faster than it, either; or when no others are left to try, or ATTEMPTS are spent. Candidates are
-    those that are sure; where none is, the least cut that seemed fast enough, else the fastest;
-    `validate` judges what comes of it.
+    faster than it, either; or when no others are left to try, or its share of ATTEMPTS is spent.
+    Candidates are those that are sure; where none is, the least cut that seemed fast enough, else
+    the fastest; `validate` judges what comes of it.
     Raises RecipeError when the smallest sizes are not fast enough, or the whole model is.
     """
     gain, least = section.latency_gain, section.least_gain
     assert gain is not None
     assert least is not None
-    _refuse_reached(table, gain)
+    refuse_reached(table, gain)
     _refuse_unreachable(table, model, gain, least)
     tried: dict[Sizes, tuple[float, Timed]] = {}
-    done: set[tuple[int, int]] = set()
-    while len(tried) < ATTEMPTS and len(done) < CANDIDATES:
-        known_largest = largest(model, table.faster(gain)) or [model.smallest]
-        sizes = next((s for s in known_largest if (s.blocks, s.heads) not in done), None)
-        if sizes is None:
-            break
-        if sizes in tried:
-            done.add((sizes.blocks, sizes.heads))
-            continue
-        known = confirm(sizes)
-        tried[sizes] = table.ratio(sizes), known
-        if surely(known, least) and 1 / known.ratio <= 2 * gain - least:
-            done.add((sizes.blocks, sizes.heads))
-        table = replace(table, known=(*table.known, known))
+    places = _spread(largest(model, table.faster(gain)) or [model.smallest])
+    for place in places:
+        for _ in range(ATTEMPTS // len(places)):
+            sizes = _next(table, model, gain, place)
+            if sizes is None or sizes in tried:
+                break
+            known = confirm(sizes)
+            tried[sizes] = table.ratio(sizes), known
+            table = replace(table, known=(*table.known, known))
+            if surely(known, least) and 1 / known.ratio <= 2 * gain - least:
+                break
     return _candidates([known for _, known in tried.values()], model, least), [*tried.values()]
+
+
+def _spread(known: Sequence[Sizes]) -> list[tuple[int, int]]:
+    """Numbers of blocks and heads: of the first sizes, which are the least cut, and of others
+    spread evenly from the fewest blocks to the most: the cut is no judge of what they cost."""
+    order = sorted({(s.blocks, s.heads) for s in known[1:]})
+    count = min(CANDIDATES - 1, len(order))
+    some = [order[round(i * (len(order) - 1) / max(count - 1, 1))] for i in range(count)]
+    return [(known[0].blocks, known[0].heads), *some]
+
+
+def _next(table: Table, model: Model, gain: float, place: tuple[int, int]) -> Sizes | None:
+    """The most neurons that are predicted to do, or of the smallest model all that it has."""
+    sizes = widest(model, table.faster(gain), *place)
+    smallest = model.smallest
+    return smallest if sizes is None and place == (smallest.blocks, smallest.heads) else sizes
 
 
 def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Sizes]:
@@ -228,14 +241,15 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
         best = 1.0 if smallest is None else 1 / smallest.ratio
         raise RecipeError(
             f"{gain:g}, and the smallest model that these methods make is {best:.2f} times as fast "
-            "on this machine",
+            "on this machine as what it is timed beside (reduce.gain_over)",
             where="reduce.goal.latency_gain",
             accepted=f"up to {best:.2f}" if best > 1 else "",
             fix="Ask for less, or add to reduce.methods.",
         )
 
 
-def _refuse_reached(table: Table, gain: float) -> None:
+def refuse_reached(table: Table, gain: float) -> None:
+    """Raise RecipeError where the whole model in the target's form is fast enough."""
     if table.whole <= 1 / gain:
         raise RecipeError(
             f"{gain:g}, and the whole model in the target's form is already {1 / table.whole:.2f} "

@@ -14,6 +14,7 @@ While it runs, `progress`/distances.json holds what was measured so far.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.capture import Batch
+from optimizer.errors import CheckpointError
 from optimizer.progress import say
 from optimizer.reduce import outputs
 from optimizer.reduce.layout import Layout, opened
@@ -40,7 +42,7 @@ Cut = Callable[[Sizes, Sequence[Batch], Path, Path], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """A candidate. distances: of each text or token, in nats or as 1 - cosine."""
+    """A candidate. distances: of each text, in nats or as 1 - cosine."""
 
     sizes: Sizes
     distances: Tensor
@@ -57,21 +59,31 @@ def choose(
     cut: Cut,
     progress: Path,
 ) -> tuple[Sizes, list[Measured]]:
-    """The nearest, and how far each is. layout: of the reference."""
+    """The nearest, and how far each is. layout: of the reference. Raises CheckpointError for
+    answers that are not finite."""
     learned, judged = apart(batches)
     file = progress / FILE
     known: list[list[float]] = json.loads(file.read_text()) if file.exists() else []
     reference: Buffer | None = None
     for i, sizes in enumerate(candidates[len(known) :], len(known)):
         if reference is None:
-            reference, _ = _answers(layout, judged, progress / "reference")
+            reference, _ = _behind_the_blocks(layout, judged, progress / "reference")
         folder = progress / f"{i:02d}"
-        made = folder / "model"
-        made.mkdir(parents=True, exist_ok=True)
-        cut(sizes, learned, folder, made)
-        smaller = opened(layout.section, made)
-        known.append(_distances(smaller, judged, reference, folder / "answers"))
-        say(f"reduce: {words(sizes)}: {sum(known[-1]) / len(known[-1]):.4g} from the reference")
+        model = folder / "model"
+        model.mkdir(parents=True, exist_ok=True)
+        cut(sizes, learned, folder, model)
+        smaller = opened(layout.section, model)
+        hidden, real = _behind_the_blocks(smaller, judged, folder / "hidden")
+        distances = _distances(layout, judged, real, (reference, hidden))
+        mean = sum(distances) / len(distances)
+        if not math.isfinite(mean):
+            raise CheckpointError(
+                f"{words(sizes)}: its answers are {mean} from the reference's",
+                where=str(layout.folder),
+                fix="Ask for less of reduce.goal, or use another reduce.importance.",
+            )
+        say(f"reduce: {words(sizes)}: {mean:.4g} from the reference")
+        known.append(distances)
         file.with_suffix(".partial").write_text(json.dumps(known))
         file.with_suffix(".partial").rename(file)
         shutil.rmtree(folder)
@@ -116,29 +128,34 @@ def words(sizes: Sizes) -> str:
     return ", ".join(parts)
 
 
-def _answers(
+def _behind_the_blocks(
     layout: Layout, batches: Sequence[Batch], folder: Path
 ) -> tuple[Buffer, Sequence[Tensor]]:
-    """The model's, in files, since logits are large; and which tokens of each batch are real."""
+    """What the last block gives, in files; and which tokens of each batch are real."""
     shutil.rmtree(folder, ignore_errors=True)
     stream = opened_stream(layout, layout.blocks, batches, folder)
     assert isinstance(stream.hidden, Buffer)
-    hidden = passed(layout, stream, stream.hidden)
-    answers = Buffer(Budget(0), folder / "answers")
-    with outputs.opened(layout, batches[0]) as model, torch.no_grad():
-        for i, batch in enumerate(batches):
-            answers.append(model.answers(batch, stream.real[i], hidden[i]))
-    return answers, stream.real
+    kept = Buffer(Budget(0), folder / "kept")
+    for hidden in passed(layout, stream, stream.hidden):
+        kept.append(hidden)
+    stream.hidden.free()
+    return kept, stream.real
 
 
 def _distances(
-    layout: Layout, batches: Sequence[Batch], reference: Buffer, folder: Path
+    layout: Layout,
+    batches: Sequence[Batch],
+    real: Sequence[Tensor],
+    hidden: tuple[Buffer, Buffer],
 ) -> list[float]:
-    """Of each text, the mean over what it answers."""
-    answers, real = _answers(layout, batches, folder)
+    """Of each text, the mean over what it answers; text by text, since logits are large. hidden: of
+    the reference and of a candidate. layout: the reference's: what lies outside the blocks is the
+    same."""
     distances: list[float] = []
-    with outputs.opened(layout, batches[0]) as model:
-        for theirs, ours, rows in zip(reference, answers, real, strict=True):
-            texts = zip(theirs.split(1), ours.split(1), rows.split(1), strict=True)
-            distances += [float(model.distance(*text).mean()) for text in texts]
+    with outputs.opened(layout, batches[0]) as model, torch.no_grad():
+        for batch, rows, *states in zip(batches, real, *hidden, strict=True):
+            for i in range(len(rows)):
+                text, own = {n: t[i : i + 1] for n, t in batch.items()}, rows[i : i + 1]
+                theirs, ours = (model.answers(text, own, s[i : i + 1]) for s in states)
+                distances.append(float(model.distance(theirs, ours, own).mean()))
     return distances

@@ -39,10 +39,17 @@ def remark(section: Reduction) -> str:
     """Where sizes are not known beforehand."""
     if section.reduce.latency_gain is None:
         return ""
-    return (
-        "sizes follow from times, so this and what follows is predicted for the whole model, and "
-        f"for {CANDIDATES} sizes that are compared"
-    )
+    several = f", and for {CANDIDATES} sizes that are compared" if _compares(section) else ""
+    known = "sizes follow from times, so this and what follows is predicted for the whole model"
+    return known + several
+
+
+def _compares(section: Reduction) -> bool:
+    """Whether several sizes may be as fast, and there is text to compare them on. (Of an
+    architecture whose heads cannot go there is one with `width` alone.)"""
+    chosen = {*section.reduce.chosen}
+    kinds = len(chosen - {"width"}) + 2 * ("width" in chosen)
+    return section.reduce.latency_gain is not None and section.calibrate is not None and kinds > 1
 
 
 def shapes(section: Reduction, reference: Shapes) -> Shapes:
@@ -132,7 +139,9 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
     states = max(stream * len(blocks) * gradients, some * len(blocks) * deep)
     one_block = max(blocks.values(), default=0)
     solved = SOLVED[chosen.importance] * widest**2 if width else 0
-    answers = generates and (gradients or (chosen.depth_importance == "measured" and deep))
+    compares = _compares(section)
+    left_out = chosen.depth_importance == "measured" and deep
+    answers = generates and (gradients or left_out or compares)
     looked_up = outside if answers or not generates else 0
     logits = 0
     if answers:
@@ -146,9 +155,9 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
         share = some / max(stream, 1)
         work += share * full * (linear * len(blocks) / 2 + len(blocks) * looked_up)
     work += widest**3 * len(blocks) if width else 0
-    if chosen.latency_gain is not None:  # each candidate, and then what is made on all texts
+    if compares:  # each candidate, and then what is made on all texts
         work *= 1 + CANDIDATES
-        written *= 2
+        written = 2 * written + int(stream)
     return Estimate(
         memory=LIBRARIES + walked + streams + inside,
         disk=int(written + 2 * stream * width + states),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import product
 
 from optimizer.errors import RecipeError
@@ -93,7 +93,7 @@ def _deep(depth: int, model: Model) -> Sizes:
 def least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
     """Of the sizes that fit those that take the least away; None where none fit. fits: what holds
     of some sizes holds of smaller ones."""
-    return next(iter(largest(model, fits)), None)
+    return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
 
 
 def largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
@@ -102,23 +102,29 @@ def largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
 
 
 def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
-    """Those of which no others have as much of everything."""
+    """Those of which no others have as much of everything, in their order."""
     known = [*dict.fromkeys(sizes)]
-    return [s for s in known if not any(_holds(other, s) for other in known if other != s)]
+    kept: list[Sizes] = []
+    for s in sorted(known, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
+        if not any(k.blocks >= s.blocks and k.ffn >= s.ffn and k.heads >= s.heads for k in kept):
+            kept.append(s)  # what comes later has less of something
+    return [s for s in known if s in kept]
 
 
-def _holds(larger: Sizes, smaller: Sizes) -> bool:
-    pairs = zip(astuple(larger), astuple(smaller), strict=True)
-    return all(more >= less for more, less in pairs)
+def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int) -> Sizes | None:
+    """With so many blocks and heads the most neurons that fit; None where none do."""
+    widths = sorted(model.ffn)
+    sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
+    fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
+    return sizes[fitting - 1] if fitting else None
 
 
 def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
     """Of each number of blocks and heads the most neurons that fit."""
-    widths = sorted(model.ffn)
     for blocks, heads in product(model.blocks, model.heads):
-        sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
-        fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
-        yield from sizes[:fitting][-1:]
+        sizes = widest(model, fits, blocks, heads)
+        if sizes is not None:
+            yield sizes
 
 
 def cut(sizes: Sizes, full: Sizes) -> float:

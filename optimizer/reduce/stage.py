@@ -56,27 +56,31 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
         shutil.rmtree(progress)
         return
     layout = opened(section, source)
+    candidates = [sizes for folder in latencies for sizes in latency_table.candidates(folder)]
+    if not candidates:
+        _say(layout)
     progress.mkdir(exist_ok=True)
     walked = precision.decided(section.compress, layout.source, progress, "reduce")
     layout = replace(layout, section=section.model_copy(update={"compress": walked}))
     batches = calibration.batches(section, source)
     measured: list[nearest.Measured] = []
-    candidates = [sizes for folder in latencies for sizes in latency_table.candidates(folder)]
-    if len(candidates) > 1 and batches:
-        _say_candidates(candidates)
-        chosen, measured = nearest.choose(
-            layout, candidates, batches, partial(_cut, layout), progress / "sizes"
-        )
-        candidates = [chosen]
-    layout = opened(layout.section, source, *candidates[:1])
-    _say(layout)
+    if candidates:
+        chosen = candidates[0]
+        if len(candidates) > 1:
+            _say_candidates(candidates, compared=bool(batches))
+        if len(candidates) > 1 and batches:
+            cut, folder = partial(_cut, layout), progress / "sizes"
+            chosen, measured = nearest.choose(layout, candidates, batches, cut, folder)
+        layout = replace(layout, chosen=chosen)
+        _say(layout)
     _write(layout, batches, progress, out, measured)
     shutil.rmtree(progress)
 
 
 def _cut(layout: Layout, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path) -> None:
     """A candidate."""
-    _write(opened(layout.section, layout.folder, sizes), batches, progress, out)
+    say(f"reduce: {nearest.words(sizes)}")
+    _write(replace(layout, chosen=sizes), batches, progress, out)
 
 
 def _write(
@@ -113,9 +117,12 @@ def check(section: Reduction, source: Path) -> None:
     _ = layout.model if section.reduce.latency_gain else layout.goal
 
 
-def _say_candidates(candidates: Sequence[Sizes]) -> None:
+def _say_candidates(candidates: Sequence[Sizes], *, compared: bool) -> None:
     several = "; ".join(map(nearest.words, candidates))
-    say(f"reduce: fast enough are {several}: the one that is nearest to the reference is made")
+    how = "the one that is nearest to the reference is made"
+    if not compared:
+        how = "the first, which takes the least away, is made: there is no text to compare them on"
+    say(f"reduce: fast enough are {several}: {how}")
 
 
 def _say(layout: Layout) -> None:

@@ -34,8 +34,8 @@ class RunArtifacts:
     Where the model is another than the reference, its numbers are compared with its own, quality
     and speed with the reference's: original, original_graph: of load and of its export. smaller: of
     reduce, else of load. untrained: what was compressed, before qat: of recover, else smaller.
-    unreduced: the folder of the model.onnx that the reference becomes in the same form, where a
-    latency gain is measured on this target.
+    unreduced: the folder of the model.onnx that the reference becomes in the same form, or in
+    float, where a latency gain is measured on this target.
     """
 
     section: Validation

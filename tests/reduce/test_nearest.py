@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from optimizer.compress.data import calibration
+from optimizer.errors import CheckpointError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
-from optimizer.reduce import latency_table, nearest, stage
+from optimizer.reduce import latency_table, nearest, stage, width
 from optimizer.reduce.methods.divergence import angular, kullback_leibler
 from optimizer.reduce.nearest import Measured, apart
 from optimizer.reduce.sizes import Sizes
@@ -109,20 +111,13 @@ def test_distances_are_of_the_answers_of_texts_that_chose_nothing(
     def cut(sizes: Sizes, texts: Any, progress: Path, out: Path) -> None:
         assert sum(map(_texts, texts)) == 36
         stage._cut(layout, sizes, texts, progress, out)
-        kept.append(copied_model(out, tmp_path / f"kept-{len(kept)}"))
+        kept.append(shutil.copytree(out, tmp_path / f"kept-{len(kept)}"))
 
     _, measured = nearest.choose(layout, [*several.values()], batches, cut, tmp_path / "progress")
     assert sum(map(_texts, judged)) == 12
     for folder, known in zip(kept, measured, strict=True):
         expected = torch.cat([_apart(reference, folder, batch) for batch in judged])
         torch.testing.assert_close(known.distances, expected.double(), rtol=1e-3, atol=1e-6)
-
-
-def copied_model(out: Path, folder: Path) -> Path:
-    import shutil
-
-    shutil.copytree(out, folder)
-    return folder
 
 
 def _texts(batch: Any) -> int:
@@ -150,7 +145,6 @@ def test_a_killed_run_measures_no_candidate_again(reference: Path, tmp_path: Pat
     out, layout = tmp_path / "killed", stage.opened(wanted(reference), reference)
     progress = out / "progress" / "sizes"
     progress.mkdir(parents=True)
-    (out / "progress" / "half").mkdir()
     calls: list[Sizes] = []
 
     def cut(sizes: Sizes, texts: Any, folder: Path, made: Path) -> None:
@@ -166,6 +160,50 @@ def test_a_killed_run_measures_no_candidate_again(reference: Path, tmp_path: Pat
     assert calls == [several[0], several[1], several[1]]
     assert [m.as_dict() for m in measured] == whole["compared"]
     assert [kept.blocks, kept.ffn] == [whole["sizes"][kind][1] for kind in ("blocks", "ffn")]
+
+
+def test_a_run_killed_within_a_candidate_ends_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = loaded("llama", tmp_path / "loaded")
+    several = [*candidates(reference).values()]
+    whole = chosen(reference, tmp_path / "whole", *several)
+    kept, writes = width._keep, list[Path]()
+
+    def killed(folder: Path, *args: Any) -> None:
+        writes.append(folder)
+        if len(writes) == 2:  # in the second candidate, which is the one that is narrower
+            raise KeyboardInterrupt
+        kept(folder, *args)
+
+    out = tmp_path / "killed"
+    monkeypatch.setattr(width, "_keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        chosen(reference, out, *several)
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "killed-table")
+    assert chosen(reference, out, *several) == whole
+    name = "checkpoint/model.safetensors"
+    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_answers_that_are_no_numbers_are_refused(reference: Path, tmp_path: Path) -> None:
+    several, wants = candidates(reference), wanted(reference)
+    layout = stage.opened(wants, reference)
+
+    def cut(sizes: Sizes, texts: Any, folder: Path, made: Path) -> None:
+        stage._cut(layout, sizes, texts, folder, made)
+        file = made / "checkpoint" / "model.safetensors"
+        tensors = load_file(file)
+        name = next(n for n in tensors if n.endswith("norm.weight") or "LayerNorm" in n)
+        tensors[name] = torch.full_like(tensors[name], torch.inf)
+        last = next(n for n in reversed(tensors) if "weight" in n and tensors[n].ndim == 2)
+        tensors[last] = torch.full_like(tensors[last], torch.nan)
+        save_file(tensors, file, {"format": "pt"})
+
+    batches = calibration.batches(wants, reference)
+    with pytest.raises(CheckpointError, match="its answers are nan from the reference's"):
+        nearest.choose(layout, [*several.values()], batches, cut, tmp_path / "progress")
 
 
 def test_what_chance_tells_apart_does_not_decide() -> None:

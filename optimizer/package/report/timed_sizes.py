@@ -65,9 +65,13 @@ def sizes(report: Document) -> tuple[Card, ...]:
     hint = (
         f"Models of these sizes beside the whole one, {_form(table)}, at batch "
         f"{plain(cell.get('batch'))} × {length}, before anything was chosen; "
-        f"{plain(table.get('goal'))} is the goal. Of those that reach it the nearest to the "
-        "reference was kept, by its answers before it learned anything."
+        f"{plain(table.get('goal'))} is the goal."
     )
+    if parts(reduced, "compared"):
+        hint += (
+            " Of those that reach it the nearest to the reference was kept, by its answers "
+            "before it learned anything."
+        )
     title = "How fast smaller models are"
     numbers = tuple(range(len(kinds) + 4))
     return (Card(title, hint, tables=(Table(title, heads, tuple(body), numbers),)),)

@@ -156,7 +156,7 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     latency, reduce = m.section.validate_.latency, m.section.reduce
     assert reduce is not None
     assert reduce.least_gain is not None
-    say("validate: timing the smaller model beside the whole one in the same form")
+    say(f"validate: timing the smaller model beside the whole one in {FORMS[reduce.gain_over]}")
     budget = Budget(latency.max_seconds, questions)
     asks = Question(50, 1 / reduce.least_gain)
     rounds = budget.rounds(asks, latency.iterations, speed.WARMUP)
