@@ -4,7 +4,8 @@
         -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name vllm \\
         --host 127.0.0.1 --port PORT --max-model-len 1024 --enforce-eager --dtype bfloat16 \\
         --max-num-seqs 8
-    python benchmarks/serving_vllm.py --vllm PORT [--rounds 3] [--out FILE] BUNDLE ...
+    python benchmarks/serving_vllm.py --vllm PORT [--rounds 3] [--out FILE]
+                                      [--option=--batching --option=padded] BUNDLE ...
 
 FOLDER is of the target `compressed-tensors` with a head that is not quantized (vLLM's processor
 kernels have 4-bit ones alone); a BUNDLE is of the same recipe for another target. PYTHON has
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("bundles", type=Path, nargs="+", metavar="BUNDLE")
     parser.add_argument("--vllm", type=int, required=True, metavar="PORT")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--option", action="append", default=[], help="of our `serve`; repeatable")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     places = {"vllm": (args.vllm, "vllm")}
@@ -88,7 +90,7 @@ def main() -> int:
         for path in args.bundles:
             with Bundle(path) as bundle:
                 model, target = str(bundle.manifest["name"]), str(bundle.engine["target"])
-            served = stack.enter_context(server(path, SLOTS, []))
+            served = stack.enter_context(server(path, SLOTS, args.option))
             places[f"{target}, sharing {served.start['sharing']}"] = served.port, model
         figures = asyncio.run(measured(places, args.rounds))
     machine = this_machine().to_json()
