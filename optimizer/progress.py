@@ -2,7 +2,7 @@
 
 for block in bar(blocks, "compress"):      a bar with an ETA when stderr is a terminal,
     ...                                    one line every ten percent when it is not
-with meter("build") as tell:                tell(done, total) from a callback, shown alike
+with meter("build", total) as tell:         tell(done) from a callback, shown alike
 say("load: reused")                        one line
 show(text)                                 the command's result, on stdout
 """
@@ -68,24 +68,34 @@ def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]
 
 
 @contextmanager
-def meter(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., None]]:
     """`tell(done)` for what reports its own progress; done never goes back. A bar with an ETA on
-    a terminal, a line every ten percent in a log."""
+    a terminal, a line every ten percent in a log. before: what an earlier run had done, which says
+    nothing of how long the rest takes. tell(done, total) where the total has changed."""
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        with tqdm(desc=label, total=total, leave=False, dynamic_ncols=True) as shown:
-            yield lambda done: shown.update(done - shown.n) and None
-        return
-    started, reported = time.monotonic(), 0
+        with tqdm(
+            desc=label, total=total, initial=before, leave=False, dynamic_ncols=True
+        ) as shown:
 
-    def tell(done: int) -> None:
-        nonlocal reported
+            def show_bar(done: int, now: int | None = None) -> None:
+                shown.total = now or shown.total
+                shown.update(done - shown.n)
+
+            yield show_bar
+        return
+    started, reported = time.monotonic(), 10 * before // total
+
+    def tell(done: int, now: int | None = None) -> None:
+        nonlocal reported, total
+        if now is not None and now != total:
+            total, reported = now, 10 * (done - 1) // now
         tenth = 10 * done // total
-        if tenth > reported:
+        if tenth > reported and done > before:
             reported = tenth
             spent = time.monotonic() - started
-            left = spent * (total - done) / done
+            left = spent * (total - done) / (done - before)
             say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")
 
     yield tell

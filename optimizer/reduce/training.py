@@ -112,7 +112,7 @@ def train(
     if not run.restored():
         run.measure(held_out)
     saved = time.monotonic()
-    with meter(options.step, run.curve.steps) as tell:
+    with meter(options.step, run.curve.steps, run.done) as tell:
         while run.done < run.curve.steps and not run.curve.stopped:
             run.step(backward)
             if run.at_measurement():
@@ -124,7 +124,7 @@ def train(
             if time.monotonic() - saved >= options.keep_seconds:
                 run.save()
                 saved = time.monotonic()
-            tell(min(run.done, run.curve.steps))
+            tell(min(run.done, run.curve.steps), run.curve.steps)
     if processes.count > 1:
         run.save()
     run.place_best()
