@@ -35,7 +35,7 @@ from optimizer.recipe.schema import Latencies
 from optimizer.reduce import latency_table
 from optimizer.reduce.latency_table import ATTEMPTS, TABLE, UNREDUCED, Table
 from optimizer.reduce.layout import opened
-from optimizer.reduce.sizes import Model, Sizes
+from optimizer.reduce.sizes import Model
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.validate.speed.gain import Built
 
@@ -64,18 +64,17 @@ def measure(section: Latencies, reference: Path, out: Path, compared: Compared) 
     beside = _beside(section, built(whole), progress)
     bench = Bench(section, layout, built(whole), beside, progress, compared)
     own = bench.entry(model.full) if section.reduce.gain_over == "float" else None
-    gain, whole_ratio = section.reduce.latency_gain, own.ratio if own else 1.0
-    assert gain is not None
-    latency_table.refuse_reached(Table(model.full, (), whole=whole_ratio), gain)
+    if own:
+        latency_table.refuse_reached(own, section.reduce)
     sizes = latency_table.grid(model)
     entries = tuple(bench.entry(s) for s in bar(sizes, "latencies"))
-    table = Table(model.full, entries, whole=whole_ratio)
+    table = Table(model.full, entries, whole=own.ratio if own else 1.0)
     for entry in ((own,) if own else ()) + entries:
-        say(f"latencies: {_worded(entry.sizes, model)}: {1 / entry.ratio:.2f} times as fast")
+        say(f"latencies: {entry.sizes}: {1 / entry.ratio:.2f} times as fast")
     candidates, confirmed = latency_table.choose(table, model, section.reduce, bench.confirmed)
     for predicted, known in confirmed:
         say(
-            f"latencies: {_worded(known.sizes, model)}: {1 / known.ratio:.2f} times as fast, "
+            f"latencies: {known.sizes}: {1 / known.ratio:.2f} times as fast, "
             f"{1 / predicted:.2f} predicted"
         )
     least = section.reduce.least_gain
@@ -126,13 +125,6 @@ def _quantizable(model: Model, section: Latencies) -> Model:
     return replace(model, ffn=[n for n in model.ffn if n % groups == 0 or n == model.full.ffn])
 
 
-def _worded(sizes: Sizes, model: Model) -> str:
-    parts = [f"{sizes.blocks} blocks"]
-    parts += [f"{sizes.ffn} neurons"] if model.full.ffn else []
-    parts += [f"{sizes.heads} key/value heads"] if sizes.heads != model.full.heads else []
-    return ", ".join(parts)
-
-
 def files(section: Latencies) -> Mapping[str, str]:
     """What the steps of other stages read and call, the timed texts, and the machine: its times are
     no other machine's."""
@@ -160,7 +152,8 @@ def estimate(section: Latencies, shapes: Shapes) -> Estimate:
     timed = 8e-9 * elements * section.latency.iterations
     return Estimate(
         memory=max(part.memory for part in parts),
-        disk=3 * elements + 2 * sum(part.disk for part in parts),
+        disk=(5 if section.reduce.gain_over == "float" else 3) * elements
+        + 2 * sum(part.disk for part in parts),
         seconds=(1 + SIZES + ATTEMPTS) * (each + timed),
     )
 

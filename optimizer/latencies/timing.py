@@ -21,7 +21,7 @@ from optimizer.reduce.sizes import Sizes
 from optimizer.validate.speed.gain import Built, Cell, Until
 from optimizer.validate.speed.rounds import Settling
 
-SIZES = 9  # of the table, at most (latency_table.grid), with the whole one
+SIZES = 9  # of the table, at most (latency_table.grid)
 Compared = Callable[[Built, Built, Until], Mapping[str, Any]]
 """As Cell.compared."""
 

@@ -90,8 +90,8 @@ class Reduce(Section):
     gain_over: Literal["same_form", "float"] = Field(
         "same_form",
         description="goal.latency_gain: beside what it is timed: the whole model in the same form "
-        "(the same quantization), or in float on the same runtime (fp32 where it has it), so that "
-        "what quantization gains counts too",
+        "(the same quantization), or in float on the same runtime (fp32, of TensorRT the "
+        "target's float), so that what quantization gains counts too",
     )
     gain_tolerance: float = Field(
         0.05,

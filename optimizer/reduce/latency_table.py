@@ -179,12 +179,11 @@ def choose(
     faster than it, either; or when no others are left to try, or its share of ATTEMPTS is spent.
     Candidates are those that are sure; where none is, the least cut that seemed fast enough, else
     the fastest; `validate` judges what comes of it.
-    Raises RecipeError when the smallest sizes are not fast enough, or the whole model is.
+    Raises RecipeError when the smallest sizes are not fast enough.
     """
     gain, least = section.latency_gain, section.least_gain
     assert gain is not None
     assert least is not None
-    refuse_reached(table, gain)
     _refuse_unreachable(table, model, gain, least)
     tried: dict[Sizes, tuple[float, Timed]] = {}
     places = _spread(largest(model, table.faster(gain)) or [model.smallest])
@@ -248,14 +247,17 @@ def _refuse_unreachable(table: Table, model: Model, gain: float, least: float) -
         )
 
 
-def refuse_reached(table: Table, gain: float) -> None:
-    """Raise RecipeError where the whole model in the target's form is fast enough."""
-    if table.whole <= 1 / gain:
+def refuse_reached(whole: Timed, section: Reduce) -> None:
+    """Raise RecipeError where the whole model in the target's form surely is as fast as the goal
+    asks of a smaller one. whole: beside it in float."""
+    gain = section.latency_gain
+    assert gain is not None
+    if surely(whole, gain):
         raise RecipeError(
-            f"{gain:g}, and the whole model in the target's form is already {1 / table.whole:.2f} "
+            f"{gain:g}, and the whole model in the target's form is already {1 / whole.ratio:.2f} "
             "times as fast as in float on this machine",
             where="reduce.goal.latency_gain",
-            accepted=f"from {1 / table.whole:.2f}",
+            accepted=f"from {1 / whole.ratio:.2f}",
             fix="Leave out reduce, or ask for more.",
         )
 

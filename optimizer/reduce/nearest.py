@@ -78,11 +78,11 @@ def choose(
         mean = sum(distances) / len(distances)
         if not math.isfinite(mean):
             raise CheckpointError(
-                f"{words(sizes)}: its answers are {mean} from the reference's",
+                f"{sizes}: its answers are {mean} from the reference's",
                 where=str(layout.folder),
                 fix="Ask for less of reduce.goal, or use another reduce.importance.",
             )
-        say(f"reduce: {words(sizes)}: {mean:.4g} from the reference")
+        say(f"reduce: {sizes}: {mean:.4g} from the reference")
         known.append(distances)
         file.with_suffix(".partial").write_text(json.dumps(known))
         file.with_suffix(".partial").rename(file)
@@ -95,7 +95,8 @@ def choose(
 
 
 def nearest(measured: Sequence[Measured]) -> Sizes:
-    """The first that is not further off than the nearest by more than the standard error."""
+    """The first that is not further off than the nearest by more than the standard error of that
+    difference (the rule of one standard error of Breiman et al. 1984, section 3.4.3)."""
     best = min(measured, key=lambda m: float(m.distances.mean()))
     for candidate in measured:
         further = candidate.distances - best.distances
@@ -118,14 +119,6 @@ def apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
             if bool(rows.any()):
                 some.append({name: tensor[rows] for name, tensor in batch.items()})
     return (learned, judged) if judged else (learned, learned)
-
-
-def words(sizes: Sizes) -> str:
-    """Of a candidate."""
-    parts = [f"{sizes.blocks} blocks"]
-    parts += [f"{sizes.ffn} neurons"] if sizes.ffn else []
-    parts += [f"{sizes.heads} key/value heads"] if sizes.heads else []
-    return ", ".join(parts)
 
 
 def _behind_the_blocks(

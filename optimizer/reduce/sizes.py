@@ -20,6 +20,12 @@ class Sizes:
     ffn: int
     heads: int
 
+    def __str__(self) -> str:
+        parts = [f"{self.blocks} blocks"]
+        parts += [f"{self.ffn} neurons"] if self.ffn else []
+        parts += [f"{self.heads} key/value heads"] if self.heads else []
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True)
 class Model:

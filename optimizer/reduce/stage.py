@@ -79,7 +79,7 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
 
 def _cut(layout: Layout, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path) -> None:
     """A candidate."""
-    say(f"reduce: {nearest.words(sizes)}")
+    say(f"reduce: {sizes}")
     _write(replace(layout, chosen=sizes), batches, progress, out)
 
 
@@ -118,7 +118,7 @@ def check(section: Reduction, source: Path) -> None:
 
 
 def _say_candidates(candidates: Sequence[Sizes], *, compared: bool) -> None:
-    several = "; ".join(map(nearest.words, candidates))
+    several = "; ".join(map(str, candidates))
     how = "the one that is nearest to the reference is made"
     if not compared:
         how = "the first, which takes the least away, is made: there is no text to compare them on"

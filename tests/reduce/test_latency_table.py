@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.errors import RecipeError
 from optimizer.recipe.reduce import Goal, Reduce
-from optimizer.reduce.latency_table import Table, Timed, choose, grid
+from optimizer.reduce.latency_table import Table, Timed, choose, grid, refuse_reached
 from optimizer.reduce.sizes import Model, Sizes, cut
 
 FULL = Sizes(6, 1536, 8)
@@ -143,10 +143,16 @@ def test_a_gain_over_float_needs_less_where_quantization_gives_the_rest() -> Non
 
 
 def test_nothing_is_left_out_where_quantization_alone_reaches_the_goal() -> None:
-    of = model()
-    known = replace(table(of, lambda s: 0.5 * linear(s)), whole=0.5)
     with pytest.raises(RecipeError, match=r"already 2\.00 times as fast .* Leave out reduce"):
-        choose(known, of, asks(1.9), timed)
+        refuse_reached(Timed(FULL, 0.5, (0.49, 0.51)), asks(1.9))
+
+
+@pytest.mark.parametrize("interval", [(0.48, 0.53), (None, None)])
+def test_what_may_be_noise_is_no_reason_to_leave_reduce_out(
+    interval: tuple[float | None, float | None],
+) -> None:
+    """(1 / 1.9 is 0.526.)"""
+    refuse_reached(Timed(FULL, 0.5, interval), asks(1.9))
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.9])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.reduce.predicted import estimate, shapes
+from optimizer.reduce.predicted import estimate, remark, shapes
 from tests.reduce.smaller import loaded, reduced, section
 
 
@@ -37,3 +37,29 @@ def test_a_smaller_goal_is_predicted_to_write_less(tmp_path: Path) -> None:
     assert narrow.disk < wide.disk
     solved = estimate(section(folder, {"keep": 0.9}), reference)
     assert solved.memory > wide.memory
+
+
+@pytest.mark.parametrize(
+    ("methods", "importance", "compares"),
+    [
+        (["ffn", "depth"], "second_order", True),
+        (["width"], "second_order", True),  # heads of a llama
+        (["ffn"], "second_order", False),
+        (["depth"], None, False),
+        (["width"], "magnitude", False),  # no text to compare on
+    ],
+)
+def test_candidates_are_predicted_where_sizes_can_be_compared(
+    methods: list[str], importance: str | None, compares: bool, tmp_path: Path
+) -> None:
+    """Each is made, and then what is kept: five times the work of a size that is known."""
+    reference = of(loaded("llama", tmp_path))
+    options = {"methods": methods} | ({"importance": importance} if importance else {})
+    wanted, known = (
+        section(tmp_path / "reference", goal, **options)
+        for goal in ({"latency_gain": 1.5}, {"keep": 1.0})
+    )
+    work, once = (estimate(s, reference).seconds - 5 for s in (wanted, known))
+    assert work == pytest.approx((5 if compares else 1) * once)
+    assert ("sizes that are compared" in remark(wanted)) is compares
+    assert remark(known) == ""

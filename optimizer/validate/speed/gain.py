@@ -39,7 +39,6 @@ from optimizer.validate.speed.speed import CANDIDATE
 
 UNREDUCED = "unreduced"
 NAME = "speed.latency_gain"
-FORMS = {"same_form": "the same form", "float": "float"}
 Until = Rounds | Settling
 
 
@@ -68,7 +67,7 @@ class Cell:
         threads = self.target.intra_op_threads or cores()
         files = [model.model / "model.onnx" for model in (unreduced, candidate)]
         with (
-            closing(served.opened(self._beside, files[0], threads=threads)) as whole,
+            closing(served.opened(self.beside, files[0], threads=threads)) as whole,
             closing(served.opened(self.target, files[1], threads=threads)) as smaller,
         ):
             if contract.task_record.generates:
@@ -77,8 +76,8 @@ class Cell:
             return self._answering({UNREDUCED: whole, CANDIDATE: smaller}, candidate, rounds)
 
     @property
-    def _beside(self) -> TargetSection:
-        """Of the whole one."""
+    def beside(self) -> TargetSection:
+        """What the whole one is opened as."""
         if self.over == "same_form":
             return self.target
         return next(iter(served.float_forms(self.target).values()))
@@ -156,14 +155,16 @@ def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, 
     latency, reduce = m.section.validate_.latency, m.section.reduce
     assert reduce is not None
     assert reduce.least_gain is not None
-    say(f"validate: timing the smaller model beside the whole one in {FORMS[reduce.gain_over]}")
     budget = Budget(latency.max_seconds, questions)
     asks = Question(50, 1 / reduce.least_gain)
     rounds = budget.rounds(asks, latency.iterations, speed.WARMUP)
     cell = Cell(m.section.target, latency, texts, reduce.gain_over)
+    over = reduce.gain_over
+    form = "the same form" if over == "same_form" else f"float ({cell.beside.computes_in})"
+    say(f"validate: timing the smaller model beside the whole one in {form}")
     compared = cell.compared(Built(m.reference, m.unreduced), Built(m.source, m.model), rounds)
-    goal = {"goal": reduce.latency_gain, "least": reduce.least_gain, "over": reduce.gain_over}
-    return {**goal, **compared}
+    goal = {"goal": reduce.latency_gain, "least": reduce.least_gain}
+    return {**goal, "over": over, "form": form, **compared}
 
 
 def table(m: RunArtifacts) -> dict[str, Any] | None:
@@ -193,7 +194,7 @@ def gate(section: Mapping[str, Any], shared: int) -> Gate:
         else (f"prompts of {section['prompt']} tokens")
     )
     message = (
-        f"{gain:.2f} times as fast as the whole model in {FORMS[section['over']]} at {where}; "
+        f"{gain:.2f} times as fast as the whole model in {section['form']} at {where}; "
         f"{section['goal']:g} is the goal, {least:.3g} the least that counts as met"
     )
     if verdict == "inconclusive":

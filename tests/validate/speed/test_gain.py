@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.recipe.schema import Latency
+from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.recipe.targets import OnnxRuntimeTarget, OpenVinoTarget, TensorRTTarget
 from optimizer.validate.gates import UNMEASURED
 from optimizer.validate.speed import gain, speed
 
@@ -16,7 +17,7 @@ def section(low: float | None, high: float | None) -> dict[str, Any]:
     place = {"batch": 1, "sequence": 128}
     needed = {"rounds": 80, "seconds": 9.0}
     ratio = {"ratio": 0.63, "interval": [low, high], "needed": needed}
-    return {"goal": 1.6, "least": 1.52, "over": "same_form", **place, **ratio}
+    return {"goal": 1.6, "least": 1.52, "form": "the same form", **place, **ratio}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,22 @@ def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
 def test_it_is_said_what_the_gain_is_over() -> None:
     known = section(0.6, 0.65)
     assert "the whole model in the same form at batch 1" in gain.gate(known, 1).message
-    message = gain.gate({**known, "over": "float"}, 1).message
-    assert "the whole model in float at batch 1" in message
+    message = gain.gate({**known, "form": "float (fp32)"}, 1).message
+    assert "the whole model in float (fp32) at batch 1" in message
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        (OnnxRuntimeTarget(runtime="onnxruntime"), "fp32"),
+        (OpenVinoTarget(runtime="openvino", float="bf16"), "fp32"),
+        (TensorRTTarget(runtime="tensorrt-rtx", float="fp16"), "fp16"),
+    ],
+)
+def test_the_float_that_a_gain_is_over_is_named(target: TargetSection, kind: str) -> None:
+    """Another float of the same runtime may be several times as fast."""
+    cell = gain.Cell(target, Latency(must_beat_float=False), [], "float")
+    assert cell.beside.computes_in == kind
 
 
 def test_what_would_decide_it_is_said() -> None:
