@@ -12,6 +12,7 @@ decides what fits this machine (fit.py), and only then is a runtime started.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .engines import Workshop
 from .errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
+from .generate.prompt_lookup import PromptLookup, check
 from .machine import Machine, this_machine
 from .manifest import MANIFEST, read_manifest, refuse_damage
 from .runtimes import table
@@ -42,8 +44,9 @@ class Bundle(Closing):
     runtime: use engines of this runtime only. threads: overrides the recipe's. workers: runs at
     once, of a server, which share the recipe's threads or the machine's. say: receives one line
     when an earlier engine was passed over, and lines while an engine is built. genai: generate with
-    onnxruntime-genai instead of the plain loop, one prompt at a time. cache: where engines built
-    here are kept; None: none is built.
+    onnxruntime-genai instead of the plain loop, one prompt at a time. prompt_lookup: tokens of a
+    text that are guessed at once (generate/prompt_lookup.py), an odd number, or 0. cache: where
+    engines built here are kept; None: none is built.
     An engine that fits and yet does not open here is built here if it can be; one that does not
     build or start is passed over, which is said, and the next one tried.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
@@ -59,6 +62,7 @@ class Bundle(Closing):
         machine: Machine | None = None,
         say: Callable[[str], None] | None = None,
         genai: bool = False,
+        prompt_lookup: int = 0,
         cache: Path | None = None,
     ) -> None:
         self.folder = Path(folder)
@@ -79,6 +83,7 @@ class Bundle(Closing):
         self._choose(damaged, runtime, threads, workers, genai)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
+        self._lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
 
     def _choose(
         self,
@@ -149,6 +154,23 @@ class Bundle(Closing):
             )
         return GenaiRunner(folder)
 
+    def _prompt_lookup(self, guesses: int) -> PromptLookup:
+        """Raises InputError for a model without texts to continue, MachineError where texts would
+        depend on what is guessed."""
+        if not self.task.generates or self._genai is not None:
+            raise InputError(
+                f"the model does {self.task.name}" if self._genai is None else "with genai",
+                where="prompt_lookup",
+                accepted=f"{', '.join(generating())}, by the harness's own loop",
+            )
+        lookup = PromptLookup(partial(self.runner.slots, self.contract, 1), guesses)
+        try:
+            check(lookup, self.contract)
+        except MachineError:
+            self.close()
+            raise
+        return lookup
+
     def predict(
         self,
         inputs: Sequence[Any],
@@ -209,6 +231,7 @@ class Bundle(Closing):
             options,
             batch_size=1 if self._genai else batch_size,
             numbers=numbers,
+            lookup=self._lookup,
         )
 
     def stream(
@@ -227,6 +250,7 @@ class Bundle(Closing):
             options,
             batch_size=1 if self._genai else batch_size,
             numbers=numbers,
+            lookup=self._lookup,
         )
 
     @property

@@ -86,7 +86,7 @@ def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int
 def predict(folder: Path, args: argparse.Namespace) -> int:
     from . import output
 
-    with opened(folder, args, _say) as bundle:
+    with opened(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
         engine, task = bundle.engine["target"], bundle.contract.task_record
 
         def emit(answered: Answered) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from . import bounds
 from .errors import InputError
 from .verify import parse
 
@@ -29,7 +30,7 @@ NUMBERS = {
     "repetition_penalty": (float, "above 1 disfavours tokens seen"),
     "seed": (int, "of the draws (0)"),
 }
-ONLY = ("greedy", "stop", "chat", "system", "jsonl", "stream", "genai", *NUMBERS)
+ONLY = ("greedy", "stop", "chat", "system", "jsonl", "stream", "genai", "prompt_lookup", *NUMBERS)
 PROMPT_KEYS = ("prompt", "messages")
 
 
@@ -51,6 +52,13 @@ def add_predict(command: argparse.ArgumentParser) -> None:
         "each line of output one answer",
     )
     group.add_argument("--stream", action="store_true", help="print tokens as they come")
+    group.add_argument(
+        "--prompt-lookup",
+        type=int,
+        choices=bounds.GUESSES,
+        help="guess so many tokens from the text itself and check them in one step: faster where a "
+        "text repeats its prompt (3 is a good number), slower elsewhere; one prompt at a time",
+    )
     group.add_argument("--genai", action="store_true", help="run onnxruntime-genai, if installed")
 
 

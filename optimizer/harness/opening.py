@@ -39,7 +39,9 @@ def _folder(bundle: Path | None, stack: ExitStack) -> Path:
     return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
 
 
-def opened(folder: Path, args: argparse.Namespace, say: Say, workers: int = 1) -> Bundle:
+def opened(
+    folder: Path, args: argparse.Namespace, say: Say, workers: int = 1, lookup: int = 0
+) -> Bundle:
     from .bundle import Bundle
 
     return Bundle(
@@ -49,6 +51,7 @@ def opened(folder: Path, args: argparse.Namespace, say: Say, workers: int = 1) -
         workers=workers,
         say=say,
         genai=args.genai,
+        prompt_lookup=lookup,
         cache=args.cache,
     )
 

@@ -19,6 +19,7 @@ from ..inputs.batch import Array
 from ..runtimes.decoder import Decoder, DecoderRunner, pieces
 from ..tasks.text_generation import Prompt, arrays, next_arrays, prompt_ids
 from .options import Options
+from .prompt_lookup import PromptLookup, continued
 from .row import Piece, Row, Rules
 
 BATCH = 8  # prompts that run together
@@ -55,15 +56,15 @@ def generate(
     *,
     batch_size: int = BATCH,
     numbers: Sequence[int] | None = None,
+    lookup: PromptLookup | None = None,
 ) -> list[Completion]:
     """What follows each prompt, in order. Takes and raises what `stream` does."""
     rows = _prompts(contract, tokenizer, prompts, batch_size)
     texts = [""] * len(rows)
     tokens: list[list[int]] = [[] for _ in rows]
     ends: dict[int, Piece] = {}
-    for piece in _stream(
-        contract, runner, tokenizer, rows, options or Options(), batch_size, numbers
-    ):
+    chosen = options or Options()
+    for piece in _stream(contract, runner, tokenizer, rows, chosen, batch_size, numbers, lookup):
         texts[piece.row] += piece.text
         tokens[piece.row].append(piece.token)
         if piece.finish is not None:
@@ -83,17 +84,20 @@ def stream(
     *,
     batch_size: int = BATCH,
     numbers: Sequence[int] | None = None,
+    lookup: PromptLookup | None = None,
 ) -> Iterator[Piece]:
     """Pieces as they are made: per step one of each row that is not finished, in order of rows.
 
     prompts: a text, a conversation or token ids each; see text_generation.prompt_ids. They run
     batch_size at a time. The prompts are looked at when this is called, so that nothing starts
     which cannot be answered. numbers: of each prompt among all that are asked for (0, 1, ...
-    where not given): its random numbers follow from this and the seed.
+    where not given): its random numbers follow from this and the seed. lookup: guess tokens (see
+    prompt_lookup.py), one prompt at a time; its slots are `runner`'s.
     Raises InputError: no prompts, or one that prompt_ids refuses, by its number.
     """
     rows = _prompts(contract, tokenizer, prompts, batch_size)
-    return _stream(contract, runner, tokenizer, rows, options or Options(), batch_size, numbers)
+    chosen = options or Options()
+    return _stream(contract, runner, tokenizer, rows, chosen, batch_size, numbers, lookup)
 
 
 def _prompts(
@@ -118,9 +122,16 @@ def _stream(
     options: Options,
     batch_size: int,
     numbers: Sequence[int] | None,
+    lookup: PromptLookup | None,
 ) -> Iterator[Piece]:
     rules = Rules.of(contract, tokenizer, options)
     drawn = range(len(prompts)) if numbers is None else numbers
+    if lookup is not None:
+        for i, prompt in enumerate(prompts):
+            row = Row.begun(rules, prompt, i, drawn[i])
+            slots = lookup.slots(len(prompt) + row.room)
+            yield from continued(slots, row, prompt, lookup.guesses, PREFILL)
+        return
     for group in batches(contract, [len(p) for p in prompts], options, batch_size):
         rows = [Row.begun(rules, prompts[i], i, drawn[i]) for i in group]
         yield from _batch(contract, runner, [prompts[i] for i in group], rows)

@@ -4,6 +4,8 @@
     slots.open(7)                          a place for a text, which is number 7 from now on
     scores = slots.read(7, ids)            its prompt, whole or in pieces
     scores = slots.step({7: a, 9: b})      one token more of each of these, in any order
+    scores = slots.scores(7, ids)          several tokens more, and what follows each of them
+    slots.undo(7, 2)                       the two newest were wrong
     slots.close(7)                         its place may be another's
     slots.append(9, slots.copied(7, 0, 64))   the first tokens of 7 as those of 9, not computed
 
@@ -36,8 +38,13 @@ class Slots(Protocol):
     def open(self, text: int) -> None: ...
     def read(self, text: int, ids: Sequence[int]) -> Array: ...
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]: ...
-    def undo(self, text: int) -> None:
-        """Forget the newest token of a text: the next one takes its place. Where `together`."""
+    def scores(self, text: int, ids: Sequence[int]) -> Array:
+        """Continue a text by these tokens. Scores (tokens, vocabulary) of what follows each.
+        Where `together`."""
+
+    def undo(self, text: int, tokens: int = 1) -> None:
+        """Forget the newest tokens of a text: the next ones take their places. Where
+        `together`."""
 
     def close(self, text: int) -> None: ...
     def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:
@@ -75,7 +82,11 @@ class SeparateDecoders:
         """See Slots."""
         return {text: self.read(text, [token]) for text, token in tokens.items()}
 
-    def undo(self, text: int) -> None:
+    def scores(self, text: int, ids: Sequence[int]) -> Array:
+        """Not of these."""
+        raise NotImplementedError
+
+    def undo(self, text: int, tokens: int = 1) -> None:
         """Not of these."""
         raise NotImplementedError
 

@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from ..errors import BundleError
+from ..generate import prompt_lookup
 from ..generate.loop import PREFILL, prefill
 from ..inputs.batch import Array
 from ..tasks.text_generation import arrays, next_arrays
@@ -54,11 +56,19 @@ class Measured:
 
 
 def measured(
-    model: TextModel, batching: str, clock: Callable[[], float] = time.perf_counter
+    model: TextModel,
+    batching: str,
+    guesses: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """See the module; also sets model.sharing. batching: "exact", together only where that changes
-    nothing; "padded", whatever it changes; "alone". Raises BundleError for a model whose scores are
-    no numbers, or not the same twice."""
+    nothing; "padded", whatever it changes; "alone". guesses: tokens of a text that are guessed at
+    once; each is run by itself then. Raises BundleError for a model whose scores are no numbers, or
+    not the same twice, MachineError where they depend on what is guessed."""
+    if guesses:
+        slots = partial(model.runner.slots, model.contract, 1)
+        prompt_lookup.check(prompt_lookup.PromptLookup(slots, guesses), model.contract)
+        batching = ALONE
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
     expected = [alone(model, text, steps) for text in texts]
@@ -72,7 +82,7 @@ def measured(
         )
     shared = model.slots.together and len(texts) > 1 and batching != ALONE
     difference, steady = _share(model, texts, expected, batching) if shared else (0.0, True)
-    read, step = _costs(model, texts, clock)
+    read, step = _costs(model, texts, guesses, clock)
     piece = _piece(model, read, step)
     compared = sum(map(len, expected)) if shared else 0
     return Measured(model.sharing, difference, steady, piece, read, step, compared)
@@ -189,10 +199,10 @@ def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) ->
 
 
 def _costs(
-    model: TextModel, texts: Sequence[Sequence[int]], clock: Callable[[], float]
+    model: TextModel, texts: Sequence[Sequence[int]], guesses: int, clock: Callable[[], float]
 ) -> tuple[Line, Line]:
     """Of reading a prompt, by its tokens, and of a step, by its texts."""
-    slots, room = model.slots, model.context - 2 * REPEATS
+    slots, room = model.slots, model.context - 2 * REPEATS - guesses
     ids = list(texts[-1]) * (1 + 4 * SMALLEST // len(texts[-1]))
     reads = []
     for length in sorted({max(1, min(n, room)) for n in (SMALLEST, 4 * SMALLEST)}):
@@ -213,7 +223,11 @@ def _costs(
         times = []
         for _ in range(REPEATS):
             start = clock()
-            slots.step(dict.fromkeys(range(count), ids[0]))
+            if guesses:
+                slots.scores(0, ids[: guesses + 1])
+                slots.undo(0, guesses)
+            else:
+                slots.step(dict.fromkeys(range(count), ids[0]))
             times.append(clock() - start)
         steps.append((count, median(times)))
     for i in range(max(counts)):

@@ -14,11 +14,13 @@ import numpy as np
 
 from ..errors import AnswerError
 from ..generate import Completion, Options, Piece
-from ..generate.logprobs import Logprobs, logprobs
-from ..generate.row import Row, Rules
+from ..generate.logprobs import logprobs
+from ..generate.prompt_lookup import Guesses, checked
+from ..generate.row import Row
 from ..inputs.batch import Array
+from .answers import Answers, Event, Prompts
 from .batching import Refused
-from .engine import RECHECK, Call, Result, Times, refusal
+from .engine import RECHECK, Call, Result, refusal
 from .exactness import ALONE, EQUAL
 from .model import failure
 from .niceness import give_way
@@ -29,25 +31,6 @@ from .text_metrics import TextMetrics
 from .text_model import TextModel
 
 OPTIONS = frozenset(f.name for f in fields(Options))  # of a request's parameters, those that count
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """What a request is to continue. rows: token ids of each; texts are numbered over rows, `n` of
-    each. logprobs: of so many of the likeliest tokens, too, or None for none at all."""
-
-    rows: Sequence[Sequence[int]]
-    rules: Rules
-    n: int = 1
-    logprobs: int | None = None
-
-
-@dataclass(frozen=True)
-class Event:
-    """One token of one text of a request; piece.row says which."""
-
-    piece: Piece
-    logprobs: Logprobs | None = None
 
 
 @dataclass(eq=False)
@@ -64,55 +47,16 @@ class _Text:
     opened: bool = False
     begun: float = 0.0  # when it had its slot
     last: int = 0
+    guesses: Guesses | None = None  # None: before its first token, and where none are guessed
     newest: float = 0.0  # when that was sampled
-
-
-class Answers:
-    """The tokens of a request as they are made: `async for event in answers`. Raises RequestError.
-    To be closed, which gives up what is left."""
-
-    def __init__(self, engine: Decoding, texts: int) -> None:
-        self._engine, self._left = engine, texts
-        self._events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
-        self.jobs: list[Job] = []
-        self.queued = 0.0  # seconds until the last of the texts that have begun had a slot
-        self.submitted, self._begun, self._ended = engine.clock(), float("inf"), 0.0
-
-    def __aiter__(self) -> Answers:
-        return self
-
-    async def __anext__(self) -> Event:
-        if not self._left:
-            raise StopAsyncIteration
-        event = await self._events.get()
-        if isinstance(event, RequestError):
-            raise event
-        self._left -= event.piece.finish is not None
-        return event
-
-    @property
-    def times(self) -> Times | None:
-        """None while it has no token."""
-        return Times(self.submitted, self._begun, self._ended) if self._ended else None
-
-    def put(self, event: Event | RequestError) -> None:
-        """On the event loop."""
-        self._events.put_nowait(event)
-
-    def ran(self, begun: float, ended: float) -> None:
-        """A token of a text that had its slot at `begun`; on the event loop."""
-        self._begun, self._ended = min(self._begun, begun), ended
-
-    def close(self) -> None:
-        """Give up what is not complete."""
-        self._engine.cancel(self.jobs)
 
 
 class Decoding:
     """Continues texts with one model, in a thread of its own. Made on the event loop.
 
     say: receives what happened, as fields of a log line. prefixes: of prompts; None: none is kept.
-    niceness: of the thread, see niceness.py.
+    niceness: of the thread, see niceness.py. guesses: tokens of a text that are guessed at once
+    (generate/prompt_lookup.py), where model.sharing is "alone"; 0: none are.
     """
 
     def __init__(
@@ -124,10 +68,11 @@ class Decoding:
         prefixes: Prefixes | None = None,
         niceness: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        guesses: int = 0,
     ) -> None:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
-        self._niceness = niceness
+        self._niceness, self._guesses = niceness, guesses
         self._prefixes = prefixes
         if prefixes is not None:
             scheduler.kept = lambda job: prefixes.length(self._texts[job].ids)
@@ -158,8 +103,8 @@ class Decoding:
 
     def begin(self, prompts: Prompts, call: Call) -> Answers:
         """The answers to a request, to be closed. Raises RequestError where it is refused."""
-        answers = Answers(self, len(prompts.rows) * prompts.n)
         now, texts = self.clock(), list[_Text]()
+        answers = Answers(len(prompts.rows) * prompts.n, now, self.cancel)
         for i, ids in enumerate(prompts.rows):
             for j in range(prompts.n):
                 row = Row.begun(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
@@ -297,6 +242,8 @@ class Decoding:
         involved = [texts[job] for job in turn.run]
         if not involved:
             return []
+        if self._guesses and not turn.read:
+            return [(text, event) for text in involved for event in self._guessed(text)]
         try:
             if turn.read:
                 scores = self._read(involved[0], *turn.read[1:])
@@ -328,9 +275,30 @@ class Decoding:
         except AnswerError as e:
             return ModelError(f"{e.where}: {e.problem}")
         text.last = piece.token
+        if self._guesses and text.guesses is None:
+            text.guesses = Guesses([*text.ids, piece.token], self._guesses)
         if text.logprobs is None:
             return Event(piece)
         return Event(piece, logprobs(scores, piece.token, text.logprobs))
+
+    def _guessed(self, text: _Text) -> list[Event | RequestError]:
+        """The tokens that a text chooses by the scores of one step of guesses."""
+        guesses = text.guesses
+        assert guesses is not None
+
+        def choose(scores: Array) -> tuple[Event | RequestError, int | None]:
+            event = self._sampled(text, scores)
+            return event, None if _is_last(event) else text.last
+
+        guessed, right = guesses.guessed, guesses.right
+        try:
+            events = checked(self.model.slots, text.number, guesses, text.row.room, choose)
+        except Exception as e:  # whatever a runtime raises ends this text and no other
+            self._tell(level="error", event="model_failed", error=type(e).__name__)
+            return [failure(e)]
+        counts = guesses.guessed - guessed, guesses.right - right
+        self._loop.call_soon_threadsafe(self.metrics.count_guesses, *counts)
+        return events
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """One token of each text. Now and then each is run alone as well: where texts together were

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .decoding import Event
+from .answers import Event
 from .openai_request import TextRequest
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .decoding import Prompts
+from .answers import Prompts
 from .refusals import RequestError
 from .text_model import TextModel
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import openai
+from .answers import Answers, Event
 from .asgi import Receive, Response, Stream, document, while_connected
-from .decoding import Answers, Decoding, Event
+from .decoding import Decoding
 from .engine import Call, Result
 from .inference import Service
 from .openai_answer import Writer, event_line

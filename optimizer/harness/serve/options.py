@@ -32,6 +32,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "padded: whatever it changes, which is measured and said; alone: never",
     )
     add(
+        "--prompt-lookup",
+        type=int,
+        choices=bounds.GUESSES,
+        default=0,
+        help="guess so many tokens of a text from the text itself and check them in one step, each "
+        "text by itself: faster for few clients whose answers repeat what they sent; default: none",
+    )
+    add(
         "--timeout",
         type=_seconds,
         default=30.0,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from . import pairs
+from .answers import Answers, Event
 from .cache import Cache, key_of
-from .decoding import Answers, Event
 from .encoder import Encoder
 from .engine import HIT, MISS, Times
 from .false_hits import Terms, chosen

@@ -56,12 +56,13 @@ async def started(
         text_model = await beside(TextModel, bundle, room, most)
         decoding = await _continuing(text_model, settings, args, say, beside)
         return Service(decoding, text_model.version, args.timeout)
-    if args.prefix_cache_mib:
-        raise InputError(
-            f"{bundle.manifest['name']} answers in one run, and no prompt of it begins",
-            where="--prefix-cache-mib",
-            accepted="models that continue texts",
-        )
+    for option in ("prefix_cache_mib", "prompt_lookup"):
+        if getattr(args, option):
+            raise InputError(
+                f"{bundle.manifest['name']} answers in one run, and no text of it is continued",
+                where=f"--{option.replace('_', '-')}",
+                accepted="models that continue texts",
+            )
     model = Model(bundle, Inputs(args.max_texts))
     if settings.workers > 1 and not model.reentrant:
         settings = _one_worker(settings, model, args, say)
@@ -88,7 +89,7 @@ async def _continuing(
     say: Callable[..., None],
     beside: Callable[..., Awaitable[Any]],
 ) -> Decoding:
-    measured = await beside(arrivals.measured, model, args.batching)
+    measured = await beside(arrivals.measured, model, args.batching, args.prompt_lookup)
     prefixes = None
     most = args.prefix_cache_mib << 20
     if most and await beside(arrivals.prefixes_hold, model, measured.piece):
@@ -102,6 +103,7 @@ async def _continuing(
         sharing=measured.sharing,
         difference=measured.difference,
         steady=measured.steady,
+        prompt_lookup=args.prompt_lookup,
         slots=model.room.slots,
         context=model.context,
         cache_mib=model.cache_bytes >> 20,
@@ -115,7 +117,9 @@ async def _continuing(
     costs = slots.Costs(measured.read.seconds, measured.step.seconds)
     metrics = TextMetrics({"model": model.name, "version": model.version})
     scheduler = slots.Scheduler(limits, costs, PREFILL)
-    return Decoding(model, scheduler, metrics, say, prefixes, args.model_nice)
+    return Decoding(
+        model, scheduler, metrics, say, prefixes, args.model_nice, guesses=args.prompt_lookup
+    )
 
 
 async def _answering(

@@ -24,6 +24,10 @@ class TextMetrics(Metrics):
         self.prefix_hits = count(
             "vllm:prefix_cache_hits_total", "Of those, that were not read again"
         )
+        self.guessed = count("vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed")
+        self.guessed_right = count(
+            "vllm:spec_decode_num_accepted_tokens_total", "Of those, that the text chose as well"
+        )
         self.semantic_hits = count(
             "semantic_cache_hits_total", "Requests with the answer to a question that is alike"
         )
@@ -32,3 +36,8 @@ class TextMetrics(Metrics):
             "semantic_cache_skipped_total", "Questions that the encoder cannot read, or too many"
         )
         self.next_token = seconds("vllm:inter_token_latency_seconds", "Between two tokens")
+
+    def count_guesses(self, guessed: int, right: int) -> None:
+        """Of one step of one text."""
+        self.guessed.add(guessed)
+        self.guessed_right.add(right)

@@ -286,3 +286,54 @@ def test_the_log_says_how_long_the_model_had_a_text(decoder_bundle: Path, stream
         assert 0 < line["model_ms"] <= line["ms"]
 
     on_server(decoder_bundle, test)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.3, "seed": 5}])
+def test_with_guessed_tokens_texts_are_those_of_predict_with_as_many(
+    decoder_bundle: Path, options: dict[str, Any]
+) -> None:
+    with Bundle(decoder_bundle, prompt_lookup=3) as opened:
+        asked = Options(max_new_tokens=14, **options)
+        right = [opened.generate([p], asked)[0].text for p in PROMPTS]
+
+    async def test(client: Client) -> None:
+        (line,) = [line for line in client.lines if line["event"] == "warmed_up"]
+        assert (line["sharing"], line["prompt_lookup"]) == ("alone", 3)
+        replies = [client.complete(p, max_tokens=14, **options) for p in PROMPTS]
+        assert [text_of(reply) for reply in await asyncio.gather(*replies)] == right
+
+    on_server(decoder_bundle, test, "--prompt-lookup", "3", "--slots", "3")
+
+
+def test_what_was_guessed_and_what_of_it_was_right_is_counted(decoder_bundle: Path) -> None:
+    async def test(client: Client) -> None:
+        text_of(await client.complete("a b a b a b a b", max_tokens=40, ignore_eos=True))
+        metrics = engine_of(client).metrics
+        guessed, right = (
+            float(m.lines({})[0].split()[-1]) for m in (metrics.guessed, metrics.guessed_right)
+        )
+        assert guessed >= 1
+        assert 0 <= right <= guessed
+
+    on_server(decoder_bundle, test, "--prompt-lookup", "1")
+
+
+def test_a_text_of_guesses_that_fails_ends_no_other(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: Client) -> None:
+        slots, broken = engine_of(client).model.slots, list[int]()
+        scores = slots.scores
+
+        def fails(text: int, ids: Any) -> Any:
+            if len(ids) == 2:  # a step, and no prompt
+                broken.append(text)
+                if text == broken[0]:
+                    raise RuntimeError("out of memory")
+            return scores(text, ids)
+
+        monkeypatch.setattr(slots, "scores", fails)
+        replies = await asyncio.gather(*(client.complete(p, max_tokens=6) for p in PROMPTS[1:4]))
+        assert sorted(r.status for r in replies) == [200, 200, 500]
+
+    on_server(decoder_bundle, test, "--prompt-lookup", "1", "--slots", "3")

@@ -16,7 +16,7 @@ import pytest
 
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate import Piece
-from optimizer.harness.serve.decoding import Event
+from optimizer.harness.serve.answers import Event
 from optimizer.harness.serve.recall import Recorded
 from tests.harness.serve.serving import Client, Reply
 from tests.harness.serve.test_loader import TOKEN, on_loader, turn

@@ -42,9 +42,13 @@ class PagedSlots:
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
         """See Slots."""
-        (scores,) = self._pages.run({text: ids})
-        last: Array = scores[-1]
+        last: Array = self.scores(text, ids)[-1]
         return last
+
+    def scores(self, text: int, ids: Sequence[int]) -> Array:
+        """See Slots."""
+        (scores,) = self._pages.run({text: ids})
+        return scores
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """See Slots."""
@@ -54,9 +58,9 @@ class PagedSlots:
             self._pages.forget(text)
         return {text: row[-1] for text, row in zip(tokens, scores, strict=False)}
 
-    def undo(self, text: int) -> None:
+    def undo(self, text: int, tokens: int = 1) -> None:
         """See Slots."""
-        self._pages.forget(text)
+        self._pages.forget(text, tokens)
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
         """See Slots."""

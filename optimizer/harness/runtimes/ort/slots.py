@@ -61,12 +61,16 @@ class OrtSlots:
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
         """Scores (vocabulary,) of what follows the text with these tokens of its prompt."""
+        return np.asarray(self.scores(text, ids)[-1])
+
+    def scores(self, text: int, ids: Sequence[int]) -> Array:
+        """See Slots."""
         row, length = self._texts.index(text), self._lengths[text]
         mask = np.ones((1, length + len(ids)), np.int64)
         positions = np.arange(length, length + len(ids))[None]
         logits = self._run(row, np.array([ids], np.int64), mask, positions)
         self._lengths[text] += len(ids)
-        return np.asarray(logits[0, -1])
+        return np.asarray(logits[0])
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """Continue texts by one token each. Scores (vocabulary,) of what follows, by text."""
@@ -86,9 +90,9 @@ class OrtSlots:
             self._lengths[text] += 1
         return {text: logits[i, -1] for i, text in enumerate(texts)}
 
-    def undo(self, text: int) -> None:
-        """Forget its newest token: the next one takes that one's place."""
-        self._lengths[text] -= 1
+    def undo(self, text: int, tokens: int = 1) -> None:
+        """See Slots."""
+        self._lengths[text] -= tokens
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
         """Of every layer the keys and the values (heads, tokens, size) of tokens start..stop."""
