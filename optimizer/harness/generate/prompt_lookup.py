@@ -33,7 +33,7 @@ from .row import Piece, Row
 Chosen = TypeVar("Chosen")
 
 TOGETHER = 2  # the tokens of a step are a multiple of it
-NEWEST = (3, 2)  # tokens that are looked up, the longest run first
+NEWEST = (3, 2, 1)  # tokens that are looked up, the longest run first
 PASTS = (5, 150)  # tokens before the steps that are compared
 
 
