@@ -109,6 +109,7 @@ async def _continuing(
         cache_mib=model.cache_bytes >> 20,
         compared=measured.compared,
         prompt_piece=measured.piece,
+        piece_ms=round(1000 * measured.read.seconds(measured.piece), 3),
         prefixes=prefixes is not None,
         step_ms=round(1000 * measured.step.seconds(1), 3),
         full_step_ms=round(1000 * measured.step.seconds(model.room.slots), 3),
