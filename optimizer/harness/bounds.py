@@ -20,7 +20,7 @@ PORT = 65_535
 SLOTS = 64  # texts that a server continues at once
 DELAY_MS = 60_000  # that a server waits for more rows of a batch
 WAIT_LEAST, WAIT = 1e-9, 86_400.0  # seconds that a request may wait in a server
-GUESSES = (0, 1, 3, 5, 7, 15)  # tokens of a text that are guessed at once
+GUESSES = (0, 1, 3, 7, 15)  # tokens of a text that are guessed at once, at most
 STOPS = 64  # stop strings of a request, each of
 STOP = 1000  # characters at most
 

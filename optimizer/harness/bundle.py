@@ -24,7 +24,7 @@ from .engines import Workshop
 from .errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
 from .generate import Completion, Options, Piece, generate, stream
-from .generate.prompt_lookup import PromptLookup, check
+from .generate.prompt_lookup import PromptLookup, measured
 from .machine import Machine, this_machine
 from .manifest import MANIFEST, read_manifest, refuse_damage
 from .runtimes import table
@@ -44,9 +44,9 @@ class Bundle(Closing):
     runtime: use engines of this runtime only. threads: overrides the recipe's. workers: runs at
     once, of a server, which share the recipe's threads or the machine's. say: receives one line
     when an earlier engine was passed over, and lines while an engine is built. genai: generate with
-    onnxruntime-genai instead of the plain loop, one prompt at a time. prompt_lookup: tokens of a
-    text that are guessed at once (generate/prompt_lookup.py), an odd number, or 0. cache: where
-    engines built here are kept; None: none is built.
+    onnxruntime-genai instead of the plain loop, one prompt at a time. prompt_lookup: most tokens to
+    guess at once (generate/prompt_lookup.py), one of bounds.GUESSES. cache: where engines built
+    here are kept; None: none is built.
     An engine that fits and yet does not open here is built here if it can be; one that does not
     build or start is passed over, which is said, and the next one tried.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
@@ -163,13 +163,11 @@ class Bundle(Closing):
                 where="prompt_lookup",
                 accepted=f"{', '.join(generating())}, by the harness's own loop",
             )
-        lookup = PromptLookup(partial(self.runner.slots, self.contract, 1), guesses)
         try:
-            check(lookup, self.contract)
+            return measured(partial(self.runner.slots, self.contract, 1), self.contract, guesses)
         except MachineError:
             self.close()
             raise
-        return lookup
 
     def predict(
         self,

@@ -41,7 +41,7 @@ def test_a_text_is_the_same_however_many_tokens_are_guessed(
     decoder_bundle: Path, options: Options
 ) -> None:
     texts = []
-    for guesses in (1, 3, 5, 15):
+    for guesses in (1, 3, 7, 15):
         with Bundle(decoder_bundle, prompt_lookup=guesses) as bundle:
             texts.append([c.tokens for c in bundle.generate(PROMPTS, options)])
     assert all(t == texts[0] for t in texts)
@@ -63,9 +63,8 @@ def test_a_text_that_repeats_itself_takes_fewer_steps_than_tokens(
     with Bundle(decoder_bundle, prompt_lookup=3) as bundle:
         sizes = in_circles(monkeypatch)
         (text,) = bundle.generate(["good"], GREEDY)
-    known = text.tokens.index(text.tokens[0], 1)  # from then on every guess is right
-    assert len(sizes) <= known + 3 + (len(text.tokens) - known) // 4
-    assert set(sizes[1:]) == {2, 4}
+    assert len(sizes) < 0.8 * len(text.tokens)  # its first seven tokens are new
+    assert set(sizes[1:]) <= {2, 4}
 
 
 def test_a_text_ends_in_the_middle_of_a_step(decoder_bundle: Path) -> None:
@@ -83,7 +82,7 @@ def test_a_text_fills_the_context_to_its_last_token(decoder_bundle: Path) -> Non
     with Bundle(decoder_bundle) as bundle:
         (plain,) = bundle.generate(["good"], options)
         context = bundle.contract.decoder.context
-    with Bundle(decoder_bundle, prompt_lookup=5) as bundle:
+    with Bundle(decoder_bundle, prompt_lookup=15) as bundle:
         (text,) = bundle.generate(["good"], options)
     assert text == plain
     assert text.prompt_tokens + len(text.tokens) == context
@@ -131,36 +130,58 @@ def test_a_wrong_guess_leaves_nothing_behind(decoder_bundle: Path) -> None:
 class TestSeen:
     def test_what_followed_the_newest_tokens_last_is_guessed(self) -> None:
         seen = lookup.Seen([1, 2, 3, 4, 5, 9, 1, 2, 3, 7, 8, 6, 1, 2, 3])
-        assert seen.guess(4) == [7, 8, 6, 1]
+        assert seen.known() == 3
+        assert seen.guess(3, 4) == [7, 8, 6, 1]
 
     def test_a_longer_run_is_found_before_a_shorter_one(self) -> None:
         seen = lookup.Seen([1, 2, 3, 4, 8, 2, 3, 5, 1, 2, 3])
-        assert seen.guess(1) == [4]
-        assert lookup.Seen([8, 2, 3, 5, 1, 2, 3]).guess(1) == [5]
+        assert (seen.known(), seen.guess(3, 1)) == (3, [4])
+        seen = lookup.Seen([8, 2, 3, 5, 1, 2, 3])
+        assert (seen.known(), seen.guess(2, 1)) == (2, [5])
+        assert lookup.Seen([8, 3, 5, 1, 2, 3]).known() == 1
 
     def test_beyond_the_newest_token_a_period_goes_on(self) -> None:
-        assert lookup.Seen([1, 2, 7, 1, 2, 7, 1, 2]).guess(5) == [7, 1, 2, 7, 1]
+        assert lookup.Seen([1, 2, 7, 1, 2, 7, 1, 2]).guess(2, 5) == [7, 1, 2, 7, 1]
 
-    def test_tokens_that_never_stood_before_have_no_guess(self) -> None:
-        assert lookup.Seen([1, 2, 3]).guess(3) == []
-        assert lookup.Seen([4]).guess(3) == []
+    def test_tokens_that_never_stood_before_are_not_known(self) -> None:
+        assert lookup.Seen([1, 2, 3]).known() == 0
+        assert lookup.Seen([4]).known() == 0
+
+
+CHEAP = {2: 1.0, 4: 1.1, 8: 1.3}  # as where a row more costs little
+DEAR = {2: 1.0, 4: 1.7, 8: 3.0}
+CIRCLE = [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 class TestGuesses:
     @pytest.mark.parametrize("room", range(1, 9))
     def test_a_step_has_an_even_number_of_tokens_that_fit(self, room: int) -> None:
-        step = lookup.Guesses([1, 2, 3, 1, 2, 3, 1, 2], 7).step(room)
+        step = lookup.Guesses(CIRCLE, CHEAP).step(room)
         assert len(step) % 2 == 0
         assert len(step) <= room + 1
         assert step[0] == 2
 
-    def test_after_a_wrong_guess_one_token_is_guessed_until_it_is_right(self) -> None:
-        guesses = lookup.Guesses([1, 2, 3, 1, 2, 3, 1, 2], 3)
-        step = guesses.step(99)
-        assert step == [2, 3, 1, 2]
-        guesses.chosen(step, [3, 9])
+    def test_more_are_guessed_where_rows_cost_little_or_guesses_were_right(self) -> None:
+        cheap, dear = (lookup.Guesses(CIRCLE, seconds) for seconds in (CHEAP, DEAR))
+        assert len(dear.step(99)) == 2 < len(cheap.step(99))
+        for _ in range(30):
+            step = dear.step(99)
+            dear.chosen(step, [*step[1:], step[-1] % 3 + 1])
+        assert len(dear.step(99)) == 8
+
+    def test_fewer_are_guessed_after_wrong_ones_and_they_are_counted(self) -> None:
+        guesses = lookup.Guesses(CIRCLE, CHEAP)
+        first = guesses.step(99)
+        guesses.chosen(first, [3, 9])  # one was right
+        assert (guesses.guessed, guesses.right) == (len(first) - 1, 1)
+        for _ in range(30):
+            step = guesses.step(99)
+            guesses.chosen(step, [4])
+        assert len(guesses.step(99)) == 2
+
+    def test_a_token_that_is_guessed_without_a_reason_counts_as_none(self) -> None:
+        guesses = lookup.Guesses([1, 2, 3], CHEAP)
         step = guesses.step(99)
         assert len(step) == 2
-        guesses.chosen(step, [step[1], 4])
-        assert len(guesses.step(99)) in (2, 4)
-        assert (guesses.guessed, guesses.right) == (3, 1 + 1)
+        guesses.chosen(step, [4])
+        assert (guesses.guessed, guesses.right) == (0, 0)

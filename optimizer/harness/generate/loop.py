@@ -129,8 +129,7 @@ def _stream(
     if lookup is not None:
         for i, prompt in enumerate(prompts):
             row = Row.begun(rules, prompt, i, drawn[i])
-            slots = lookup.slots(len(prompt) + row.room)
-            yield from continued(slots, row, prompt, lookup.guesses, PREFILL)
+            yield from continued(lookup, row, prompt, PREFILL)
         return
     for group in batches(contract, [len(p) for p in prompts], options, batch_size):
         rows = [Row.begun(rules, prompts[i], i, drawn[i]) for i in group]

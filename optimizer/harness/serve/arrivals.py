@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -44,7 +44,8 @@ SHORTEST, LONGER = 5, 7  # tokens of the first prompt, and by how many the next 
 class Measured:
     """sharing: as TextModel has it. difference: the largest of a score from that of its text alone.
     steady: whether a text's scores do not depend on the others. piece: tokens of a prompt that are
-    read at once. read, step: seconds by tokens, and by texts. compared: scores."""
+    read at once. read, step: seconds by tokens, and by texts. compared: scores. guess_seconds: by
+    the tokens of one text, where some of them are guessed."""
 
     sharing: str
     difference: float
@@ -53,6 +54,7 @@ class Measured:
     read: Line
     step: Line
     compared: int
+    guess_seconds: Mapping[int, float]
 
 
 def measured(
@@ -63,11 +65,12 @@ def measured(
 ) -> Measured:
     """See the module; also sets model.sharing. batching: "exact", together only where that changes
     nothing; "padded", whatever it changes; "alone". guesses: tokens of a text that are guessed at
-    once; each is run by itself then. Raises BundleError for a model whose scores are no numbers, or
-    not the same twice, MachineError where they depend on what is guessed."""
+    once, at most; each is run by itself then. Raises BundleError for a model whose scores are no
+    numbers, or not the same twice, MachineError where they depend on what is guessed."""
+    guess_seconds: Mapping[int, float] = {}
     if guesses:
         slots = partial(model.runner.slots, model.contract, 1)
-        prompt_lookup.check(prompt_lookup.PromptLookup(slots, guesses), model.contract)
+        guess_seconds = prompt_lookup.measured(slots, model.contract, guesses, clock).seconds
         batching = ALONE
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
@@ -85,7 +88,7 @@ def measured(
     read, step = _costs(model, texts, guesses, clock)
     piece = _piece(model, read, step)
     compared = sum(map(len, expected)) if shared else 0
-    return Measured(model.sharing, difference, steady, piece, read, step, compared)
+    return Measured(model.sharing, difference, steady, piece, read, step, compared, guess_seconds)
 
 
 def _share(

@@ -55,8 +55,8 @@ class Decoding:
     """Continues texts with one model, in a thread of its own. Made on the event loop.
 
     say: receives what happened, as fields of a log line. prefixes: of prompts; None: none is kept.
-    niceness: of the thread, see niceness.py. guesses: tokens of a text that are guessed at once
-    (generate/prompt_lookup.py), where model.sharing is "alone"; 0: none are.
+    niceness: of the thread, see niceness.py. guessed: {tokens of a step of one text: seconds},
+    some of them guessed (generate/prompt_lookup.py), where model.sharing is "alone"; empty: none.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Decoding:
         prefixes: Prefixes | None = None,
         niceness: int = 0,
         clock: Callable[[], float] = time.monotonic,
-        guesses: int = 0,
+        guessed: Mapping[int, float] | None = None,
     ) -> None:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
-        self._niceness, self._guesses = niceness, guesses
+        self._niceness, self._guess_seconds = niceness, guessed or {}
         self._prefixes = prefixes
         if prefixes is not None:
             scheduler.kept = lambda job: prefixes.length(self._texts[job].ids)
@@ -242,7 +242,7 @@ class Decoding:
         involved = [texts[job] for job in turn.run]
         if not involved:
             return []
-        if self._guesses and not turn.read:
+        if self._guess_seconds and not turn.read:
             return [(text, event) for text in involved for event in self._guessed(text)]
         try:
             if turn.read:
@@ -275,8 +275,8 @@ class Decoding:
         except AnswerError as e:
             return ModelError(f"{e.where}: {e.problem}")
         text.last = piece.token
-        if self._guesses and text.guesses is None:
-            text.guesses = Guesses([*text.ids, piece.token], self._guesses)
+        if self._guess_seconds and text.guesses is None:
+            text.guesses = Guesses([*text.ids, piece.token], self._guess_seconds)
         if text.logprobs is None:
             return Event(piece)
         return Event(piece, logprobs(scores, piece.token, text.logprobs))

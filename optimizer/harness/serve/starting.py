@@ -119,7 +119,7 @@ async def _continuing(
     metrics = TextMetrics({"model": model.name, "version": model.version})
     scheduler = slots.Scheduler(limits, costs, PREFILL)
     return Decoding(
-        model, scheduler, metrics, say, prefixes, args.model_nice, guesses=args.prompt_lookup
+        model, scheduler, metrics, say, prefixes, args.model_nice, guessed=measured.guess_seconds
     )
 
 
