@@ -1,160 +1,155 @@
-"""Tokens guessed from the prompt itself, in OpenVINO GenAI: how much faster, and the same text?
+"""Tokens guessed from the prompt itself: how much faster, and the same text?
 
-    PYTHON benchmarks/prompt_lookup.py --genai FOLDER [--tokens 4] [--threads 1] [--rounds 3]
-                                       [--out FILE]
+    python benchmarks/prompt_lookup.py BUNDLE [--guesses 1 3 7 15] [--threads 1] [--rounds 3]
+                                              [--out FILE]
 
-PYTHON has openvino-genai besides the project. FOLDER is a bundle's model/openvino-cpu (genai:
-true). Prompts are functions of Python's own library with an instruction to write them again, so
-that what follows has often been there before; greedy, 128 new tokens. One pipeline guesses, the
-other does not; they take turns. Per prompt the wall time without over the time with, the tokens
-before the two texts part, and how far apart the two tokens' logits lie where they do, over the
-deviation of all, by the model itself fed the text up to there.
+Prompts are functions of Python's own library with an instruction to write them again
+(prompt_lookup_genai.py); greedy, up to 128 new tokens or where the model ends. The bundle without
+guesses and with at most so many take turns. Per prompt and number the wall time without over the
+time with, for as many tokens: of the whole answer, and of what comes after its first token. Texts
+with guesses must be one text, or the exit code is 1. Where it leaves the one without: how far the
+two tokens' scores lie apart, over the deviation of all, by the model itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from optimizer.harness import kv_cache
+from optimizer.harness.bundle import Bundle
+from optimizer.harness.generate import Options
+from optimizer.harness.generate.prompt_lookup import Guesses, PromptLookup
 from optimizer.harness.machine import this_machine
+from optimizer.harness.tasks.text_generation import arrays, prompt_ids
 
-NEW = 128
+sys.path.insert(0, str(Path(__file__).parent))
+from prompt_lookup_genai import NEW, prompts
 
-
-def prompts() -> list[str]:
-    import base64
-    import fnmatch
-    import shlex
-    import statistics as stats
-    import string
-    import textwrap
-
-    functions: list[Any] = [
-        fnmatch.translate,
-        textwrap.indent,
-        textwrap.dedent,
-        string.capwords,
-        shlex.join,
-        base64.urlsafe_b64decode,
-        stats.median,
-        string.Template.substitute,
-    ]
-    asked = "Write this Python function again, with the same name and the same comments:\n\n{}\n\n"
-    return [asked.format(inspect.getsource(f)[:1200]) for f in functions]
+GREEDY = Options(max_new_tokens=NEW, do_sample=False)
+FIGURES = ("gain", "gain_after_first_token", "tokens_a_step")
 
 
-def main() -> None:
-    import openvino_genai as genai
+def timed(bundle: Bundle, ids: list[int]) -> tuple[float, float, list[int]]:
+    """Seconds to the first token, and from it to the last; the tokens."""
+    start, first, tokens = time.perf_counter(), 0.0, list[int]()
+    for piece in bundle.stream([ids], GREEDY):
+        first = first or time.perf_counter()
+        tokens.append(piece.token)
+    return first - start, time.perf_counter() - first, tokens
 
-    options = arguments()
-    properties = json.loads((options.genai / "openvino_properties.json").read_text())
-    properties["INFERENCE_NUM_THREADS"] = options.threads
 
-    def pipeline(**more: Any) -> Any:
-        scheduler = genai.SchedulerConfig()
-        scheduler.cache_size = 1  # GB
-        scheduler.enable_prefix_caching = False
-        return genai.LLMPipeline(
-            str(options.genai), "CPU", scheduler_config=scheduler, **properties, **more
+def tokens_a_step(prompt: list[int], tokens: list[int], lookup: PromptLookup) -> float:
+    """Of a text that is known."""
+    guesses, at, steps = Guesses([*prompt, tokens[0]], lookup.seconds), 1, 0
+    while at < len(tokens):
+        step = guesses.step(max(1, len(tokens) - at))
+        rest = tokens[at : at + len(step)]
+        right = next(
+            (i for i, (a, b) in enumerate(zip(step[1:], rest, strict=False)) if a != b), None
         )
+        chosen = rest if right is None else rest[: right + 1]
+        guesses.chosen(step, chosen)
+        at, steps = at + len(chosen), steps + 1
+    return (len(tokens) - 1) / max(steps, 1)
 
-    def settings(tokens: int) -> Any:
-        chosen = genai.GenerationConfig()
-        chosen.max_new_tokens, chosen.do_sample, chosen.ignore_eos = NEW, False, True
-        if tokens:
-            chosen.num_assistant_tokens, chosen.max_ngram_size = tokens, 3
-        return chosen
 
-    tokenizer = genai.Tokenizer(str(options.genai))
-    logits = in_one_step(options.genai / "openvino_model.xml", properties)
-    systems = {
-        "plain": (pipeline(), settings(0)),
-        "guessing": (pipeline(prompt_lookup=True), settings(options.tokens)),
+def of(bundle: Bundle) -> PromptLookup:
+    assert bundle.lookup is not None
+    return bundle.lookup
+
+
+def apart(bundle: Bundle, ids: list[int], one: int, other: int) -> float:
+    """Of the scores behind these tokens, between two tokens, over the deviation of all."""
+    scores = bundle.runner.decoder(bundle.contract).step(arrays(bundle.contract, [ids]))[0, -1]
+    return round(float(abs(scores[one] - scores[other]) / scores.std()), 3)
+
+
+def measured(bundles: dict[int, Bundle], prompt: str, rounds: int) -> dict[str, Any]:
+    plain = bundles[0]
+    message = [{"role": "user", "content": prompt}]
+    ids = prompt_ids(plain.contract, plain.encoder, message, "prompt")
+    times: dict[int, list[tuple[float, float]]] = {n: [] for n in bundles}
+    texts: dict[int, list[int]] = {}
+    for i in range(rounds + 1):  # the first warms up
+        for n, bundle in bundles.items():
+            first, rest, texts[n] = timed(bundle, ids)
+            if i:
+                times[n].append((first, rest))
+    guessed = {tuple(t) for n, t in texts.items() if n}
+    row: dict[str, Any] = {
+        "prompt": prompt.split("def ", 1)[1].split("(")[0],
+        "prompt_tokens": len(ids),
+        "tokens": {n: len(t) for n, t in texts.items()},
+        "texts_with_guesses": len(guessed),
+        "plain_s": [round(statistics.median(t), 3) for t in zip(*times[0], strict=True)],
     }
-    rows = []
-    for prompt in prompts():
-        times: dict[str, list[float]] = {name: [] for name in systems}
-        texts: dict[str, list[int]] = {}
-        message = [{"role": "user", "content": prompt}]
-        chat = tokenizer.apply_chat_template(message, add_generation_prompt=True)
-        ids = tokenizer.encode(chat)
-        for i in range(options.rounds + 1):
-            for name, (pipe, chosen) in systems.items():
-                begun = time.perf_counter()
-                result = pipe.generate(ids, chosen)
-                if i:
-                    times[name].append(time.perf_counter() - begun)
-                texts[name] = [int(t) for t in result.tokens[0]]
-        pairs = zip(times["plain"], times["guessing"], strict=True)
-        ratios = [a / b for a, b in pairs]
-        plain, guessed = texts["plain"], texts["guessing"]
-        same = next((i for i in range(NEW) if plain[i] != guessed[i]), NEW)
-        row = {
-            "prompt": prompt.split("def ", 1)[1].split("(")[0],
-            "gain": round(statistics.median(ratios), 2),
-            "plain_s": round(statistics.median(times["plain"]), 2),
-            "same_tokens": same,
+    for n in (n for n in bundles if n):
+        longer = (len(texts[n]) - 1) / (len(texts[0]) - 1)  # where the two texts part
+        both = list(zip(times[0], times[n], strict=True))
+        row[str(n)] = {
+            "gain": round(statistics.median((a[0] + longer * a[1]) / sum(b) for a, b in both), 2),
+            "gain_after_first_token": round(
+                statistics.median(longer * a[1] / b[1] for a, b in both), 2
+            ),
+            "tokens_a_step": round(tokens_a_step(ids, texts[n], of(bundles[n])), 2),
         }
-        if same < NEW:
-            scores = logits([*ids.input_ids.data[0].tolist(), *plain[:same]])
-            apart = abs(float(scores[plain[same]] - scores[guessed[same]]))
-            row["apart"] = round(apart / float(scores.std()), 3)
-        rows.append(row)
-        print(rows[-1], flush=True)
+    with_guesses = list(next(iter(guessed)))
+    pairs = enumerate(zip_longest(texts[0], with_guesses, fillvalue=-1))
+    parts = next((i for i, (a, b) in pairs if a != b), None)
+    row["parts_from_plain_after"] = parts
+    if parts is not None:
+        row["apart"] = apart(plain, [*ids, *texts[0][:parts]], texts[0][parts], with_guesses[parts])
+    return row
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("bundle", type=Path)
+    p.add_argument("--guesses", type=int, nargs="+", default=[1, 3, 7, 15])
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--out", type=Path)
+    options = p.parse_args()
+    with ExitStack() as stack:
+        bundles = {
+            n: stack.enter_context(Bundle(options.bundle, threads=options.threads, prompt_lookup=n))
+            for n in [0, *options.guesses]
+        }
+        lookup = of(bundles[max(options.guesses)])
+        engine = bundles[0].engine["target"]
+        rows = []
+        for prompt in prompts():
+            rows.append(measured(bundles, prompt, options.rounds))
+            print(rows[-1], flush=True)
     document = {
-        "machine": this_machine().cpu,
+        "machine": this_machine().to_json(),
         "load_average": round(os.getloadavg()[0], 1),
-        "properties": properties,
-        "tokens": options.tokens,
-        "median_gain": statistics.median(r["gain"] for r in rows),
-        "same_texts": sum(r["same_tokens"] == NEW for r in rows),
+        "bundle": options.bundle.parent.name,
+        "engine": engine,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "step_ms": {size: round(1000 * s, 2) for size, s in lookup.seconds.items()},
+        "median": {
+            str(n): {name: statistics.median(r[str(n)][name] for r in rows) for name in FIGURES}
+            for n in options.guesses
+        },
+        "one_text_with_any_guesses": sum(r["texts_with_guesses"] == 1 for r in rows),
+        "same_text_as_plain": sum(r["parts_from_plain_after"] is None for r in rows),
         "rows": rows,
     }
     print(json.dumps({k: v for k, v in document.items() if k != "rows"}, indent=1))
     if options.out:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def in_one_step(model: Path, properties: dict[str, Any]) -> Callable[[list[int]], Any]:
-    """Tokens -> the logits behind the last, (vocabulary,)."""
-    import openvino as ov
-
-    compiled = ov.Core().compile_model(str(model), "CPU", properties)
-    names = {name for port in compiled.inputs for name in port.get_names()}
-
-    def logits(ids: list[int]) -> Any:
-        mask = np.ones((1, len(ids)), np.int64)
-        arrays = {
-            "input_ids": np.array([ids], np.int64),
-            "attention_mask": mask,
-            "position_ids": kv_cache.position_ids(mask, len(ids)),
-            "beam_idx": np.zeros(1, np.int32),
-        }
-        given = {n: a for n, a in arrays.items() if n in names}
-        return compiled.create_infer_request().infer(given)[0][0, -1]
-
-    return logits
-
-
-def arguments() -> argparse.Namespace:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("--genai", type=Path, required=True)
-    p.add_argument("--tokens", type=int, default=4, help="guessed at once")
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--out", type=Path)
-    return p.parse_args()
+    return int(document["one_text_with_any_guesses"] != len(rows))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -83,7 +83,7 @@ class Bundle(Closing):
         self._choose(damaged, runtime, threads, workers, genai)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
-        self._lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
+        self.lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
 
     def _choose(
         self,
@@ -229,7 +229,7 @@ class Bundle(Closing):
             options,
             batch_size=1 if self._genai else batch_size,
             numbers=numbers,
-            lookup=self._lookup,
+            lookup=self.lookup,
         )
 
     def stream(
@@ -248,7 +248,7 @@ class Bundle(Closing):
             options,
             batch_size=1 if self._genai else batch_size,
             numbers=numbers,
-            lookup=self._lookup,
+            lookup=self.lookup,
         )
 
     @property
