@@ -67,6 +67,16 @@ def test_a_text_is_printed_as_it_is_streamed(run: Run) -> None:
     assert run(*asked, "--stream") == run(*asked)
 
 
+def test_tokens_are_guessed_where_the_cache_takes_them_back(
+    run: Run, decoder_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("predict", *PROMPTS, "--greedy", "--max-new-tokens", "12")
+    shared = Run(decoder_bundle, capsys)
+    assert shared(*asked, "--prompt-lookup", "7") == shared(*asked, "--prompt-lookup", "1")
+    assert "tokens are then drawn one by one" in run(*asked, "--prompt-lookup", "3", wanted=5)
+    assert "choose from 0, 1, 3, 7, 15" in run(*asked, "--prompt-lookup", "2", wanted=2)
+
+
 def test_streamed_json_is_a_line_per_token_and_the_whole_at_the_end(run: Run) -> None:
     out = run("predict", PROMPTS[0], "--max-new-tokens", "7", "--stream", "--json")
     *pieces, last = [json.loads(line) for line in out.splitlines()]
@@ -168,6 +178,7 @@ def test_options_of_generation_are_refused_by_other_tasks(
     encoder = Run(small_bundle.make(tmp_path) / "bundle", capsys)
     assert "--seed" in encoder("predict", "good", "--seed", "0", wanted=2)
     assert "text-generation" in encoder("predict", "good", "--genai", wanted=2)
+    assert "text-generation" in encoder("predict", "good", "--prompt-lookup", "3", wanted=2)
     assert "--new-tokens" in encoder("bench", "--new-tokens", "3", wanted=2)
 
 
