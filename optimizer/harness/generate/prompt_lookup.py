@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TypeVar
 
@@ -86,7 +87,7 @@ class Guesses:
     """
 
     def __init__(self, tokens: Sequence[int], seconds: Mapping[int, float]) -> None:
-        self._seen, self._seconds, self._newest = Seen(tokens), seconds, tokens[-1]
+        self._seen, self.seconds, self._newest = Seen(tokens), seconds, tokens[-1]
         self._known = 0
         self._right = dict.fromkeys(NEWEST, 0.0)
         self._wrong = dict.fromkeys(NEWEST, 0.0)
@@ -106,9 +107,9 @@ class Guesses:
         p = (right + 1) / (right + wrong + 2)
 
         def tokens_a_second(size: int) -> float:
-            return sum(p**i for i in range(size)) / self._seconds[size]
+            return sum(p**i for i in range(size)) / self.seconds[size]
 
-        return max((size for size in self._seconds if size <= room + 1), key=tokens_a_second)
+        return max((size for size in self.seconds if size <= room + 1), key=tokens_a_second)
 
     def chosen(self, step: Sequence[int], tokens: Sequence[int]) -> None:
         """The tokens that the text chose by the scores of a step; none where it ended at once."""
@@ -142,31 +143,40 @@ def continued(lookup: PromptLookup, row: Row, prompt: Sequence[int], piece: int)
         return piece, None if row.finish else piece.token
 
     while row.finish is None:
-        yield from checked(slots, 0, guesses, row.room, choose)
+        yield from checked(
+            guesses, row.room, partial(slots.scores, 0), partial(slots.undo, 0), choose
+        )
 
 
 def checked(
-    slots: Slots,
-    text: int,
     guesses: Guesses,
     room: int,
+    scored: Callable[[Sequence[int]], Array],
+    undo: Callable[[int], None],
     choose: Callable[[Array], tuple[Chosen, int | None]],
 ) -> list[Chosen]:
     """One step of a text: what `choose` gives, with the token that it is (None: the text has
     ended), for the scores (vocabulary,) behind the newest token and behind each guess that was
-    chosen. The other guesses are forgotten. room: tokens that may still follow."""
+    chosen. room: tokens that may still follow. scored, undo: Slots.scores and undo of the text; the
+    guesses that were not chosen are undone."""
     step = guesses.step(room)
     chosen, tokens = list[Chosen](), list[int]()
-    for scores, guess in zip(slots.scores(text, step), [*step[1:], None], strict=True):
+    for scores, guess in zip(scored(step), [*step[1:], None], strict=True):
         one, token = choose(scores)
         chosen.append(one)
         if token is not None:
             tokens.append(token)
         if token is None or token != guess:
             break
-    slots.undo(text, len(step) - len(chosen))
+    undo(len(step) - len(chosen))
     guesses.chosen(step, tokens)
     return chosen
+
+
+def by_two(scored: Callable[[Sequence[int]], Array], tokens: Sequence[int]) -> Array:
+    """What `scored` gives for the tokens in steps of LEAST: what steps of more are to give."""
+    parts = range(0, len(tokens), LEAST)
+    return np.concatenate([scored(tokens[i : i + LEAST]) for i in parts])
 
 
 def measured(
@@ -212,7 +222,7 @@ def compared(
     slots.open(0)
     slots.read(0, ids[:past])
     new, seconds = ids[past:], dict[int, float]()
-    expected = np.concatenate([slots.scores(0, new[i : i + LEAST]) for i in range(0, most, LEAST)])
+    expected = by_two(partial(slots.scores, 0), new)
     slots.undo(0, most)
     size = LEAST
     while size <= most:

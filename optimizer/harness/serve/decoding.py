@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from ..errors import AnswerError
 from ..generate import Completion, Options, Piece
 from ..generate.logprobs import logprobs
-from ..generate.prompt_lookup import Guesses, checked
+from ..generate.prompt_lookup import LEAST, Guesses, by_two, checked
 from ..generate.row import Row
 from ..inputs.batch import Array
 from .answers import Answers, Event, Prompts
@@ -80,7 +81,7 @@ class Decoding:
         self._texts: dict[Job, _Text] = {}
         self._ready = threading.Condition()
         self._numbers = count()
-        self._shared = 0  # steps of several texts
+        self._shared = self._larger = 0  # steps of several texts, of more than two tokens of one
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -292,13 +293,38 @@ class Decoding:
 
         guessed, right = guesses.guessed, guesses.right
         try:
-            events = checked(self.model.slots, text.number, guesses, text.row.room, choose)
+            scored = partial(self._scored, text.number)
+            undo = partial(self.model.slots.undo, text.number)
+            events = checked(guesses, text.row.room, scored, undo, choose)
         except Exception as e:  # whatever a runtime raises ends this text and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [failure(e)]
         counts = guesses.guessed - guessed, guesses.right - right
         self._loop.call_soon_threadsafe(self.metrics.count_guesses, *counts)
         return events
+
+    def _scored(self, number: int, step: Sequence[int]) -> Array:
+        """Scores of one step of a text. Now and then it is run in steps of two as well: where larger
+        ones were found to change nothing at the start and do, those of two count, and from then on
+        no larger one is taken."""
+        slots = self.model.slots
+        scores = slots.scores(number, step)
+        if len(step) == LEAST:
+            return scores
+        self._larger += 1
+        if not _due(self._larger):
+            return scores
+        slots.undo(number, len(step))
+        expected = by_two(partial(slots.scores, number), step)
+        self._loop.call_soon_threadsafe(self.metrics.rechecked.add)
+        if not np.array_equal(scores, expected, equal_nan=True):
+            self._guess_seconds = {LEAST: self._guess_seconds[LEAST]}
+            for text in self._texts.values():
+                if text.guesses is not None:
+                    text.guesses.seconds = self._guess_seconds
+            self._loop.call_soon_threadsafe(self.metrics.unequal.add)
+            self._tell(level="error", event="guesses_change_answers", tokens=len(step))
+        return expected
 
     def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
         """One token of each text. Now and then each is run alone as well: where texts together were
@@ -311,7 +337,7 @@ class Decoding:
         if len(tokens) == 1 or self.model.sharing != EQUAL:
             return scores
         self._shared += 1
-        if self._shared % RECHECK and self._shared & (self._shared - 1):
+        if not _due(self._shared):
             return scores
         alone = dict[int, Array]()
         for number, token in tokens.items():
@@ -356,6 +382,11 @@ class Decoding:
 
     def _tell(self, **fields: Any) -> None:
         self._loop.call_soon_threadsafe(lambda: self._say(**fields))
+
+
+def _due(number: int) -> bool:
+    """Whether so many a step is run in another way as well."""
+    return number % RECHECK == 0 or number & (number - 1) == 0
 
 
 def _is_last(event: Event | RequestError) -> bool:

@@ -337,3 +337,33 @@ def test_a_text_of_guesses_that_fails_ends_no_other(
         assert sorted(r.status for r in replies) == [200, 200, 500]
 
     on_server(decoder_bundle, test, "--prompt-lookup", "1", "--slots", "3")
+
+
+def test_larger_steps_that_come_to_change_answers_are_found_and_given_up(
+    decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ["a b a b a b a b a b", "no no no no no no no"]
+    with Bundle(decoder_bundle, prompt_lookup=1) as opened:
+        asked = Options(max_new_tokens=30, do_sample=False, ignore_eos=True)
+        right = [opened.generate([p], asked)[0].text for p in prompts]
+
+    async def test(client: Client) -> None:
+        engine = engine_of(client)
+        engine._guess_seconds = {2: 1.0, 4: 1.0, 8: 1.0}  # as if more rows cost nothing
+        slots, sizes = engine.model.slots, list[int]()
+        scores = slots.scores
+
+        def uneven(text: int, ids: Any) -> Any:
+            sizes.append(len(ids))
+            return scores(text, ids) + np.float32(1000 * (len(ids) == 8))
+
+        monkeypatch.setattr(slots, "scores", uneven)
+        replies = [
+            await client.complete(p, max_tokens=30, temperature=0, ignore_eos=True) for p in prompts
+        ]
+        assert [text_of(reply) for reply in replies] == right
+        assert engine.metrics.unequal.lines({})[0].endswith(" 1")
+        assert [n for n in sizes if n == 8] == [8]
+        assert "guesses_change_answers" in [line["event"] for line in client.lines]
+
+    on_server(decoder_bundle, test, "--prompt-lookup", "7", "--slots", "1")
