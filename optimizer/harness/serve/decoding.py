@@ -304,9 +304,9 @@ class Decoding:
         return events
 
     def _scored(self, number: int, step: Sequence[int]) -> Array:
-        """Scores of one step of a text. Now and then it is run in steps of two as well: where larger
-        ones were found to change nothing at the start and do, those of two count, and from then on
-        no larger one is taken."""
+        """Scores of one step of a text. Now and then it is run in steps of two as well: where
+        larger ones were found to change nothing at the start and do, those of two count, and from
+        then on no larger one is taken."""
         slots = self.model.slots
         scores = slots.scores(number, step)
         if len(step) == LEAST:
@@ -319,9 +319,10 @@ class Decoding:
         self._loop.call_soon_threadsafe(self.metrics.rechecked.add)
         if not np.array_equal(scores, expected, equal_nan=True):
             self._guess_seconds = {LEAST: self._guess_seconds[LEAST]}
-            for text in self._texts.values():
-                if text.guesses is not None:
-                    text.guesses.seconds = self._guess_seconds
+            with self._ready:
+                texts = list(self._texts.values())
+            for guesses in (text.guesses for text in texts if text.guesses is not None):
+                guesses.seconds = self._guess_seconds
             self._loop.call_soon_threadsafe(self.metrics.unequal.add)
             self._tell(level="error", event="guesses_change_answers", tokens=len(step))
         return expected
