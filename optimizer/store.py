@@ -28,6 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from optimizer import freed_memory
 from optimizer.atomic import disk_errors_explained, lock, remove, replace, restore
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.progress import say
@@ -188,6 +189,7 @@ class Store:
         say(f"{stage.name}: running {step.key[:12]}")
         try:
             stage.run(section, *(i.path for i in inputs), out=partial)
+            freed_memory.give_back()  # the next stage's peak is its own
         except SystemExit as e:  # nothing of ours ends the program inside a stage
             raise CheckpointError(
                 f"code that the model brings ended the program (exit {e.code})",

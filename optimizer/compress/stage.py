@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from optimizer import portable_kernels, products, safetensors_stream, state
+from optimizer import freed_memory, portable_kernels, products, safetensors_stream, state
 from optimizer.atomic import finish
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
@@ -38,7 +38,7 @@ from optimizer.compress.estimate import estimate
 from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk import freed_memory, precision
+from optimizer.compress.walk import precision
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
@@ -171,14 +171,13 @@ def _walk(job: _Job) -> list[Path]:
         if job.batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
     wide = _wide(job.source, selection)
-    freed_memory.keep(LARGE if wide else LARGEST)
-    for i in bar(range(first, len(groups)), "compress"):
-        _segment(job, stream, groups[i], folders[i], last=i + 1 == len(groups))
-        if i:
-            (folders[i - 1] / STREAM).unlink(missing_ok=True)
-        if wide or i % 4 == 3:  # to get the pages again costs 5 % of a narrow block (measured)
-            freed_memory.give_back()
-    freed_memory.keep(LARGEST)
+    with freed_memory.reused(LARGE if wide else LARGEST):
+        for i in bar(range(first, len(groups)), "compress"):
+            _segment(job, stream, groups[i], folders[i], last=i + 1 == len(groups))
+            if i:
+                (folders[i - 1] / STREAM).unlink(missing_ok=True)
+            if wide or i % 4 == 3:  # to get the pages again costs 5 % of a narrow block (measured)
+                freed_memory.give_back()
     return folders
 
 

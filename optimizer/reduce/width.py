@@ -22,9 +22,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from optimizer import safetensors_stream
+from optimizer import freed_memory, safetensors_stream
 from optimizer.atomic import finish
-from optimizer.compress.walk import freed_memory
 from optimizer.compress.walk.blocks import (
     BlockGroup,
     Stream,

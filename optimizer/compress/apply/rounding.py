@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from optimizer import freed_memory
 from optimizer.compress.apply.pruning import Prunable, pruned
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.methods.tuned import Tuned
 from optimizer.compress.module_rows import joined
 from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk import freed_memory
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.errors import CheckpointError

@@ -23,7 +23,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 
-from optimizer import targets
+from optimizer import freed_memory, targets
 from optimizer.errors import LedgerError, OptimizeError
 from optimizer.harness.errors import HarnessError
 from optimizer.missing_packages import not_judged
@@ -81,6 +81,7 @@ def run(materials: Materials) -> list[Entry]:
             entries.append(run_hop(hop, materials))
             materials.drop(LAST_USED.get(hop.__name__, ()))
             gc.collect()  # graphs and models point at themselves, and are as large as the weights
+            freed_memory.give_back()  # holes of this hop's arrays fit no array of the next
     finally:
         gc.unfreeze()
     return entries

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from optimizer import freed_memory
 from optimizer.compress.apply.pruning import Prunable
 from optimizer.compress.apply.rounding import (
     FloatWeight,
@@ -28,7 +29,6 @@ from optimizer.compress.apply.rounding import (
 )
 from optimizer.compress.methods.hessian import counted, leading
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.compress.walk import freed_memory
 from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import QTensor
 from optimizer.state import input_name, owner_of
