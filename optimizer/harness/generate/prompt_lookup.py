@@ -204,7 +204,7 @@ def measured(
 
 
 def compared(
-    made: Callable[[int], Slots],
+    of_tokens: Callable[[int], Slots],
     contract: Contract,
     past: int,
     most: int,
@@ -212,10 +212,10 @@ def compared(
 ) -> dict[int, float] | None:
     """{tokens of a step: seconds} behind a text of `past` tokens, if steps of LEAST, twice as many
     and so on up to `most` tokens give the scores that steps of LEAST give, in every bit, also where
-    others were forgotten; None if not."""
+    others were forgotten; None if not. of_tokens: PromptLookup.slots."""
     spec = contract.decoder
     past = min(past, spec.context - most - 1)
-    slots = made(past + most) if past > 0 else None
+    slots = of_tokens(past + most) if past > 0 else None
     if slots is None or not slots.together:
         return None
     ids = [i * 7919 % spec.vocabulary for i in range(past + most)]  # all kinds of tokens

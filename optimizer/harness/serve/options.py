@@ -32,14 +32,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "padded: whatever it changes, which is measured and said; alone: never",
     )
     add(
-        "--prompt-lookup",
-        type=int,
-        choices=bounds.GUESSES,
-        default=0,
-        help="guess so many tokens of a text from the text itself and check them in one step, each "
-        "text by itself: faster for few clients whose answers repeat what they sent; default: none",
-    )
-    add(
         "--timeout",
         type=_seconds,
         default=30.0,
@@ -53,13 +45,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help="of answers that are kept for requests that come again; default: none",
     )
-    add(
-        "--prefix-cache-mib",
-        type=bounds.whole(0, 1 << 20),
-        default=0,
-        metavar="MIB",
-        help="of what was read of prompts, for those that begin alike; default: none",
-    )
+    _add_continued(command)
     _add_semantic(command)
     add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
@@ -114,6 +100,26 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="that requests may wait where more come than are answered; "
         f"{RECORDED}, the time of two full batches",
+    )
+
+
+def _add_continued(command: argparse.ArgumentParser) -> None:
+    """Of texts that are continued alone."""
+    add = command.add_argument
+    add(
+        "--prefix-cache-mib",
+        type=bounds.whole(0, 1 << 20),
+        default=0,
+        metavar="MIB",
+        help="of what was read of prompts, for those that begin alike; default: none",
+    )
+    add(
+        "--prompt-lookup",
+        type=int,
+        choices=bounds.GUESSES,
+        default=0,
+        help="guess so many tokens of a text from the text itself and check them in one step, each "
+        "text by itself: faster for few clients whose answers repeat what they sent; default: none",
     )
 
 
