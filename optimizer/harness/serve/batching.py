@@ -124,14 +124,15 @@ class Scheduler:
     @property
     def rows(self) -> int:
         """Rows that wait."""
-        return self._work.total()
+        return sum(self._work.values())
 
     def submit(self, now: float, jobs: Sequence[Job]) -> None:
         """Accept the jobs of one request, all or none. Raises Refused."""
         if self.draining:
             raise Refused("draining", self._wait(now, None))
         costs = [self._of(job.size, job.rows) for job in jobs]
-        self._refuse_overload(now, jobs)
+        rows = sum(job.rows for job in jobs)
+        self._refuse_overload(now, jobs[0].client, rows, max(job.priority for job in jobs))
         for job, cost in zip(jobs, costs, strict=True):
             self._add(now, job, cost)
         plan = self._planned_all(self._free_at(now))
@@ -146,7 +147,7 @@ class Scheduler:
         a request is read, which costs more than to refuse it. Raises Refused."""
         if self.draining:
             raise Refused("draining", self._wait(now, None))
-        self._refuse_overload(now, [Job(None, 0, client)])
+        self._refuse_overload(now, client, 1, 0)
 
     def take(self, now: float) -> Turn:
         """What a free worker does now. A turn with jobs is to be followed by its `finish`."""
@@ -207,16 +208,16 @@ class Scheduler:
         ahead = (s for p, s in self._seconds.items() if priority is None or p <= priority)
         return self._free_at(now) - now + sum(ahead) / self.limits.workers
 
-    def _refuse_overload(self, now: float, jobs: Sequence[Job]) -> None:
-        rows = sum(job.rows for job in jobs)
-        allowed = self.limits.target if self.standing else self.limits.interval
-        waits = [self._wait(now, p) for p in {job.priority for job in jobs}]
-        wait = max(waits, default=0.0)
-        if self.rows and self.rows + rows > self.limits.waiting:
-            raise Refused("overload", wait)
-        if not self._waiting or wait <= allowed:
+    def _refuse_overload(self, now: float, client: str, rows: int, priority: int) -> None:
+        """priority: of the rows, the one that waits longest."""
+        if not self._waiting:
             return
-        client = jobs[0].client
+        wait = self._wait(now, priority)
+        if self.rows + rows > self.limits.waiting:
+            raise Refused("overload", wait)
+        allowed = self.limits.target if self.standing else self.limits.interval
+        if wait <= allowed:
+            return
         sharing = len(self._shares) + (client not in self._shares)
         if wait > 2 * allowed or self._shares.get(client, 0.0) > allowed / sharing:
             raise Refused("overload", wait - allowed)

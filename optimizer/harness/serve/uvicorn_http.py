@@ -32,12 +32,13 @@ def protocol(seconds: float, refused: Refused | None = None) -> type[asyncio.Pro
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._head_bytes, self._in_head = 0, True
-            self._patience = self.loop.call_later(seconds, self._close_if_slow)
+            self._patience: asyncio.TimerHandle | None = None
+            self._wait_for_head()
             self._held: list[bytes] | None = None  # the body of one that uvicorn knows nothing of
             self._asked = self._answered = False  # in this read
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._patience.cancel()
+            self._come()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -50,20 +51,20 @@ def protocol(seconds: float, refused: Refused | None = None) -> type[asyncio.Pro
                     return
             self._asked = self._answered = False
             super().data_received(data)
+            if self._in_head:
+                self._wait_for_head()
             if self._held is not None:  # the rest of its body is still to come, or never will
                 self._pass_on()
             if self._answered and self._resting:
                 self.on_response_complete()  # the time until the next request begins
 
         def on_message_begin(self) -> None:
+            self._come()  # the time for the one before it
             self._head_bytes, self._in_head = 0, True
-            self._patience.cancel()
-            self._patience = self.loop.call_later(seconds, self._close_if_slow)
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._patience.cancel()
+            self._come()
             if self._may_be_refused():
                 self._held = []
             else:
@@ -122,6 +123,18 @@ def protocol(seconds: float, refused: Refused | None = None) -> type[asyncio.Pro
             super().on_headers_complete()
             for body in held:
                 super().on_body(body)
+
+        def _wait_for_head(self) -> None:
+            """From its first byte on: most heads come in one read and need no timer."""
+            if self._patience is None:
+                self._patience = self.loop.call_later(seconds, self._close_if_slow)
+
+        def _come(self) -> None:
+            """The head has come, or nothing more will."""
+            self._in_head = False
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
 
         def _close_if_slow(self) -> None:
             if self._in_head:

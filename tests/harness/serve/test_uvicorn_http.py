@@ -193,3 +193,30 @@ def test_more_connections_than_allowed_are_told_so_and_closed() -> None:
         writer.close()
 
     on_port(test, most=2)
+
+
+def test_a_client_that_sends_a_head_too_slowly_is_closed_whichever_request_it_is() -> None:
+    async def test(port: int) -> None:
+        for before in (b"", post("/a"), post("/busy")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(before)
+            if before:
+                await answered(reader)
+            writer.write(b"POST /a HT")
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+
+    on_port(test, seconds=1.0)
+
+
+def test_a_head_that_comes_in_parts_has_its_time_from_its_first_byte() -> None:
+    async def test(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = post("/a")
+        for part in (request[:9], request[9:]):
+            await asyncio.sleep(0.6)
+            writer.write(part)
+        assert await answered(reader) == (200, ["POST", "/a", "hi"])
+        writer.close()
+
+    on_port(test, seconds=1.0)
