@@ -13,6 +13,7 @@ from math import ceil
 from . import openai, openai_texts, v2_http
 from .asgi import (
     Disconnected,
+    Message,
     Receive,
     Response,
     Scope,
@@ -45,6 +46,8 @@ from .versions import Versions
 ID = "x-request-id"
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.A)
 COUNTS = ("tokens", "truncated")  # of the log, that a span has too
+V2 = "v2 infer"
+TEXTS = {f"/v1/{p}": f"v1 {p.replace('/', ' ')}" for p in openai.PATHS}  # what is logged of them
 REASONS = {OverloadError: "REJECTED", DrainingError: "REJECTED", DeadlineError: "REJECTED"}
 
 __all__ = ["OPEN", "App", "Security"]
@@ -66,17 +69,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, start = headers_of(scope), time.monotonic()
-        given_id = headers.get(ID, "")
-        exchange = Exchange(
-            scope["method"],
-            [p for p in scope["path"].split("/") if p],
-            (scope.get("client") or ("",))[0],
-            receive,
-            self._security,
-            headers=headers,
-            id=given_id if SAFE_ID.fullmatch(given_id) else secrets.token_hex(8),
-        )
+        start, exchange = time.monotonic(), self._exchange(scope, receive)
         self.active += 1
         try:
             response = await self._answer(exchange)
@@ -95,6 +88,48 @@ class App:
             await response.send(send)
         finally:  # after what somebody waits for
             self._log(exchange, response.status, start, end)
+
+    def refused(self, scope: Scope, size: int) -> Response | None:
+        """What refuses a request that would be refused whatever it holds, counted and logged; None
+        for all others, which `__call__` answers, and for all that it is not sure of. For a server
+        that asks when a request has come and before it makes a task of it, which costs more than
+        to refuse it. size: of the whole body, in bytes."""
+        start, service = time.monotonic(), self.versions.sole
+        route = _reading(scope["path"], service) if service is not None else ""
+        if service is None or not route or size > self._security.largest:
+            return None
+        try:
+            service.engine.check(_client(scope))
+        except RequestError as e:
+            error = e
+        else:
+            return None
+        exchange = self._exchange(scope, _nothing)
+        if "content-encoding" in exchange.headers:  # what is packed wrongly is told that
+            return None
+        try:
+            exchange.accept(route, "POST")
+        except RequestError:
+            return None
+        exchange.service = service if route == V2 else None  # as where its body is read first
+        self.count_failure(error, exchange.service)
+        response = _error(route, error)
+        response.headers[ID] = exchange.id
+        self._log(exchange, response.status, start)
+        return response
+
+    def _exchange(self, scope: Scope, receive: Receive) -> Exchange:
+        headers = headers_of(scope)
+        given_id = headers.get(ID, "")
+        return Exchange(
+            scope["method"],
+            [p for p in scope["path"].split("/") if p],
+            _client(scope),
+            receive,
+            self._security,
+            headers=headers,
+            id=given_id if SAFE_ID.fullmatch(given_id) else secrets.token_hex(8),
+        )
 
     async def _stream(self, exchange: Exchange, response: Stream, send: Send, start: float) -> None:
         self.active += 1
@@ -269,6 +304,27 @@ class App:
                     attributes,
                 )
             )
+
+
+def _client(scope: Scope) -> str:
+    """Its address."""
+    return str((scope.get("client") or ("",))[0])
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _reading(path: str, service: Service) -> str:
+    """The route of a path whose requests this model reads and answers; "" for others."""
+    if path in TEXTS:
+        return TEXTS[path]
+    if not path.startswith("/v2/models/") or not path.endswith("/infer"):
+        return ""
+    inner = path.removeprefix("/v2/models/").removesuffix("/infer")
+    name, _, version = inner.partition("/versions/")
+    same = version == service.version if "/" in inner else True
+    return V2 if same and name in service.names else ""
 
 
 def _error(route: str, error: RequestError) -> Response:

@@ -25,6 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 Value = TypeVar("Value")
 JSON = "application/json"
+COMPACT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one at each call
 ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
 
 
@@ -35,20 +36,23 @@ class Response:
     content_type: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
 
-    async def send(self, send: Send) -> None:
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """All its headers, as they are sent."""
         headers = {
             "content-type": self.content_type,
             "content-length": str(len(self.body)),
             **self.headers,
         }
-        encoded = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
-        await send({"type": "http.response.start", "status": self.status, "headers": encoded})
+        return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+
+    async def send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.pairs()})
         await send({"type": "http.response.body", "body": self.body})
 
 
 def document(value: Mapping[str, Any], status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(json.dumps(value, separators=(",", ":")).encode(), status)
+    return Response(COMPACT(value).encode(), status)
 
 
 class Disconnected(Exception):

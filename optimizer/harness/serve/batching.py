@@ -14,7 +14,9 @@ Deadline Each accepted job is answered before its deadline as long as batches ta
 Overload The work that may wait is limited by how long rows did wait (CoDel: Nichols, Jacobson
          2012): bursts of up to `interval` seconds of work are accepted, and once rows have waited
          longer than `target` for an `interval`, no more than `target`, until nothing waits.
-         A client with less than its share of the queue may have as much again.
+         A client with less than its share of the queue may have as much again. What a request
+         costs itself does not count: it is known once the request is read, and a refusal is to
+         come before that.
 
 Times are seconds on any clock that does not go back.
 """
@@ -122,14 +124,15 @@ class Scheduler:
     @property
     def rows(self) -> int:
         """Rows that wait."""
-        return self._work.total()
+        return sum(self._work.values())
 
     def submit(self, now: float, jobs: Sequence[Job]) -> None:
         """Accept the jobs of one request, all or none. Raises Refused."""
         if self.draining:
             raise Refused("draining", self._wait(now, None))
         costs = [self._of(job.size, job.rows) for job in jobs]
-        self._refuse_overload(now, jobs, sum(costs))
+        rows = sum(job.rows for job in jobs)
+        self._refuse_overload(now, jobs[0].client, rows, max(job.priority for job in jobs))
         for job, cost in zip(jobs, costs, strict=True):
             self._add(now, job, cost)
         plan = self._planned_all(self._free_at(now))
@@ -144,7 +147,7 @@ class Scheduler:
         a request is read, which costs more than to refuse it. Raises Refused."""
         if self.draining:
             raise Refused("draining", self._wait(now, None))
-        self._refuse_overload(now, [Job(None, 0, client)], 0.0)
+        self._refuse_overload(now, client, 1, 0)
 
     def take(self, now: float) -> Turn:
         """What a free worker does now. A turn with jobs is to be followed by its `finish`."""
@@ -205,19 +208,18 @@ class Scheduler:
         ahead = (s for p, s in self._seconds.items() if priority is None or p <= priority)
         return self._free_at(now) - now + sum(ahead) / self.limits.workers
 
-    def _refuse_overload(self, now: float, jobs: Sequence[Job], seconds: float) -> None:
-        rows = sum(job.rows for job in jobs)
-        allowed = self.limits.target if self.standing else self.limits.interval
-        waits = [self._wait(now, p) for p in {job.priority for job in jobs}]
-        wait = max(waits, default=0.0)
-        if self.rows and self.rows + rows > self.limits.waiting:
-            raise Refused("overload", wait)
-        if not self._waiting or wait <= allowed:
+    def _refuse_overload(self, now: float, client: str, rows: int, priority: int) -> None:
+        """priority: of the rows, the one that waits longest."""
+        if not self._waiting:
             return
-        client = jobs[0].client
+        wait = self._wait(now, priority)
+        if self.rows + rows > self.limits.waiting:
+            raise Refused("overload", wait)
+        allowed = self.limits.target if self.standing else self.limits.interval
+        if wait <= allowed:
+            return
         sharing = len(self._shares) + (client not in self._shares)
-        share = self._shares.get(client, 0.0) + seconds
-        if wait > 2 * allowed or share > allowed / sharing:
+        if wait > 2 * allowed or self._shares.get(client, 0.0) > allowed / sharing:
             raise Refused("overload", wait - allowed)
 
     def _add(self, now: float, job: Job, cost: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import MachineError
@@ -41,8 +43,11 @@ def run(opened: Opened, args: argparse.Namespace) -> int:
 
 async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    kind = Server if args.plain or not uvicorn_http.installed() else uvicorn_http.Server
-    server = kind(app, args.client_seconds, CONNECTIONS)
+    server: Server | uvicorn_http.Server
+    if args.plain or not uvicorn_http.installed():
+        server = Server(app, args.client_seconds, CONNECTIONS)
+    else:
+        server = uvicorn_http.Server(app, args.client_seconds, CONNECTIONS, app.refused)
     try:
         await server.start(args.host, args.port)
     except OSError as e:
@@ -52,11 +57,13 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
     grpc = await _grpc(app, args)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    say(level="info", event="listening", host=args.host, port=server.port, http=kind.__module__)
+    http = type(server).__module__
+    say(level="info", event="listening", host=args.host, port=server.port, http=http)
     loader = Loader(opened, args, app.versions, say)
     try:
         await loader.start()
-        app.load = loader.load
+        app.load = partial(_load, loader)
+        _keep_what_is_there()
         first = app.first()
         names = [f"{s.name} {s.version}" for s in app.versions.all]
         say(level="info", event="ready", model=first.name, version=first.version, serves=names)
@@ -72,6 +79,20 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
         await server.close()
         await loader.close()
     say(level="info", event="ended")
+
+
+async def _load(loader: Loader, name: str) -> None:
+    await loader.load(name)
+    _keep_what_is_there()
+
+
+def _keep_what_is_there() -> None:
+    """Take what is loaded out of what Python looks through for garbage, which stops the event loop
+    for 20 to 30 ms, every 2 s under load. What has left since it was taken out is freed at the next
+    call."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:

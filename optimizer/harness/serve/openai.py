@@ -18,6 +18,7 @@ from .versions import Served
 
 FORMATS = ("float", "base64")
 FIELD = "embedding"
+PATHS = ("embeddings", "completions", "chat/completions")  # below /v1, whose requests hold texts
 KNOWN = ("input", "model", "encoding_format", "dimensions", "user")
 
 

@@ -90,7 +90,7 @@ class _Response:
         """keep: whether the connection takes another request."""
         if message["type"] == "http.response.start":
             self._chunked = all(k != b"content-length" for k, _ in message["headers"])
-            lines = [_status(message["status"])]
+            lines = [status_line(message["status"])]
             lines += [k + b": " + v for k, v in message["headers"]]
             lines += [b"transfer-encoding: chunked"] if self._chunked else []
             lines += [] if keep else [b"connection: close"]
@@ -184,7 +184,7 @@ class Server:
         return keep and body.done
 
 
-def _status(code: int) -> bytes:
+def status_line(code: int) -> bytes:
     return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}".encode()
 
 
@@ -217,7 +217,7 @@ def _scope(head: bytes, peer: Any) -> tuple[Scope, dict[str, str]]:
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus) -> None:
-    head = _status(status) + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    head = status_line(status) + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     with suppress(OSError):
         writer.write(head)
         await writer.drain()

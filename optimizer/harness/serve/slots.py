@@ -147,12 +147,12 @@ class Scheduler:
 
     def check(self, now: float, client: str) -> None:  # noqa: ARG002 - as batching.Scheduler has it
         """Refuse now what `submit` would refuse of this client whatever it asks for."""
-        self._refuse([Job(0, 0, client)], 0.0)
+        self._refuse([Job(0, 0, client)])
 
     def submit(self, now: float, jobs: Sequence[Job]) -> None:
         """Accept the jobs, or raise Refused for all of them."""
         costs = [self._cost(job) for job in jobs]
-        self._refuse(jobs, sum(costs))
+        self._refuse(jobs)
         begins = now + self._wait()
         for job in jobs:
             begins += self._read(job.prompt)
@@ -238,7 +238,7 @@ class Scheduler:
         left = min(max(self.share * j.answer - n, 1.0) for j, n in self._running.items())
         return ahead + left * self._costs.step(len(self._running))
 
-    def _refuse(self, jobs: Sequence[Job], seconds: float) -> None:
+    def _refuse(self, jobs: Sequence[Job]) -> None:
         wait = self._wait()
         if self.draining:
             raise Refused("draining", wait)
@@ -248,7 +248,7 @@ class Scheduler:
             return
         client = jobs[0].client
         sharing = len(self._shares) + (client not in self._shares)
-        share = self._shares.get(client, 0.0) + seconds
+        share = self._shares.get(client, 0.0)  # without its own cost: `check` does not know that
         if wait > 2 * self.limits.wait or share > self.limits.wait / sharing:
             raise Refused("overload", wait - self.limits.wait)
 

@@ -14,7 +14,7 @@ FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)
 def trace_fields(header: str | None) -> dict[str, str]:
     """{trace_id, parent_id} for a log line; empty where there is no such header, or it is not as
     the standard has it, which is no reason to refuse a request."""
-    match = FORM.fullmatch(header or "")
+    match = None if header is None else FORM.fullmatch(header)
     if match is None:
         return {}
     version, trace, parent, more = match.groups()

@@ -97,6 +97,15 @@ class Versions:
         return [versions[0] for versions in self._models.values()]
 
     @property
+    def sole(self) -> Service | None:
+        """What answers every request, whatever model and version it names that are here; None where
+        that is not one."""
+        if len(self._models) != 1 or self._shares:
+            return None
+        (versions,) = self._models.values()
+        return versions[0].service if len(versions) == 1 else None
+
+    @property
     def waiting(self) -> int:
         """Rows and texts that wait for a model."""
         return sum(s.service.engine.waiting for s in (*self.all, *self._leaving))

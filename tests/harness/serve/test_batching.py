@@ -236,6 +236,25 @@ def test_what_would_be_refused_is_refused_before_it_is_read() -> None:
         scheduler.check(0.0, "b")
 
 
+def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
+    scheduler, chance, outcomes = Scheduler(LIMITS, cost), random.Random(0), Counter[str]()
+    now = 0.0
+    for _ in range(200):
+        turn = scheduler.take(now)
+        for _ in range(20):  # while that batch runs
+            try:
+                scheduler.check(now, "a")
+            except Refused:
+                outcomes["refused"] += 1
+                continue
+            scheduler.submit(now, [Job(1, chance.choice([1, 8, 30]), "a")])
+            outcomes["accepted"] += 1
+        now += turn.predicted
+        if turn.jobs:
+            scheduler.finish(now, turn)
+    assert min(outcomes.values()) > 100
+
+
 def test_a_burst_is_accepted_as_a_whole() -> None:
     burst = [(0.001 * i, Job(1, 8)) for i in range(40)]
     assert simulate(burst).refused == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -213,6 +214,21 @@ def test_what_begins_within_the_wait_is_accepted_and_the_rest_refused() -> None:
     assert refused
     assert max(simulation.first.values()) <= 2 * limits.wait
     assert max(simulation.first.values()) >= limits.wait / 2
+
+
+def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
+    simulation, outcomes = Simulation(), Counter[str]()
+    for _ in range(200):
+        for _ in range(20):
+            try:
+                simulation.scheduler.check(simulation.now, "a")
+            except Refused:
+                outcomes["refused"] += 1
+                continue
+            simulation.ask(40, 20, client="a")
+            outcomes["accepted"] += 1
+        simulation.turn()
+    assert min(outcomes.values()) > 20
 
 
 def test_no_more_wait_than_may() -> None:
