@@ -99,7 +99,7 @@ class App:
         if service is None or not route or size > self._security.largest:
             return None
         try:
-            service.engine.check(_client(scope))
+            service.check(_client(scope))
         except RequestError as e:
             error = e
         else:
@@ -208,13 +208,13 @@ class App:
         data = await exchange.body()
         only = len(self.versions.current) == 1  # of several, what is read below says which
         if only:
-            self.first().engine.check(exchange.client)
+            self.first().check(exchange.client)
         body = read_object(data)
         named = openai.named(self.versions.current, body.get("model"))
         version = exchange.headers.get("x-model-version", "")
         service = exchange.lease(self.versions.chosen(named.name, version))
         if not only:
-            service.engine.check(exchange.client)
+            service.check(exchange.client)
         seconds = exchange.timeout()
         if rest != ["embeddings"]:
             call = service.call(exchange.client, {}, seconds)

@@ -51,6 +51,12 @@ class Service:
         self.digest = ""  # of the bundle, in the keys of the cache
         self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
 
+    def check(self, client: str) -> None:
+        """Raises RequestError where a request of this client would be refused whatever it holds.
+        Where answers are kept it may hold the question to one of them, which costs no engine."""
+        if self.engine.draining or (self.cache is None and self.recall is None):
+            self.engine.check(client)
+
     def server(self) -> dict[str, Any]:
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
 

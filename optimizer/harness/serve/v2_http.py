@@ -36,7 +36,7 @@ async def model(
     exchange.accept("v2 infer", "POST")
     service = exchange.lease(versions.chosen(name, version))
     body = await exchange.body()
-    service.engine.check(exchange.client)
+    service.check(exchange.client)
     request = read(body, whole_header(exchange.headers, LENGTH))
     call = service.call(exchange.client, request.parameters, exchange.timeout())
 

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 from optimizer.harness.serve.cache import ENTRY, Cache, key_of, size
+from optimizer.harness.serve.refusals import OverloadError
 from tests.harness.serve.serving import Client
 from tests.harness.serve.test_loader import (  # noqa: F401 - fixtures
     LOAD,
@@ -63,6 +64,11 @@ def test_requests_that_differ_in_anything_have_different_keys() -> None:
     assert key_of(*requests[0]) == key_of("d", "e", ["a", "b"], None)
 
 
+def refuses(client: str) -> None:
+    del client
+    raise OverloadError("too much is waiting", retry_after=1.0)
+
+
 async def counted(client: Client, name: str, version: str) -> int:
     metrics = (await client.ask("GET", "/metrics", b"", TOKEN)).body.decode()
     labels = f'{name}{{model="tiny",version="{version}"}} '
@@ -85,6 +91,12 @@ def test_a_cached_answer_is_predict_s_and_a_new_version_answers_itself(
         assert reply.json["data"][0]["embedding"] == predicted(made)
         assert reply.json["usage"]["prompt_tokens"] == 5
         assert await counted(client, "nv_inference_count", "1") == 1
+        engine, check = app.first().engine, app.first().engine.check
+        engine.check = refuses  # a kept answer is given under overload, too; others are not
+        assert await embedded(client) == ("1", predicted(made))
+        other = {"model": "tiny", "input": "a bad film"}
+        assert (await client.ask("POST", "/v1/embeddings", other, TOKEN)).status == 429
+        engine.check = check
         turn(link, second)
         assert (await client.ask("POST", LOAD, b"", TOKEN)).status == 200
         assert await embedded(client) == ("2", predicted(second))
