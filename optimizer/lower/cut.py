@@ -31,6 +31,7 @@ from optimizer.export import onnx_file
 from optimizer.export.clean import module_of
 from optimizer.lower import convolution, norm_epsilons, ort_product
 from optimizer.lower.opened import Opened, Source, model_of, place_of
+from optimizer.lower.ort_sequence_first import is_sequence_first
 from optimizer.lower.qdq import codes_name, read_back, scale_name
 
 OF_INTEGERS = ("MatMulInteger", ort_product.OPERATOR)
@@ -47,6 +48,7 @@ class Edge:
     that is computed at run time; both have integers_rank. sides: (top, left, bottom, right), how
     much larger an image the integers are, padded with that of 0. multiplies: False of what a
     residual add or pooling reads. convolves: its input is images, (image, channel, row, column).
+    sequence_first: what enters and leaves is (sequence, batch, width) there.
     """
 
     module: str
@@ -60,6 +62,7 @@ class Edge:
     sides: tuple[int, ...] = ()
     multiplies: bool = True
     convolves: bool = False
+    sequence_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def edges(source: Source, modules: Collection[str], summands: Collection[str] = 
                 _rank(leaving),
                 *_quantized(product, entering),
                 convolves=product.op_type == convolution.OPERATOR,
+                sequence_first=is_sequence_first(product),
             )
         )
     return cuts + [_summand(model, name) for name in summands]

@@ -18,6 +18,7 @@ from optimizer.lower import (
     ort_past_length,
     ort_product,
     ort_qdq,
+    ort_sequence_first,
     ort_swish,
     ort_unmasked_attention,
 )
@@ -39,6 +40,7 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
     if section.device == "cpu":
         if attention is None and section.fuse_attention and section.float_type == "fp32":
             ort_unmasked_attention.fuse(model)
+            ort_sequence_first.rearrange(model)
         ort_product.fuse(model)
         if section.float_type == "fp32":
             ort_swish.fuse(model)

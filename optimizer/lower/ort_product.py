@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.clean import MODULE, module_of
+from optimizer.export.clean import module_of
 from optimizer.lower.examine import maker, take_over
 
 DOMAIN = "com.microsoft"
@@ -91,7 +91,7 @@ def _rewrite(model: ir.Model, biased: _Biased) -> None:
         [integers, codes, scale, column_scale, zero, None, biased.bias],
         domain=DOMAIN,
         name=biased.product.name,
-        metadata_props={MODULE: module_of(biased.product)},
+        metadata_props=dict(biased.product.metadata_props),
     )
     model.graph.insert_before(biased.product, node)
     take_over(biased.sum.outputs[0], node.outputs[0])

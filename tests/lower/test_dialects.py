@@ -161,7 +161,7 @@ def test_the_two_dialects_have_the_same_codes_128_apart(tiny: Exported, tmp_path
         (tmp_path / target.runtime).mkdir()
         folder = lowered(tiny, state, target, tmp_path / target.runtime)
         found.append(codes(folder, f"{name}/input_codes"))
-    apart = found[0] - found[1] - 128
+    apart = found[0].swapaxes(0, 1) - found[1] - 128  # positions come first on a CPU
     assert np.abs(apart).max() <= 1
     assert (apart != 0).mean() < 1e-3
 

@@ -84,6 +84,17 @@ def shaped(array: Array, rank: int) -> Array:
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
 
 
+def placed(output: Array, edge: Edge) -> Array:
+    """A module's (batch, sequence, width) as the graph goes on with it."""
+    array = shaped(output, edge.output_rank)
+    return array.swapaxes(0, 1) if edge.sequence_first else array
+
+
+def read_back(array: Array, edge: Edge) -> Array:
+    """What the graph has at a module's input, as (batch, sequence, width)."""
+    return array.swapaxes(0, 1) if edge.sequence_first else array
+
+
 def _for_integers(array: Array, edge: Edge) -> Array:
     """As shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
     it so (ort_rank.py)."""

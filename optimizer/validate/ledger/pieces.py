@@ -30,7 +30,7 @@ from optimizer.lower.opened import Source
 from optimizer.validate.ledger import piece_inputs, quantizer, roundoff
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.distance import Array, lengths
-from optimizer.validate.ledger.piece_inputs import Inputs, shaped
+from optimizer.validate.ledger.piece_inputs import Inputs, placed, read_back, shaped
 from optimizer.validate.ledger.quantizer import Judgement, Quantizer, Reference
 from optimizer.validate.ledger.roundoff import Product
 from optimizer.validate.ledger.trace import Trace
@@ -340,8 +340,9 @@ def between(
     pairs: dict[str, list[tuple[Array, Array]]] = {}
     with opener.open(piece) as runner:
         for trace in traces:
-            cuts = {e.output: shaped(trace.outputs[key], e.output_rank) for e, key in numbered(at)}
+            cuts = {e.output: placed(trace.outputs[key], e) for e, key in numbered(at)}
             out = runner.infer(typed(runner, {**trace.batch, **cuts}))
+            out |= {e.input: read_back(out[e.input], e) for e in at if e.input in out}
             targets = {
                 f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
             }
