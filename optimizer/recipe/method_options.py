@@ -92,6 +92,13 @@ class ModelTuningOptions(Section):
     """Of every method that tunes the whole model after the walk."""
 
     held_out: int = Field(3, ge=1, le=MANY, description="windows that only judge")
+    samples: int = Field(
+        0,
+        ge=0,
+        le=MANY,
+        description="windows of calibrate.data behind those of calibrate.samples that only this "
+        "method learns from",
+    )
     generated: int = Field(
         0,
         ge=0,
