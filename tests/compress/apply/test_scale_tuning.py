@@ -71,7 +71,9 @@ def test_text_behind_what_is_calibrated_on_reaches_what_tunes_and_nothing_else(
 
     def listening(source: Any, state: Any, windows: Any, section: Any) -> Any:
         train = torch.cat([batch["input_ids"] for batch in windows.train])
-        seen.append((dict(state.weights), train, torch.cat([b["input_ids"] for b in windows.held_out])))
+        seen.append(
+            (dict(state.weights), train, torch.cat([b["input_ids"] for b in windows.held_out]))
+        )
         return tune(source, state, windows, section)
 
     tune = scale_tuning.tune
