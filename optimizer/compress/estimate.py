@@ -8,7 +8,7 @@ memory = the libraries + the larger of (what lies outside the blocks, read once 
          quantize.allocate not less than the whole model and what its outputs get; with
          quantize.keep_float_auto not less than the whole model twice; with what tunes the whole
          model not less than that, its values and gradients, the float model's answers to all of
-         its windows and what one of them keeps; where integers move also their own three numbers
+         its windows and what one of them keeps
 disk   = codes and scales, or floats that are only pruned + folded floats, twice while they are put
          together + the streams, kept to go on after a kill and where memory has no room for them
          (A network of convolutions has its images' sizes in no header: its streams are taken as
@@ -111,9 +111,7 @@ def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
     windows = calibrate.samples + calibrate.generated + tuning.samples + tuning.generated
     length, head = calibrate.sequence_length, vocabulary * hidden
     epochs = tuning.times_learned
-    values = (
-        8 + 1 + 13 * tuning.moves_integers
-    ) * linear  # with a gradient each; integers, kept and moving
+    values = (8 + 1) * linear  # in float32 with a gradient, and an integer
     answers = 4 * windows * length * hidden
     one = 4 * length * sum(map(sum, inside)) + 16 * min(length, TOGETHER) * vocabulary
     memory = 4 * (total + head) + values + answers + one

@@ -228,9 +228,7 @@ def _tuned(
         return folder
     parts = [state.read(part) for part in done]
     start = CompressedState(
-        dict(_chained([p.weights for p in parts])),
-        _chained([p.replaced for p in parts]),
-        sparsity=_chained([p.sparsity for p in parts]),
+        dict(_chained([p.weights for p in parts])), _chained([p.replaced for p in parts])
     )
     method = section.quantize.of_kind("model-tuning")[0]
     tuned, remark = resolve(method.apply)(source, start, windows, section)

@@ -112,11 +112,6 @@ class ModelTuningOptions(Section):
         """How often each window is learned from, as `plan` takes it."""
         return 1
 
-    @property
-    def moves_integers(self) -> bool:
-        """Whether numbers for each weight are held, and not for each scale alone."""
-        return False
-
 
 class ScaleTuningOptions(ModelTuningOptions):
     """optimizer/compress/methods/scale_tuning.py; holds the whole model in memory"""
@@ -125,17 +120,8 @@ class ScaleTuningOptions(ModelTuningOptions):
 
     epochs: int = Field(2, ge=1, le=MANY, description="times through the calibration windows")
     batch_size: BatchSize = Field(2, description="windows per step")
-    integers: bool = Field(
-        False,
-        description="the integers follow the gradient too, by straight-through estimators, by one "
-        "each at most in either direction; a pruned weight stays zero",
-    )
     seed: Seed = 0
 
     @property
     def times_learned(self) -> int:
         return self.epochs
-
-    @property
-    def moves_integers(self) -> bool:
-        return self.integers

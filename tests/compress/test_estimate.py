@@ -87,10 +87,7 @@ def test_tuning_the_whole_model_costs_memory_and_time_with_what_it_learns_from(
         return estimate(decoders.section(llama, methods=["gptq", *methods], **given), shapes)
 
     plain = needed("scale_tuning")
-    longer, more, moving = (
-        needed("scale_tuning", **given)
-        for given in ({"epochs": 4}, {"samples": 40}, {"integers": True})
-    )
+    longer, more = (needed("scale_tuning", **given) for given in ({"epochs": 4}, {"samples": 40}))
     assert needed().memory < plain.memory == longer.memory
-    assert plain.memory < min(more.memory, moving.memory)
+    assert plain.memory < more.memory
     assert needed().seconds < plain.seconds < min(longer.seconds, more.seconds)

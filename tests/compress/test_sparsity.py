@@ -185,22 +185,3 @@ def test_what_it_needs_is_predicted(llama: Path) -> None:
     assert pruned.seconds > dense.seconds
     assert pruned.memory > dense.memory
     assert pruned.disk > dense.disk  # floats, not integers
-
-
-def test_tuned_integers_keep_the_pattern_and_others_move(llama: Path, tmp_path: Path) -> None:
-    sparse, methods = {"method": "sparsegpt"}, ["gptq", "scale_tuning"]
-    made = [
-        compress(
-            llama,
-            tmp_path / str(moving),
-            sparse,
-            {**GPTQ, "methods": methods, "scale_tuning": {"integers": moving, "epochs": 8}},
-        )
-        for moving in (False, True)
-    ]
-    moved = 0
-    for name, text in made[0].sparsity.items():
-        before, after = (state.weights[name] for state in made)
-        assert broken(after.nonzero(), Pattern.parse(text)) == ""
-        moved += int((before.codes != after.codes).sum())
-    assert moved > 0

@@ -37,18 +37,16 @@ def tune(
                 ScaleTuningOptions(
                     epochs=options.epochs,
                     batch_size=options.batch_size,
-                    integers=options.integers,
                     seed=options.seed,
                     dtype=TYPES[section.compress.decided],
                 ),
-                state.sparsity,
             )
     except ValueError as e:
         raise CheckpointError(
             str(e), where="quantize.scale_tuning", fix="Leave scale_tuning out of quantize.methods."
         ) from e
     say(f"compress: KL on held-out calibration text {tuned.before:.4f} -> {tuned.after:.4f}")
-    return tuned, f"scales{' and integers' if options.integers else ''} tuned end to end"
+    return tuned, "scales tuned end to end"
 
 
 def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:

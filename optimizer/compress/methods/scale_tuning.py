@@ -18,7 +18,7 @@ them either: codes fitted to a text are at their best there, and any change look
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.borrowed import borrowed, copied
 from optimizer.compress.methods.language_model import Batch, LanguageModel
-from optimizer.compress.methods.moving_integers import MovingIntegers
 from optimizer.compress.methods.tuned import Tuned
 from optimizer.qtensor import QTensor, to_signed_scale_grid
 
@@ -37,26 +36,19 @@ BETAS, EPSILON = (0.9, 0.95), 1e-15
 @dataclass(frozen=True)
 class Rates:
     """Adam's first step: relative for scales, in units of the mean magnitude for norm_weights. Both
-    shrink linearly to nothing, and so does that of integers, which is such that one whose gradient
-    never turns moves by `reach` of them in all."""
+    shrink linearly to nothing."""
 
     scales: float = 1e-3
     norm_weights: float = 1e-3
-    reach: float = 1.0
-
-    def integers(self, steps: int) -> float:
-        """In steps of the scale, of so many updates."""
-        return 2 * self.reach / (steps + 1)
 
 
 @dataclass(frozen=True)
 class ScaleTuningOptions:
-    """epochs: times through the batches. batch_size: batches per step. integers: whether they move
-    too. dtype: that of the products; bfloat16 where the processor has it."""
+    """epochs: times through the batches. batch_size: batches per step. dtype: that of the products;
+    bfloat16 where the processor has it."""
 
     epochs: int
     batch_size: int = 2
-    integers: bool = False
     rates: Rates = Rates()
     seed: int = 0
     dtype: torch.dtype = torch.bfloat16
@@ -69,11 +61,10 @@ def tune_scales(
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     options: ScaleTuningOptions,
-    pruned: Collection[str] = (),
 ) -> Tuned:
     """The model's linears and its norms hold float weights, are the teacher as they are, and hold
-    the same again afterwards. start: {linear: integers}; pruned: those of them whose zeros stay.
-    The losses are the held-out KL in nats per token.
+    the same again afterwards. start: {linear: integers}. The losses are the held-out KL in nats
+    per token.
 
     Raises ValueError when `start` does not name exactly the linears, nothing is held out, or a
     loss is not finite.
@@ -86,11 +77,8 @@ def tune_scales(
         raise ValueError("held_out: empty; at least one batch is needed to choose by")
     see = _HiddenStates(model.features, model.head.detach().to(dtype), dtype)
     teacher, judge = see.answers(batches), see.answers(held_out)
-    scales = {
-        n: _Scales(linears[n], q, dtype, _moving(q, n in pruned, options)) for n, q in start.items()
-    }
+    scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
     steps = epochs * -(-len(batches) // together)
-    rate = options.rates.integers(steps)
     generator = torch.Generator().manual_seed(options.seed)
     with borrowed(linears, norm_weights):
         for s in scales.values():
@@ -103,27 +91,24 @@ def tune_scales(
             for pick in torch.randperm(len(batches), generator=generator).split(together):
                 for i in pick.tolist():
                     see.gradients(batches[i], teacher[i], 1 / len(pick))
-                _update(scales, adam, rate * (1 - shrink.last_epoch / steps))
+                for s in scales.values():
+                    s.take_gradient()
+                adam.step()
+                adam.zero_grad()
                 shrink.step()
+                for s in scales.values():
+                    s.place()
             if (now := see.loss(held_out, judge)) < best:
                 best, kept = now, _kept(scales, norm_weights)
     return Tuned(*kept, before, best)
 
 
 class _Scales:
-    """The scales of one linear while they are tuned; log is the parameter Adam sees. integers:
-    those that move, or None."""
+    """The scales of one linear while they are tuned; log is the parameter Adam sees."""
 
-    def __init__(
-        self,
-        linear: nn.Linear,
-        start: QTensor,
-        dtype: torch.dtype,
-        integers: MovingIntegers | None = None,
-    ) -> None:
+    def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
         self.linear, self.start, self.dtype = linear, start, dtype
         self.log = nn.Parameter(torch.zeros_like(start.scale))
-        self.integers = integers
 
     def place(self) -> None:
         """Give the linear the values coded now, as a leaf that takes a gradient."""
@@ -135,33 +120,11 @@ class _Scales:
         assert weight.grad is not None
         slope = (weight.detach().float() * weight.grad.float()).reshape(*self.log.shape, -1)
         self.log.grad = slope.sum(-1)
-        if self.integers is not None:
-            self.integers.take_gradient(weight.grad, self.scale)
-
-    @property
-    def scale(self) -> Tensor:
-        return to_signed_scale_grid(self.start.scale * self.log.detach().exp())
 
     def quantized(self) -> QTensor:
-        codes = self.start.codes if self.integers is None else self.integers.codes
-        return QTensor(codes, self.scale, self.start.zero_point, self.start.scheme)
-
-
-def _moving(start: QTensor, pruned: bool, options: ScaleTuningOptions) -> MovingIntegers | None:
-    return MovingIntegers(start, pruned, BETAS, EPSILON) if options.integers else None
-
-
-def _update(scales: Mapping[str, _Scales], adam: torch.optim.Adam, rate: float) -> None:
-    """One step of everything, by the gradients that its linears and norms have. rate: of integers,
-    in steps of the scale."""
-    for s in scales.values():
-        s.take_gradient()
-    adam.step()
-    adam.zero_grad()
-    for s in scales.values():
-        if s.integers is not None:
-            s.integers.step(rate)
-        s.place()
+        s = self.start
+        scale = to_signed_scale_grid(s.scale * self.log.detach().exp())
+        return QTensor(s.codes, scale, s.zero_point, s.scheme)
 
 
 class _HiddenStates:

@@ -12,7 +12,7 @@ from optimizer.compress.methods.language_model import Batch, LanguageModel
 from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.methods.scale_tuning import Rates, ScaleTuningOptions, tune_scales
 from optimizer.compress.methods.tuned import Tuned
-from optimizer.qtensor import QTensor, Scheme
+from optimizer.qtensor import Scheme
 from tests.conftest import heavy_tailed
 
 WIDTH, VOCABULARY = 32, 50
@@ -105,37 +105,6 @@ def test_the_codes_stay() -> None:
     made = tuned(model)
     for name, linear in model.named()[0].items():
         assert torch.equal(made.weights[name].codes, rtn(linear.weight.detach(), SCHEMES[0]).codes)
-
-
-def pruned(scheme: Scheme, integers: bool, names: set[str]) -> tuple[dict[str, QTensor], Tuned]:
-    """Where 2 of 4 weights went and what is left must make up for them: the start, and the end."""
-    linears, norm_weights = (model := Tiny()).named()
-    start = {n: rtn(m.weight.detach() * halves(m), scheme) for n, m in linears.items()}
-    whole = LanguageModel(model, model.embedding, linears)
-    options = ScaleTuningOptions(6, 2, integers, Rates(4e-3, 4e-3), dtype=torch.float32)
-    texts = batches(12), batches(4, seed=1)
-    return start, tune_scales(whole, norm_weights, start, *texts, options, names)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_integers_that_move_make_up_for_more_of_what_was_pruned(scheme: Scheme) -> None:
-    names = set(Tiny().named()[0])
-    alone, too = (pruned(scheme, moving, names)[1] for moving in (False, True))
-    assert too.before == alone.before
-    assert too.after < 0.9 * alone.after
-
-
-def test_only_zeros_that_are_pruned_stay() -> None:
-    start, made = pruned(SCHEMES[1], True, {"linears.0"})
-    came_back = {
-        n: bool((made.weights[n].nonzero() & ~q.nonzero()).any()) for n, q in start.items()
-    }
-    assert came_back == {"linears.0": False, "linears.1": True, "linears.2": True}
-
-
-def halves(linear: nn.Linear) -> Tensor:
-    """2 of 4 are pruned."""
-    return torch.arange(linear.in_features) % 4 < 2
 
 
 def test_steps_that_only_do_harm_leave_the_start() -> None:
