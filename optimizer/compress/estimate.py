@@ -89,21 +89,19 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     if quantize.keep_float_auto and calibrate:  # the model, and stand-ins of its modules
         walked = max(walked, 8 * (linear + outside))
         work += (modules + 8) * quantize.keep_float_auto.samples * length * linear
-    if quantize.model_tuning and calibrate:
-        tuning, more = _tuning(section, shapes)
-        walked, work = max(walked, tuning), work + more
+    tuning, more = _tuning(section, shapes)
     return Estimate(
-        memory=LIBRARIES + walked + inside,
+        memory=LIBRARIES + max(walked, tuning) + inside,
         disk=2 * (codes + folded) + 2 * stream,
-        seconds=2 + work / RATE,
+        seconds=2 + (work + more) / RATE,
     )
 
 
 def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
-    """Bytes, and multiply-adds, of tuning the whole model (methods/scale_tuning.py)."""
+    """Bytes, and multiply-adds, of tuning the whole model (methods/scale_tuning.py), if it is."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
-    assert calibrate is not None
-    assert tuning is not None
+    if calibrate is None or tuning is None:
+        return 0, 0.0
     inside = [s for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2]
     linear, total = sum(map(prod, inside)), sum(map(prod, shapes.values()))
     hidden = max((min(shape) for shape in inside), default=0)

@@ -78,14 +78,14 @@ def _check_enough(windows: int, section: Compression | Reduction) -> None:
     if windows >= calibrate.samples + more:
         return
     if windows < calibrate.samples:
-        where, left, asked = "calibrate.samples", windows, str(calibrate.samples)
+        where, left, needed = "calibrate.samples", windows, str(calibrate.samples)
     else:
         assert isinstance(section, Compression)
         name = section.quantize.of_kind("model-tuning")[0].name
         where, left = f"quantize.{name}.samples", windows - calibrate.samples
-        asked = f"{calibrate.samples} + {more}"
+        needed = f"{calibrate.samples} + {more}"
     raise DataError(
-        f"the text fills {windows} of {asked} windows of {length} tokens",
+        f"the text fills {windows} of {needed} windows of {length} tokens",
         where=where,
         fix=f"Give more text, or set samples: {left}.",
     )
