@@ -6,7 +6,9 @@ memory = the libraries + the larger of (what lies outside the blocks, read once 
          what a weight should become) + the streams, as far as
          compress.memory_gb lets them be held + what one batch makes inside a block; with
          quantize.allocate not less than the whole model and what its outputs get; with
-         quantize.keep_float_auto not less than the whole model twice
+         quantize.keep_float_auto not less than the whole model twice; with what tunes the whole
+         model not less than that, its values and gradients, the float model's answers to all of
+         its windows and what one of them keeps
 disk   = codes and scales, or floats that are only pruned + folded floats, twice while they are put
          together + the streams, kept to go on after a kill and where memory has no room for them
          (A network of convolutions has its images' sizes in no header: its streams are taken as
@@ -29,6 +31,7 @@ from optimizer.store import Estimate, Shapes
 
 LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)
 RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
+TOGETHER = 512  # tokens whose logits exist at once while the whole model is tuned
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
@@ -86,11 +89,34 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     if quantize.keep_float_auto and calibrate:  # the model, and stand-ins of its modules
         walked = max(walked, 8 * (linear + outside))
         work += (modules + 8) * quantize.keep_float_auto.samples * length * linear
+    tuning, more = _tuning(section, shapes)
     return Estimate(
-        memory=LIBRARIES + walked + inside,
+        memory=LIBRARIES + max(walked, tuning) + inside,
         disk=2 * (codes + folded) + 2 * stream,
-        seconds=2 + work / RATE,
+        seconds=2 + (work + more) / RATE,
     )
+
+
+def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
+    """Bytes, and multiply-adds, of tuning the whole model (methods/scale_tuning.py), if it is."""
+    calibrate, tuning = section.calibrate, section.quantize.model_tuning
+    if calibrate is None or tuning is None:
+        return 0, 0.0
+    inside = [s for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2]
+    linear, total = sum(map(prod, inside)), sum(map(prod, shapes.values()))
+    hidden = max((min(shape) for shape in inside), default=0)
+    vocabulary = max((max(shape) for shape in shapes.values()), default=0)
+    windows = calibrate.samples + calibrate.generated + tuning.samples + tuning.generated
+    length, head = calibrate.sequence_length, vocabulary * hidden
+    epochs = tuning.times_learned
+    values = (8 + 1) * linear  # in float32 with a gradient, and an integer
+    answers = 4 * windows * length * hidden
+    one = 4 * length * sum(map(sum, inside)) + 16 * min(length, TOGETHER) * vocabulary
+    memory = 4 * (total + head) + values + answers + one
+    learned = windows - tuning.held_out
+    passes = windows + 3 * epochs * learned + (epochs + 1) * tuning.held_out
+    logits = 3 * epochs * learned + 2 * (epochs + 1) * tuning.held_out
+    return memory, length * (passes * linear + logits * head)
 
 
 def _passes(section: Compression) -> float:

@@ -114,6 +114,7 @@ def compress(
     if quantize.keep_float_auto:
         selection = without_sensitive(opened, windows.train, quantize, selection, progress)
     own, tuning_only = _own_text(opened, windows.train, section, progress)
+    tuning_only += calibration.for_tuning(section, source)
     train = [*windows.train, *own]
     parts = _walk(_Job(opened, section, selection, train, progress))
     if quantize.model_tuning:

@@ -92,6 +92,13 @@ class ModelTuningOptions(Section):
     """Of every method that tunes the whole model after the walk."""
 
     held_out: int = Field(3, ge=1, le=MANY, description="windows that only judge")
+    samples: int = Field(
+        0,
+        ge=0,
+        le=MANY,
+        description="windows of calibrate.data behind those of calibrate.samples that only this "
+        "method learns from",
+    )
     generated: int = Field(
         0,
         ge=0,
@@ -99,6 +106,11 @@ class ModelTuningOptions(Section):
         description="windows of the model's own text that only this method learns from, besides "
         "those of calibrate.generated",
     )
+
+    @property
+    def times_learned(self) -> int:
+        """How often each window is learned from, as `plan` takes it."""
+        return 1
 
 
 class ScaleTuningOptions(ModelTuningOptions):
@@ -109,3 +121,7 @@ class ScaleTuningOptions(ModelTuningOptions):
     epochs: int = Field(2, ge=1, le=MANY, description="times through the calibration windows")
     batch_size: BatchSize = Field(2, description="windows per step")
     seed: Seed = 0
+
+    @property
+    def times_learned(self) -> int:
+        return self.epochs

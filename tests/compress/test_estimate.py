@@ -18,6 +18,7 @@ from optimizer.recipe.schema import (
     Weights,
 )
 from optimizer.store import Estimate
+from tests.compress import decoders
 from tests.compress.checkpoints import W8A8, contents, section
 
 
@@ -69,3 +70,24 @@ def test_images_of_convolutions_are_predicted_as_all_that_may_be_held() -> None:
         return estimate(section, shapes).memory
 
     assert memory(3.0) - memory(1.0) == 2e9
+
+
+def test_tuning_the_whole_model_costs_memory_and_time_with_what_it_learns_from(
+    llama: Path,
+) -> None:
+    tensors = open_checkpoint(llama).tensors
+    shapes = {
+        name.replace(".layers.1.", f".layers.{i}."): tuple(t.shape)
+        for name, t in tensors.items()
+        for i in range(1, 200 if ".layers.1." in name else 2)
+    }
+
+    def needed(*methods: str, **options: Any) -> Estimate:
+        given = {"scale_tuning": options} if options else {}
+        return estimate(decoders.section(llama, methods=["gptq", *methods], **given), shapes)
+
+    plain = needed("scale_tuning")
+    longer, more = (needed("scale_tuning", **given) for given in ({"epochs": 4}, {"samples": 40}))
+    assert needed().memory < plain.memory == longer.memory
+    assert plain.memory < more.memory
+    assert needed().seconds < plain.seconds < min(longer.seconds, more.seconds)

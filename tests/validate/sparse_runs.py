@@ -17,6 +17,10 @@ SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sparsegpt": ({"method": "sparsegpt"}, FLOAT),
     "magnitude + rtn": ({"method": "magnitude", **HALF}, {"weights": INT4}),
     "sparsegpt + gptq": ({"method": "sparsegpt"}, GPTQ),
+    "sparsegpt + gptq, tuned": (
+        {"method": "sparsegpt"},
+        {"methods": ("gptq", "scale_tuning"), "weights": INT4},
+    ),
 }
 """{name: (sparsity, quantize)}"""
 

@@ -15,12 +15,12 @@ from optimizer.compress.walk.capture import Batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import DataError, RecipeError
 from optimizer.progress import say
-from optimizer.recipe.schema import Compression, Reduction
+from optimizer.recipe.schema import Calibrate, Compression, Reduction
 
 
 def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     """The model's arrays: of a decoder full windows; else inputs of like size together, so that
-    little is padding."""
+    little is padding. What only tunes the whole model is not among them (`for_tuning`)."""
     from optimizer.harness import contract as contracts
     from optimizer.load import datasets
 
@@ -29,25 +29,66 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
         return []
     contract = contracts.read(source / "contract.json")
     task = contract.task_record
+    if task.calibration_items == "windows":
+        size, windows = calibrate.batch_size, _windows(calibrate, source)
+        _check_enough(len(windows), section)
+        windows = windows[: calibrate.samples]
+        return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     encoder = task.inputs.open(source / "checkpoint", contract)
     rows = datasets.calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
-    if task.calibration_items == "windows":
-        length, size = calibrate.sequence_length, calibrate.batch_size
-        windows = datasets.windows(rows, encoder, contract, length)[: calibrate.samples]
-        if len(windows) < calibrate.samples:
-            raise DataError(
-                f"the text fills {len(windows)} of {calibrate.samples} windows of {length} tokens",
-                where="calibrate.samples",
-                fix=f"Give more text, or set samples: {len(windows)}.",
-            )
-        return [_window_batch(windows[i : i + size]) for i in range(0, len(windows), size)]
     rows = datasets.alike_together(rows, task)
     arrays = datasets.batches(
         rows, contract, encoder, calibrate.batch_size, calibrate.sequence_length
     )
     return [{k: torch.from_numpy(v) for k, v in batch.items()} for batch in arrays]
+
+
+def for_tuning(section: Compression, source: Path) -> list[Batch]:
+    """The windows, one by one, of calibrate.data that only what tunes the whole model learns from:
+    those behind calibrate.samples. None where the recipe asks for none."""
+    calibrate, tuning = section.calibrate, section.quantize.model_tuning
+    if calibrate is None or tuning is None or not tuning.samples:
+        return []
+    windows = _windows(calibrate, source)[calibrate.samples :][: tuning.samples]
+    return [_window_batch([window]) for window in windows]
+
+
+def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
+    """All that the text fills."""
+    from optimizer.harness import contract as contracts
+    from optimizer.load import datasets
+
+    contract = contracts.read(source / "contract.json")
+    task = contract.task_record
+    rows = datasets.calibration_rows(calibrate, task)
+    if not rows:
+        raise DataError("no calibration sample", where="calibrate.data")
+    encoder = task.inputs.open(source / "checkpoint", contract)
+    return datasets.windows(rows, encoder, contract, calibrate.sequence_length)
+
+
+def _check_enough(windows: int, section: Compression | Reduction) -> None:
+    """Raise DataError for less text than the recipe asks for."""
+    calibrate = section.calibrate
+    assert calibrate is not None
+    tuning = section.quantize.model_tuning if isinstance(section, Compression) else None
+    more, length = tuning.samples if tuning else 0, calibrate.sequence_length
+    if windows >= calibrate.samples + more:
+        return
+    if windows < calibrate.samples:
+        where, left, needed = "calibrate.samples", windows, str(calibrate.samples)
+    else:
+        assert isinstance(section, Compression)
+        name = section.quantize.of_kind("model-tuning")[0].name
+        where, left = f"quantize.{name}.samples", windows - calibrate.samples
+        needed = f"{calibrate.samples} + {more}"
+    raise DataError(
+        f"the text fills {windows} of {needed} windows of {length} tokens",
+        where=where,
+        fix=f"Give more text, or set samples: {left}.",
+    )
 
 
 def _window_batch(windows: Iterable[Any]) -> Batch:

@@ -151,7 +151,7 @@ def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> Li
 def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> Limits:
     """Adam moves by at most its rate (Kingma and Ba 2015, section 2.1)."""
     options, rates = quantize.scale_tuning, scales_tuned.Rates()
-    windows = options.generated
+    windows = options.generated + options.samples
     windows += 0 if calibrate is None else calibrate.samples + calibrate.generated
     per_epoch = math.ceil(windows / options.batch_size)
     steps = (options.epochs * per_epoch + 1) / 2

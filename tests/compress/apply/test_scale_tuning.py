@@ -11,7 +11,7 @@ import torch
 from optimizer import state as states
 from optimizer.compress import stage
 from optimizer.compress.apply import scale_tuning
-from optimizer.errors import RecipeError
+from optimizer.errors import DataError, RecipeError
 from tests.compress.decoders import LENGTH, compress, section
 
 HELD_OUT = 3  # windows that only judge what scale_tuning does
@@ -62,6 +62,51 @@ def test_own_text_for_scale_tuning_alone_leaves_the_codes_as_they_are(
     pairs = [(q, made[1][n]) for n, q in made[0].items()]
     assert all(torch.equal(a.codes, b.codes) for a, b in pairs) is same
     assert tuned_on == [8 - HELD_OUT, 8 - HELD_OUT + 4]
+
+
+def test_text_behind_what_is_calibrated_on_reaches_what_tunes_and_nothing_else(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def listening(source: Any, state: Any, windows: Any, section: Any) -> Any:
+        train = torch.cat([batch["input_ids"] for batch in windows.train])
+        seen.append(
+            (dict(state.weights), train, torch.cat([b["input_ids"] for b in windows.held_out]))
+        )
+        return tune(source, state, windows, section)
+
+    tune = scale_tuning.tune
+    monkeypatch.setattr(scale_tuning, "tune", listening)
+    for name, more in (("without", 0), ("with", 4)):
+        asked = section(
+            llama, methods=["gptq", "scale_tuning"], scale_tuning={"epochs": 1, "samples": more}
+        )
+        assert asked.calibrate is not None
+        calibrate = asked.calibrate.model_copy(update={"samples": 8})
+        (tmp_path / name).mkdir()
+        stage.run(asked.model_copy(update={"calibrate": calibrate}), llama, tmp_path / name)
+    (codes, train, held_out), (codes_too, longer, held_out_too) = seen
+    assert all(torch.equal(q.codes, codes_too[n].codes) for n, q in codes.items())
+    assert torch.equal(held_out, held_out_too)
+    assert torch.equal(longer[: len(train)], train)
+    added = {tuple(row.tolist()) for row in longer[len(train) :]}
+    assert len(added) == 4
+    assert not added & {tuple(row.tolist()) for row in torch.cat([train, held_out])}
+
+
+def test_more_text_for_tuning_than_there_is_is_refused_before_anything_is_compressed(
+    llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"fills \d+ of 40 \+ 4000 windows") as refused:
+        compress(
+            llama,
+            tmp_path / "out",
+            methods=["gptq", "scale_tuning"],
+            scale_tuning={"samples": 4000},
+        )
+    assert refused.value.where == "quantize.scale_tuning.samples"
+    assert not any((tmp_path / "out" / "progress").glob("0*"))
 
 
 def test_text_too_short_for_what_is_held_out_is_refused(llama: Path, tmp_path: Path) -> None:

@@ -132,3 +132,13 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
     other = learned.codes.clone()
     other[3] = (2 * zero - other[3:4].int()).clamp(scheme.low, scheme.high)[0].to(torch.int8)
     assert "row 3" in law(replace(learned, codes=other), limits)
+
+
+@pytest.mark.parametrize("text", ["samples", "generated"])
+def test_scales_may_move_further_where_more_text_tunes_them(text: str) -> None:
+    few, more = (
+        of(quantize(methods=("gptq", "scale_tuning"), scale_tuning={text: n}), None, 4)
+        for n in (10, 200)
+    )
+    assert more.scale[0] < few.scale[0] < few.scale[1] < more.scale[1]
+    assert few.norms < more.norms

@@ -80,7 +80,7 @@ def test_what_a_walk_pruned_obeys_every_law(clean: Clean, name: str) -> None:
     for hop in (hops.fold, hops.compress):
         entry = hop(made)
         assert [p for p in entry.problems if "quantization moves" not in p] == []
-        assert entry.unproven == ""
+        assert entry.unproven == "" or ("tuned" in name and "learned" in entry.unproven)
 
 
 def let_back(values: Tensor, dense: Tensor) -> Tensor:
@@ -125,8 +125,19 @@ def test_a_wrong_mask_of_float_weights_is_named(
     assert any(NAME.removesuffix(".weight") in p for p in problems)
 
 
-@pytest.mark.parametrize("name", ["magnitude + rtn", "sparsegpt + gptq"])
-@pytest.mark.parametrize("fault", ["let back", "shifted", "other rows"])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("magnitude + rtn", "let back"),
+        ("magnitude + rtn", "shifted"),
+        ("magnitude + rtn", "other rows"),
+        ("sparsegpt + gptq", "let back"),
+        ("sparsegpt + gptq", "shifted"),
+        ("sparsegpt + gptq", "other rows"),
+        ("sparsegpt + gptq, tuned", "let back"),
+        ("sparsegpt + gptq, tuned", "shifted"),
+    ],
+)
 def test_a_wrong_mask_of_integers_is_named(clean: Clean, name: str, fault: str) -> None:
     made = clean(name)
     codes = made.state.weights[NAME].codes.clone()
