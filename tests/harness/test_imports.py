@@ -20,6 +20,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "generate/chat.py": "jinja2",
     "generate/grammar.py": "llguidance",
     "serve/uvicorn_http.py": "uvicorn",
+    "serve/uvicorn_protocol.py": "uvicorn",
     "serve/command.py": "uvloop",
     "serve/grpc_server.py": "grpc",
     "serve/grpc_stream.py": "grpc",

@@ -50,6 +50,10 @@ class Response:
         await send({"type": "http.response.body", "body": self.body})
 
 
+Refused = Callable[[Scope, int], Response | None]
+"""App.refused: what refuses a request by its scope and the bytes of its whole body, or None."""
+
+
 def document(value: Mapping[str, Any], status: int = 200) -> Response:
     """A JSON answer."""
     return Response(COMPACT(value).encode(), status)
