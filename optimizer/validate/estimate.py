@@ -3,8 +3,9 @@
 memory = the libraries + the float model + parameters that a method folded + the linear weights
          de-quantized + what enters and leaves the linear modules while the ledger's sample goes
          through the float and the compressed model (materials.py: sampled), of text-generation
-         with the logits + a graph that is cut: read, written and held by its session, and once
-         more as its kernels want it;
+         with the logits, and with what several correct runs of the sample give: what enters the
+         linear modules, and logits in each arithmetic + a graph that is cut: read, written and held
+         by its session, and once more as its kernels want it;
          of text-generation not less than both models and the logits of one window
 seconds  evaluation and timing
 
@@ -21,10 +22,13 @@ from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches
 from optimizer.validate.ledger.ledger_texts import LEDGER_TEXTS, ledger_texts
+from optimizer.validate.ledger.spread import RUNS
 
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
 COPIES = 3  # of a float graph's weights, while its pieces run
+ARITHMETICS = 5  # whose runs are kept (correct_runs.py): folded; the state's with its kernels and
+# as it is written, and both again with flips of whole tokens
 REFERENCE = 2  # times a smaller model, the one it was made of; both are in memory
 LONGEST = 128  # tokens of a ledger input
 CHARACTERS = 4  # of a token of English, about
@@ -69,8 +73,10 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
         sampled, whole = decoder_batches.positions(per_token)
-        entering = 4 * sum(s[1] for s in linear) if compared else 0
-        kept = 2 * (per_token * sampled + entering * (whole - sampled) + 4 * tables * whole)
+        entering = 4 * sum(s[1] for s in linear)
+        rest = entering * (whole - sampled) if compared else 0
+        kept = 2 * (per_token * sampled + rest + 4 * tables * whole)
+        kept += RUNS * sampled * (entering + (1 + ARITHMETICS) * 4 * tables)
     else:
         sampled, whole = _tokens(section, each)
         kept = 2 * per_token * sampled + (per_token * whole if compared else 0)

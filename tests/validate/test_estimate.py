@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from optimizer.store import Estimate
-from optimizer.validate.estimate import LIBRARIES, estimate
+from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, estimate
+from optimizer.validate.ledger.decoder_batches import positions
+from optimizer.validate.ledger.spread import RUNS
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed, further
 
@@ -37,3 +40,17 @@ def test_a_further_set_takes_time_and_no_memory(runs: dict[str, Run], tmp_path: 
     two = predicted(runs["w8"], 4, also={"more": further(tmp_path, 5)})
     assert two.seconds > one.seconds
     assert two.memory == one.memory
+
+
+def test_several_correct_runs_of_a_decoder_are_held_at_once(runs: dict[str, Run]) -> None:
+    """What enters the linear modules of those that are compared, and the logits of all kinds."""
+    section = runs["w8"].section
+    settings = section.validate_.model_copy(update={"metric": "perplexity"})
+    shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
+    generating = section.model_copy(update={"validate_": settings})
+    sampled, whole = positions(4 * 2 * WIDTH)
+    weights = 4 * ((1 + COPIES) * sum(map(math.prod, shapes.values())) + WIDTH**2)
+    traces = 2 * 4 * (2 * WIDTH * sampled + TABLE * whole)
+    compared = RUNS * sampled * 4 * (WIDTH + TABLE)
+    kept = ARITHMETICS * RUNS * sampled * 4 * TABLE
+    assert estimate(generating, shapes).memory == LIBRARIES + weights + traces + compared + kept
