@@ -12,6 +12,7 @@ from optimizer.errors import OptimizeError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower import cut
 from optimizer.lower.cut import Edge
+from optimizer.validate.ledger.piece_inputs import placed
 from tests.validate.runs import SCHEMES, Run
 
 
@@ -36,12 +37,7 @@ def test_modules_and_rest_together_are_the_whole(
         OrtRunner(tmp_path / "rest.onnx", threads=1, fuse=False) as rest,
     ):
         widths = {e.output: materials.float_model.get_submodule(e.module).out_features for e in at}
-        known = {
-            e.output: np.zeros((*shape, widths[e.output])[-e.output_rank :], np.float32)
-            if e.output_rank == 3
-            else np.zeros((shape[0] * shape[1], widths[e.output]), np.float32)
-            for e in at
-        }
+        known = {e.output: placed(np.zeros((*shape, widths[e.output]), np.float32), e) for e in at}
         for _ in range(2 * 4 + 1):  # two layers, four modules deep each
             found = rest.infer({**batch, **known})
             known = modules.infer({e.input: found[e.input] for e in at})
