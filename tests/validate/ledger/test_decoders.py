@@ -21,6 +21,7 @@ from optimizer.harness.runtimes.ort.slots import OrtSlots
 from optimizer.harness.tasks import text_generation
 from optimizer.qtensor import QTensor, Scheme, to_scale_grid
 from optimizer.state import CompressedState
+from optimizer.validate.estimate import ARITHMETICS
 from optimizer.validate.ledger import ledger, state_laws
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.resampled import Suspect
@@ -78,6 +79,14 @@ def caught(materials: Materials, planted: str) -> Entry:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_clean_decoder_raises_nothing(clean: dict[str, Materials], scheme: str) -> None:
     assert scheme in clean
+
+
+def test_correct_runs_are_kept_of_as_many_arithmetics_as_plan_counts(
+    clean: dict[str, Materials],
+) -> None:
+    """A further one takes memory that `plan` does not know of."""
+    kept = {scheme: len(m.correct._cached) for scheme, m in clean.items()}
+    assert max(kept.values()) == ARITHMETICS, kept
 
 
 STATE_FAULTS: dict[str, Any] = {
