@@ -45,6 +45,7 @@ from .versions import Versions
 
 ID = "x-request-id"
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.A)
+PLACE = "optimize.place"  # of a scope
 COUNTS = ("tokens", "truncated")  # of the log, that a span has too
 V2 = "v2 infer"
 TEXTS = {f"/v1/{p}": f"v1 {p.replace('/', ' ')}" for p in openai.PATHS}  # what is logged of them
@@ -70,6 +71,7 @@ class App:
         if scope["type"] != "http":
             return
         start, exchange = time.monotonic(), self._exchange(scope, receive)
+        exchange.put(scope.get(PLACE))
         self.active += 1
         try:
             response = await self._answer(exchange)
@@ -91,15 +93,16 @@ class App:
 
     def refused(self, scope: Scope, size: int) -> Response | None:
         """What refuses a request that would be refused whatever it holds, counted and logged; None
-        for all others, which `__call__` answers, and for all that it is not sure of. For a server
-        that asks when a request has come and before it makes a task of it, which costs more than
-        to refuse it. size: of the whole body, in bytes."""
+        for all others, which `__call__` is to answer next, and for all that it is not sure of; of
+        the first, the scope has the place. For a server that asks when a request has come and
+        before it makes a task of it, which costs more than to refuse it. size: of the whole body,
+        in bytes."""
         start, service = time.monotonic(), self.versions.sole
         route = _reading(scope["path"], service) if service is not None else ""
         if service is None or not route or size > self._security.largest:
             return None
         try:
-            service.check(_client(scope))
+            scope[PLACE] = service.admit(_client(scope))
         except RequestError as e:
             error = e
         else:
@@ -208,16 +211,15 @@ class App:
         data = await exchange.body()
         only = len(self.versions.current) == 1  # of several, what is read below says which
         if only:
-            self.first().check(exchange.client)
+            exchange.admit(self.first())
         body = read_object(data)
         named = openai.named(self.versions.current, body.get("model"))
         version = exchange.headers.get("x-model-version", "")
         service = exchange.lease(self.versions.chosen(named.name, version))
         if not only:
-            service.check(exchange.client)
-        seconds = exchange.timeout()
+            exchange.admit(service)
+        call = exchange.call(service, {})
         if rest != ["embeddings"]:
-            call = service.call(exchange.client, {}, seconds)
             seconds_of_a_part = self._security.body_seconds
             control = cache_control(exchange.headers)
             asking = openai_texts.Asking(call, exchange.receive, seconds_of_a_part, control)
@@ -230,7 +232,7 @@ class App:
             return exchange.finished(response, result)
 
         async def work() -> Response:
-            answer, result = await openai.embeddings(service, body, exchange.client, seconds)
+            answer, result = await openai.embeddings(service, body, call)
             return exchange.finished(document(answer), result)
 
         return await while_connected(work(), exchange.receive)

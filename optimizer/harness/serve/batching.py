@@ -1,5 +1,6 @@
 """Which waiting rows run next, and which are refused: no clock, no thread, no socket.
 
+    scheduler.admit(now, client)     before a request is read: it is on its way, or Refused
     scheduler.submit(now, jobs)      accepted, or Refused is raised, at once
     turn = scheduler.take(now)       when the worker is free: a batch, or when to ask again
     scheduler.finish(now)            the batch is done
@@ -16,7 +17,8 @@ Overload The work that may wait is limited by how long rows did wait (CoDel: Nic
          longer than `target` for an `interval`, no more than `target`, until nothing waits.
          A client with less than its share of the queue may have as much again. What a request
          costs itself does not count: it is known once the request is read, and a refusal is to
-         come before that.
+         come before that. Those on their way count as much as requests did of late, and what was
+         admitted is not refused afterwards for what waits: to read it would have been in vain.
 
 Times are seconds on any clock that does not go back.
 """
@@ -29,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-FORGET = 0.9  # of the pace, at each batch that was quicker than it
+FORGET = 0.9  # of the pace, at each batch that was quicker; of a request's usual cost, at each
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Scheduler:
         self._work: Counter[int] = Counter()  # rows by priority ...
         self._seconds: dict[int, float] = {}  # ... and their predicted seconds
         self._clients: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()  # requests on their way, by client
+        self._usual = 0.0  # predicted seconds of a request
         self._shares: dict[str, float] = {}  # predicted seconds that wait, by client
         self._tags: dict[str, float] = {}  # where the next job of a client begins in virtual time
         self._virtual = 0.0
@@ -126,13 +130,19 @@ class Scheduler:
         """Rows that wait."""
         return sum(self._work.values())
 
-    def submit(self, now: float, jobs: Sequence[Job]) -> None:
-        """Accept the jobs of one request, all or none. Raises Refused."""
+    def submit(self, now: float, jobs: Sequence[Job], *, admitted: bool = False) -> None:
+        """Accept the jobs of one request, all or none. admitted: by `admit`; it is no longer on
+        its way, be it accepted or not. Raises Refused."""
+        if admitted:
+            self.leave(jobs[0].client)
         if self.draining:
             raise Refused("draining", self._wait(now, None))
         costs = [self._of(job.size, job.rows) for job in jobs]
-        rows = sum(job.rows for job in jobs)
-        self._refuse_overload(now, jobs[0].client, rows, max(job.priority for job in jobs))
+        rows, priority = sum(job.rows for job in jobs), max(job.priority for job in jobs)
+        self._refuse_too_many(now, rows)
+        if not admitted or priority:  # which waits for more than was looked at
+            self._refuse_overload(now, jobs[0].client, priority)
+        self._usual = FORGET * self._usual + (1 - FORGET) * sum(costs)
         for job, cost in zip(jobs, costs, strict=True):
             self._add(now, job, cost)
         plan = self._planned_all(self._free_at(now))
@@ -142,12 +152,20 @@ class Scheduler:
             raise Refused("deadline", self._wait(now, None))
         self._plan = plan
 
-    def check(self, now: float, client: str) -> None:
-        """Refuse now what `submit` would refuse of this client however little it asks for: before
-        a request is read, which costs more than to refuse it. Raises Refused."""
+    def admit(self, now: float, client: str) -> None:
+        """A request of this client is on its way, to be followed by its `submit`, or by `leave`; or
+        it is refused, before it is read, which costs more than to refuse it. Raises Refused."""
         if self.draining:
             raise Refused("draining", self._wait(now, None))
-        self._refuse_overload(now, client, 1, 0)
+        self._refuse_too_many(now, 1)
+        self._refuse_overload(now, client, 0)
+        self._coming[client] += 1
+
+    def leave(self, client: str) -> None:
+        """A request that was admitted does not come."""
+        self._coming[client] -= 1
+        if not self._coming[client]:
+            del self._coming[client]
 
     def take(self, now: float) -> Turn:
         """What a free worker does now. A turn with jobs is to be followed by its `finish`."""
@@ -205,21 +223,26 @@ class Scheduler:
 
     def _wait(self, now: float, priority: int | None) -> float:
         """Predicted seconds until a job of this priority would start; None: the last one."""
-        ahead = (s for p, s in self._seconds.items() if priority is None or p <= priority)
-        return self._free_at(now) - now + sum(ahead) / self.limits.workers
+        ahead = sum(s for p, s in self._seconds.items() if priority is None or p <= priority)
+        ahead += self._coming.total() * self._usual
+        return self._free_at(now) - now + ahead / self.limits.workers
 
-    def _refuse_overload(self, now: float, client: str, rows: int, priority: int) -> None:
+    def _refuse_too_many(self, now: float, rows: int) -> None:
+        before = self.rows + self._coming.total()
+        if before and before + rows > self.limits.waiting:
+            raise Refused("overload", self._wait(now, None))
+
+    def _refuse_overload(self, now: float, client: str, priority: int) -> None:
         """priority: of the rows, the one that waits longest."""
-        if not self._waiting:
+        if not (self._waiting or self._coming):
             return
         wait = self._wait(now, priority)
-        if self.rows + rows > self.limits.waiting:
-            raise Refused("overload", wait)
         allowed = self.limits.target if self.standing else self.limits.interval
         if wait <= allowed:
             return
-        sharing = len(self._shares) + (client not in self._shares)
-        if wait > 2 * allowed or self._shares.get(client, 0.0) > allowed / sharing:
+        share = self._shares.get(client, 0.0) + self._coming[client] * self._usual
+        sharing = len(self._shares.keys() | self._coming.keys() | {client})
+        if wait > 2 * allowed or share > allowed / sharing:
             raise Refused("overload", wait - allowed)
 
     def _add(self, now: float, job: Job, cost: float) -> None:

@@ -94,7 +94,7 @@ class Decoding:
         """Texts that wait or run."""
         return len(self._scheduler)
 
-    def check(self, client: str) -> None:
+    def admit(self, client: str) -> None:
         """Raises RequestError where a request of this client would be refused whatever it holds."""
         try:
             with self._ready:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,9 @@ from .batching import Job, Refused, Scheduler
 from .exactness import ALONE, EQUAL
 from .metrics import Metrics
 from .model import Answer, Model, difference, failure
-from .niceness import give_way
+from .niceness import IDLE, give_way
 from .refusals import DeadlineError, DrainingError, OverloadError, RequestError
+from .turns import Turns
 
 RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
 LONG = 20_000  # characters or bytes of a request that are encoded on the event loop
@@ -23,15 +25,29 @@ HIT, MISS = "hit", "miss"  # of Result.cache
 BESIDE = 2  # larger requests that are encoded beside it: a small file may be a large image
 
 
+@dataclass(eq=False)
+class Place:
+    """Of a request that an engine admitted and that is on its way to it; to be closed."""
+
+    client: str
+    engine: Engine
+    open: bool = True
+
+    def close(self) -> None:
+        """It no longer is."""
+        self.engine.leave(self)
+
+
 @dataclass(frozen=True)
 class Call:
     """Who asks. deadline: on the engine's clock; of a text that is continued, of its first token,
-    and last: of its end. priority: lower first."""
+    and last: of its end. priority: lower first. place: None for one not admitted yet."""
 
     client: str
     deadline: float
     priority: int = 0
     last: float = float("inf")
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,7 @@ class Engine:
         self._niceness = niceness
         self._beside = asyncio.Semaphore(BESIDE)
         self._loop = asyncio.get_running_loop()
+        self._turns = Turns(pause=niceness == IDLE)
         self._rows: dict[Job, _Row] = {}
         self._ready = threading.Condition()
         self._shared = 0  # batches with several rows
@@ -141,7 +158,22 @@ class Engine:
     ) -> Result:
         """The answers to inputs, in order. Raises RequestError; a request that is cancelled is
         dropped before it runs."""
-        self.check(call.client)  # before it costs anything: others came since it was received
+        with self._placed(call) as place:
+            await self._turns.turn()
+            jobs, rows = await self._encoded(inputs, pairs, call)
+            request = await self._finished(dict(zip(jobs, rows, strict=True)), call, place)
+        return Result(
+            [request.values[job] for job in jobs],
+            sum(row.cut for row in rows),
+            sum(row.size for row in rows),
+            request.queued,
+            request.model,
+            request.times,
+        )
+
+    async def _encoded(
+        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, call: Call
+    ) -> tuple[list[Job], list[Encoded]]:
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
         if size > LONG or not self.model.task.inputs.size:
@@ -154,23 +186,16 @@ class Engine:
         for row in rows:
             bucket, length = self.model.bucket(row)
             jobs.append(Job(bucket, length, call.client, call.priority, call.deadline))
-        request = await self._finished(dict(zip(jobs, rows, strict=True)), call)
-        return Result(
-            [request.values[job] for job in jobs],
-            sum(row.cut for row in rows),
-            sum(row.size for row in rows),
-            request.queued,
-            request.model,
-            request.times,
-        )
+        return jobs, rows
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:
         """The model's outputs for raw inputs, which run by themselves. Raises RequestError."""
-        arrays = self.model.checked(arrays)
-        first = next(iter(arrays.values()))
-        length = min(first.shape[1] if first.ndim > 1 else 1, self.model.contract.longest)
-        job = Job(object(), length, call.client, call.priority, call.deadline, len(first))
-        request = await self._finished({job: arrays}, call)
+        with self._placed(call) as place:
+            arrays = self.model.checked(arrays)
+            first = next(iter(arrays.values()))
+            length = min(first.shape[1] if first.ndim > 1 else 1, self.model.contract.longest)
+            job = Job(object(), length, call.client, call.priority, call.deadline, len(first))
+            request = await self._finished({job: arrays}, call, place)
         return Result(
             [request.values[job]],
             queued=request.queued,
@@ -178,13 +203,32 @@ class Engine:
             times=request.times,
         )
 
-    def check(self, client: str) -> None:
-        """Raises RequestError where a request of this client would be refused whatever it holds."""
+    def admit(self, client: str) -> Place:
+        """The place of a request that is on its way. Raises RequestError where one of this client
+        is refused whatever it holds."""
         try:
             with self._ready:
-                self._scheduler.check(self.clock(), client)
+                self._scheduler.admit(self.clock(), client)
         except Refused as e:
             raise refusal(e) from None
+        return Place(client, self)
+
+    def leave(self, place: Place) -> None:
+        """The request of this place does not come, unless it has."""
+        with self._ready:
+            if place.open:
+                place.open = False
+                self._scheduler.leave(place.client)
+
+    @contextmanager
+    def _placed(self, call: Call) -> Iterator[Place]:
+        place = call.place
+        if place is None or not place.open or place.engine is not self:
+            place = self.admit(call.client)
+        try:
+            yield place
+        finally:
+            place.close()
 
     def drain(self) -> None:
         """Accept nothing more."""
@@ -198,14 +242,15 @@ class Engine:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    async def _finished(self, payloads: Mapping[Job, Any], call: Call) -> _Request:
+    async def _finished(self, payloads: Mapping[Job, Any], call: Call, place: Place) -> _Request:
         """The request, once all its jobs are answered."""
         now = self.clock()
         request = _Request(self._loop.create_future(), list(payloads), submitted=now)
         rows = {job: _Row(request, payload, now) for job, payload in payloads.items()}
         with self._ready:
+            place.open = False
             try:
-                self._scheduler.submit(now, request.jobs)
+                self._scheduler.submit(now, request.jobs, admitted=True)
             except Refused as e:
                 raise refusal(e) from None
             self._rows |= rows
@@ -213,6 +258,7 @@ class Engine:
         self.metrics.pending.set(self._scheduler.rows)
         try:
             await request.done
+            await self._turns.turn()
         finally:
             with self._ready:
                 for job in request.jobs:

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from .asgi import Receive, Response, read_body
-from .engine import Result, Times
+from .engine import Call, Place, Result, Times
 from .inference import Service
 from .recall import HEADER
 from .refusals import ForbiddenError, MethodError, RequestError, TokenError
@@ -58,12 +58,28 @@ class Exchange(Record):
     receive: Receive
     security: Security
     streamed: Result | None = None  # complete once the stream has ended
+    place: Place | None = None  # closed with the leases
     leases: ExitStack = field(default_factory=ExitStack)
 
     def lease(self, served: Served) -> Service:
         """The version that answers; not drained before the leases are closed."""
         self.service = self.leases.enter_context(served.lease())
         return self.service
+
+    def admit(self, service: Service) -> None:
+        """Have this model admit the request, unless one has. Raises RequestError."""
+        if self.place is None:
+            self.put(service.admit(self.client))
+
+    def put(self, place: Place | None) -> None:
+        """The request has this place until it is answered."""
+        if place is not None:
+            self.place = place
+            self.leases.callback(place.close)
+
+    def call(self, service: Service, parameters: Mapping[str, Any]) -> Call:
+        """Who asks this model, and until when. Raises RequestError."""
+        return service.call(self.client, parameters, self.timeout(), self.place)
 
     def accept(self, route: str, method: str) -> None:
         """Raises MethodError, and TokenError where one is needed."""

@@ -19,7 +19,7 @@ from ..generate import Piece
 from ..inputs.kind import InputKind
 from .cache import Cache, key_of
 from .decoding import OPTIONS, Decoding, completion
-from .engine import HIT, MISS, Call, Engine, Result
+from .engine import HIT, MISS, Call, Engine, Place, Result
 from .mirror import Mirror
 from .model import as_json
 from .recall import Recall
@@ -51,11 +51,13 @@ class Service:
         self.digest = ""  # of the bundle, in the keys of the cache
         self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
 
-    def check(self, client: str) -> None:
-        """Raises RequestError where a request of this client would be refused whatever it holds.
-        Where answers are kept it may hold the question to one of them, which costs no engine."""
+    def admit(self, client: str) -> Place | None:
+        """The place of a request that is on its way, to be closed. Raises RequestError where one of
+        this client is refused whatever it holds. Where answers are kept it may hold the question to
+        one of them, which costs no engine; so it has none, as with a model that continues texts."""
         if self.engine.draining or (self.cache is None and self.recall is None):
-            self.engine.check(client)
+            return self.engine.admit(client)
+        return None
 
     def server(self) -> dict[str, Any]:
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
@@ -79,7 +81,13 @@ class Service:
             "outputs": outputs,
         }
 
-    def call(self, client: str, parameters: Mapping[str, Any], seconds: float | None) -> Call:
+    def call(
+        self,
+        client: str,
+        parameters: Mapping[str, Any],
+        seconds: float | None,
+        place: Place | None = None,
+    ) -> Call:
         """Who asks, and until when: the parameters `timeout` (microseconds) and `priority` (0, the
         default, runs first) as Triton has them. seconds: what the transport says.
 
@@ -94,9 +102,9 @@ class Service:
             raise RequestError("parameter priority is not a whole number from 0 to 99")
         now = self.engine.clock()
         if seconds is None:
-            return Call(client, now + self.timeout, priority)
+            return Call(client, now + self.timeout, priority, place=place)
         last = now + min(seconds, LONGEST_TIMEOUT)
-        return Call(client, last, priority, last)
+        return Call(client, last, priority, last, place)
 
     async def answer(
         self,

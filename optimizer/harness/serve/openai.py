@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .engine import Result
+from .engine import Call, Result
 from .inference import Service
 from .refusals import RequestError, UnknownError
 from .versions import Served
@@ -44,7 +44,7 @@ def named(current: Sequence[Served], name: object) -> Served:
 
 
 async def embeddings(
-    service: Service, document: Mapping[str, Any], client: str, seconds: float | None
+    service: Service, document: Mapping[str, Any], call: Call
 ) -> tuple[dict[str, Any], Result]:
     """POST /v1/embeddings. Raises RequestError."""
     model = service.engine.model
@@ -68,7 +68,7 @@ async def embeddings(
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise RequestError("input is neither a text nor a list of texts")
-    result = await service.answer(texts, None, service.call(client, {}, seconds))
+    result = await service.answer(texts, None, call)
     vectors = [answer[FIELD] for answer in result.answers]
     usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
     data = [

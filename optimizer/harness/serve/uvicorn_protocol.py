@@ -108,7 +108,7 @@ class Bounded(HttpToolsProtocol):
             and self.parser.should_keep_alive()
             and not self.parser.should_upgrade()
             and not self.flow.write_paused  # by a client that reads no answers
-            and len(self.connections) < (self.limit_concurrency or 0)
+            and max(len(self.connections), len(self.tasks)) < (self.limit_concurrency or 0)
         )
 
     def _refuse(self, body: list[bytes]) -> bool:
@@ -116,8 +116,8 @@ class Bounded(HttpToolsProtocol):
         assert self.bounds.refused is not None
         self._considered = True
         path = self.url.partition(b"?")[0].decode("latin-1")
-        scope = {**self.scope, "method": "POST", "path": path}
-        response = self.bounds.refused(scope, sum(map(len, body)))
+        self.scope |= {"method": "POST", "path": path}  # uvicorn writes them anew
+        response = self.bounds.refused(self.scope, sum(map(len, body)))
         if response is None:
             return False
         lines = [status_line(response.status), *(b"%b: %b" % p for p in response.pairs())]

@@ -36,9 +36,9 @@ async def model(
     exchange.accept("v2 infer", "POST")
     service = exchange.lease(versions.chosen(name, version))
     body = await exchange.body()
-    service.check(exchange.client)
+    exchange.admit(service)
     request = read(body, whole_header(exchange.headers, LENGTH))
-    call = service.call(exchange.client, request.parameters, exchange.timeout())
+    call = exchange.call(service, request.parameters)
 
     async def work() -> Response:
         outputs, result = await service.infer(name, version, request, call)

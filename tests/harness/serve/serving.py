@@ -49,8 +49,10 @@ class Client:
         body: bytes | Mapping[str, Any] = b"",
         headers: Mapping[str, str] | None = None,
         gone: asyncio.Event | None = None,
+        *,
+        before: bool = False,
     ) -> Reply:
-        """gone: set when the client leaves."""
+        """gone: set when the client leaves. before: a task is made unless it is refused."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         parts = [{"type": "http.request", "body": data, "more_body": False}]
         sent: list[Any] = []
@@ -65,8 +67,12 @@ class Client:
             sent.append(message)
 
         pairs = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
-        scope = {"type": "http", "method": method, "path": path, "headers": pairs}
-        await self.app({**scope, "client": (self.address, 1)}, receive, send)
+        scope: Any = {"type": "http", "method": method, "path": path, "headers": pairs}
+        scope["client"] = (self.address, 1)
+        if before and (response := self.app.refused(scope, len(data))) is not None:
+            await response.send(send)
+        else:
+            await self.app(scope, receive, send)
         if not sent:
             return Reply(499, {}, b"")
         head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}

@@ -7,14 +7,15 @@ import json
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from optimizer.harness.bundle import Bundle
-from optimizer.harness.serve.app import App, Security
+from optimizer.harness.serve.app import PLACE, App, Security
 from optimizer.harness.serve.asgi import Response
+from optimizer.harness.serve.engine import Engine, Place
 from optimizer.harness.serve.refusals import OverloadError
 from optimizer.harness.serve.tracing import Request
 from tests.harness.serve.serving import Client, Reply, on_server
@@ -295,17 +296,20 @@ def before_a_task(
 ) -> Response | None:
     pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
     scope = {"method": method, "path": path, "headers": pairs, "client": (client.address, 1)}
-    return client.app.refused(scope, size)
+    response = client.app.refused(scope, size)
+    if PLACE in scope:
+        scope[PLACE].close()
+    return response
 
 
 def overloaded(client: Client) -> None:
-    def check(address: str) -> None:
+    def admit(address: str) -> NoReturn:
         assert address == client.address
         raise OverloadError("too much is waiting", retry_after=1.5)
 
     service = client.app.versions.sole
     assert service is not None
-    service.engine.check = check  # type: ignore[method-assign]
+    service.engine.admit = admit  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", BUSY)
@@ -370,3 +374,42 @@ def test_what_would_be_told_something_else_is_not_refused_before_a_task(made: Pa
         assert before_a_task(client, "/v1/embeddings", right) is None
 
     on_server(made, test, security=Security(token="secret", largest=100))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before a task", "in its task"])
+def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(
+    first: bool, made: Path
+) -> None:
+    tensors = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [2, 3]}
+    mask = {**tensors, "name": "attention_mask", "data": [1, 1]}
+
+    async def test(client: Client) -> None:
+        service = client.app.versions.sole
+        assert service is not None
+        assert isinstance(service.engine, Engine)
+        places, admit = list[Place](), service.engine.admit
+
+        def counted(address: str) -> Place:
+            places.append(admit(address))
+            return places[-1]
+
+        service.engine.admit = counted  # type: ignore[method-assign]
+        for number, (path, body, headers, status) in enumerate(
+            (
+                (INFER, GOOD, {}, 200),
+                (INFER, GOOD, {"x-request-timeout": "0"}, 400),
+                (INFER, GOOD, {"x-request-timeout": "1e-9"}, 503),
+                (INFER, b"{", {}, 400),
+                (INFER, b'{"inputs": []}', {}, 400),
+                ("/v2/models/tiny-tensors/infer", {"inputs": [tensors, mask]}, {}, 200),
+                ("/v2/models/tiny-tensors/infer", {"inputs": [tensors]}, {}, 400),
+                ("/v1/embeddings", {"model": "tiny", "input": "good"}, {}, 200),
+                ("/v1/embeddings", {"model": "other", "input": "good"}, {}, 404),
+            ),
+            1,
+        ):
+            reply = await client.ask("POST", path, body, headers, before=first)
+            assert reply.status == status, (path, body, reply)
+            assert [p.open for p in places] == number * [False], (path, body)
+
+    on_server(made, test)

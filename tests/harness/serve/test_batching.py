@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -222,18 +223,73 @@ def test_under_three_times_the_load_accepted_rows_wait_no_longer_than_the_target
 
 def test_what_would_be_refused_is_refused_before_it_is_read() -> None:
     scheduler = Scheduler(LIMITS, cost)
-    scheduler.check(0.0, "a")
     while True:
         try:
             scheduler.submit(0.0, [Job(1, 30, "a")])
         except Refused:
             break
-        scheduler.check(0.0, "b")
+        scheduler.admit(0.0, "b")
+        scheduler.leave("b")
     with pytest.raises(Refused, match="overload"):
-        scheduler.check(0.0, "a")
+        scheduler.admit(0.0, "a")
     scheduler.drain()
     with pytest.raises(Refused, match="draining"):
-        scheduler.check(0.0, "b")
+        scheduler.admit(0.0, "b")
+
+
+@pytest.mark.parametrize("size", [1, 8, 30])
+def test_as_many_are_admitted_at_one_instant_as_would_be_accepted_one_after_the_other(
+    size: int,
+) -> None:
+    def accepted(*, on_their_way: bool) -> int:
+        scheduler = Scheduler(LIMITS, cost)
+        scheduler.submit(0.0, [Job(1, size, "a")])
+        for _ in range(200):  # until what a request costs of late is known
+            scheduler.take(0.0)
+            scheduler.submit(0.0, [Job(1, size, "a")])
+        for number in range(1000):
+            try:
+                if on_their_way:
+                    scheduler.admit(0.0, "a")
+                else:
+                    scheduler.submit(0.0, [Job(1, size, "a")])
+            except Refused:
+                return number
+        raise AssertionError
+
+    assert accepted(on_their_way=True) == accepted(on_their_way=False) > 1
+
+
+def fill(scheduler: Scheduler, client: str) -> None:
+    """Until it is refused."""
+    with suppress(Refused):
+        while True:
+            scheduler.submit(0.0, [Job(1, 30, client)])
+
+
+def test_what_was_admitted_is_not_refused_for_what_came_meanwhile() -> None:
+    scheduler = Scheduler(LIMITS, cost)
+    for _ in range(10):
+        scheduler.admit(0.0, "slow")
+    fill(scheduler, "fast")
+    for _ in range(10):
+        scheduler.submit(0.0, [Job(1, 30, "slow")], admitted=True)
+    with pytest.raises(Refused, match="overload"):
+        scheduler.submit(0.0, [Job(1, 30, "slow")])
+
+
+def test_those_that_do_not_come_leave_their_places() -> None:
+    scheduler = Scheduler(LIMITS, cost)
+    scheduler.submit(0.0, [Job(1, 30, "a")])
+    for _ in range(10 * LIMITS.waiting):
+        scheduler.admit(0.0, "b")
+        scheduler.leave("b")
+    for _ in range(10 * LIMITS.waiting):
+        scheduler.admit(0.0, "b")
+        scheduler.drain()
+        with pytest.raises(Refused, match="draining"):
+            scheduler.submit(0.0, [Job(1, 1, "b")], admitted=True)
+        scheduler.draining = False
 
 
 def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
@@ -243,11 +299,11 @@ def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
         turn = scheduler.take(now)
         for _ in range(20):  # while that batch runs
             try:
-                scheduler.check(now, "a")
+                scheduler.admit(now, "a")
             except Refused:
                 outcomes["refused"] += 1
                 continue
-            scheduler.submit(now, [Job(1, chance.choice([1, 8, 30]), "a")])
+            scheduler.submit(now, [Job(1, chance.choice([1, 8, 30]), "a")], admitted=True)
             outcomes["accepted"] += 1
         now += turn.predicted
         if turn.jobs:

@@ -91,12 +91,12 @@ def test_a_cached_answer_is_predict_s_and_a_new_version_answers_itself(
         assert reply.json["data"][0]["embedding"] == predicted(made)
         assert reply.json["usage"]["prompt_tokens"] == 5
         assert await counted(client, "nv_inference_count", "1") == 1
-        engine, check = app.first().engine, app.first().engine.check
-        engine.check = refuses  # a kept answer is given under overload, too; others are not
+        engine, admit = app.first().engine, app.first().engine.admit
+        engine.admit = refuses  # a kept answer is given under overload, too; others are not
         assert await embedded(client) == ("1", predicted(made))
         other = {"model": "tiny", "input": "a bad film"}
         assert (await client.ask("POST", "/v1/embeddings", other, TOKEN)).status == 429
-        engine.check = check
+        engine.admit = admit
         turn(link, second)
         assert (await client.ask("POST", LOAD, b"", TOKEN)).status == 200
         assert await embedded(client) == ("2", predicted(second))
