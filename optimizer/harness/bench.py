@@ -13,7 +13,6 @@ above (p99 at 95 % needs 368 rounds), and the upper end is then None: unknown, n
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import math
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .child import run_python
+from .collection import no_collection
 from .errors import HarnessError, InputError
 from .inputs.text import lengthened
 from .machine import this_machine
@@ -187,10 +187,7 @@ def _interleaved(
     """Milliseconds {system: {stage: one per counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()  # a collection caused by one system would be charged to another
-    try:
+    with no_collection():  # a collection caused by one system would be charged to another
         warmup, more = counted.warmup, counted.more
         done, left = 0, warmup + counted.iterations
         while left > 0:
@@ -204,9 +201,6 @@ def _interleaved(
                         times[name][stage] += [seconds * 1e3] if i >= warmup else []
             done += left
             left = more({n: _end_to_end(t) for n, t in times.items()}) if more else 0
-    finally:
-        if collecting:
-            gc.enable()
     return times
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from optimizer.errors import InputError
+from optimizer.harness.collection import no_collection
 from optimizer.load_test.requests import Kind
 
 REFUSED = (429, 503)  # of HTTP; a gRPC call that is refused for load has 503 too
@@ -82,11 +83,12 @@ async def run(
 ) -> list[Outcome]:
     """The inputs in turn, each sent when it is due, whatever became of those before."""
     outcomes = [Outcome(instant) for instant in due]
-    start = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        for i, outcome in enumerate(outcomes):
-            wait = outcome.due - (time.perf_counter() - start)
-            await asyncio.sleep(max(wait, 0))
-            value = values[i % len(values)]
-            tasks.create_task(client.ask(kind, model, value, outcome, start))
+    with no_collection():
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for i, outcome in enumerate(outcomes):
+                wait = outcome.due - (time.perf_counter() - start)
+                await asyncio.sleep(max(wait, 0))
+                value = values[i % len(values)]
+                tasks.create_task(client.ask(kind, model, value, outcome, start))
     return outcomes

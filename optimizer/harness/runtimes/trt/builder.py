@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...collection import no_collection
 from ...errors import BuildError, MachineError
 from . import advice, caches
 from .cuda import first_device
@@ -21,7 +22,7 @@ from .header import read_header
 from .inspect import inspect_engine
 from .network import summary
 from .products import PRODUCTS, Options, imported, refuse_options, version
-from .watch import Messages, Progress, interruptible, logger, monitor, no_collection
+from .watch import Messages, Progress, interruptible, logger, monitor
 
 __all__ = ["PRODUCTS", "Options", "Progress", "build", "configure", "kept_packed", "version"]
 

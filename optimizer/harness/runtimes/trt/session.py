@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...collection import no_collection
 from ...errors import BundleError, MachineError, UnopenedError
 from .advice import errors
 from .caches import write
@@ -21,7 +22,7 @@ from .memory import Device, Memory
 from .products import PRODUCTS
 from .profiles import Profile, Shape
 from .validity import refuse_invalid
-from .watch import logger, no_collection
+from .watch import logger
 
 DTYPES = {
     "FLOAT": "float32",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -61,24 +60,6 @@ class Advance:
         worth = BEFORE_SLOW if self.slow else 1.0
         self.reported = max(self.reported, int(PARTS * worth * min(done, 1.0)))
         return self.reported
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Collect garbage before, and none inside, where TensorRT is given a logger.
-
-    A builder or runtime that an earlier failure left in a cycle would otherwise be freed whenever
-    Python collects, which may be inside a message of TensorRT: freeing waits for the lock that
-    TensorRT holds while it sends some of them, and the process stands still (TensorRT-RTX 1.7).
-    """
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def logger(trt: Any) -> Any:
