@@ -3,10 +3,11 @@
 memory = the libraries + the float model + parameters that a method folded + the linear weights
          de-quantized + what enters and leaves the linear modules while the ledger's sample goes
          through the float and the compressed model (materials.py: sampled), of text-generation
-         with the logits, and with what several correct runs of the sample give: what enters the
-         linear modules, and logits in each arithmetic + a graph that is cut: read, written and held
-         by its session, and once more as its kernels want it;
+         with the logits, and of two correct runs at a time what enters the linear modules, and
+         logits + a graph that is cut: read, written and held by its session, and once more as its
+         kernels want it;
          of text-generation not less than both models and the logits of one window
+disk     what the correct runs give, in each arithmetic, while they are compared
 seconds  evaluation and timing
 
 Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/validate_memory.py).
@@ -27,9 +28,12 @@ from optimizer.validate.ledger.spread import RUNS
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
 COPIES = 3  # of a float graph's weights, while its pieces run
-ARITHMETICS = 5  # whose runs are kept (correct_runs.py): folded; the state's with its kernels and
+ARITHMETICS = (
+    5  # whose runs are written (correct_runs.py): folded; the state's with its kernels and
+)
 # as it is written, and both again with flips of whole tokens
 REFERENCE = 2  # times a smaller model, the one it was made of; both are in memory
+REPORT = 1 << 20
 LONGEST = 128  # tokens of a ledger input
 CHARACTERS = 4  # of a token of English, about
 
@@ -39,7 +43,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     settings = section.validate_
     elements = sum(math.prod(s) for s in shapes.values())
     generates = settings.metric == "perplexity"
-    memory = LIBRARIES + _ledger(section, shapes, elements, generates)
+    ledger, disk = _ledger(section, shapes, elements, generates)
+    memory = LIBRARIES + ledger
     if section.reduce:
         memory += REFERENCE * 4 * elements
     latency = settings.latency
@@ -55,11 +60,11 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         sets = [settings.data, *(s.data for s in settings.also.values())]
         rows = sum(data.samples or ROWS for data in sets)
         seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
-    return Estimate(memory=memory, disk=1 << 20, seconds=seconds)
+    return Estimate(memory=memory, disk=disk, seconds=seconds)
 
 
-def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> int:
-    """Bytes of the hop that cuts the float graph."""
+def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> tuple[int, int]:
+    """(bytes of memory of the hop that cuts the float graph, of disk)."""
     # An embedding is no linear module: it is the widest matrix, and of its vocabulary's length.
     matrices = [s for s in shapes.values() if len(s) == 2]
     tables = max((max(s) for s in matrices), default=0)
@@ -71,16 +76,18 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     each = max(positions(shapes), 1) if images else 0
     pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
     compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
+    entering = 4 * sum(s[1] for s in linear)
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
         sampled, whole = decoder_batches.positions(per_token)
-        entering = 4 * sum(s[1] for s in linear)
+        answer = 4 * tables
         rest = entering * (whole - sampled) if compared else 0
-        kept = 2 * (per_token * sampled + rest + 4 * tables * whole)
-        kept += RUNS * sampled * (entering + (1 + ARITHMETICS) * 4 * tables)
+        kept = 2 * (per_token * sampled + rest + answer * whole + (entering + answer) * sampled)
     else:
         sampled, whole = _tokens(section, each)
+        answer = 0  # next to what enters the modules
         kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
-    return 4 * (elements + quantized + folded + COPIES * elements) + kept
+    written = RUNS * sampled * (entering + (1 + ARITHMETICS) * answer)
+    return 4 * (elements + quantized + folded + COPIES * elements) + kept, written + REPORT
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:

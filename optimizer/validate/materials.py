@@ -36,10 +36,12 @@ LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 class Materials(RunArtifacts):
     """What the ledger compares. texts: what it is compared on, of the model's kind of input, held
     out, of several sizes, in batches of one and of many, padded. bundle: the folder with the
-    contract.json and the tokenizer that the harness reads; the source's when None."""
+    contract.json and the tokenizer that the harness reads; the source's when None. scratch: the
+    folder for files that are gone in the end; None: where temporary files go."""
 
     texts: Sequence[Any]
     bundle: Path | None = None
+    scratch: Path | None = None
 
     @cached_property
     def folded_model(self) -> nn.Module:

@@ -89,7 +89,8 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     contract = contracts.read(folders[0] / "contract.json")
     task = contract.task_record
     data = _data(section, task)
-    materials = _materials(section, folders, ledger_texts(data["validate.data"], task.inputs))
+    inputs = ledger_texts(data["validate.data"], task.inputs)
+    materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
         machine = _machine()
@@ -136,7 +137,9 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         say(f"validate: {gate.verdict}: {gate.name}: {gate.message}")
 
 
-def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[Any]) -> Materials:
+def _materials(
+    section: Validation, folders: Sequence[Path], texts: Sequence[Any], scratch: Path
+) -> Materials:
     source, state, graph, model, engine, *originals = folders
     original, original_graph, smaller, untrained, latencies = (*originals, *[None] * 5)[:5]
     return Materials(
@@ -147,6 +150,7 @@ def _materials(section: Validation, folders: Sequence[Path], texts: Sequence[Any
         model,
         engine,
         texts=texts,
+        scratch=scratch,
         original=original,
         original_graph=original_graph,
         smaller=smaller,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from optimizer.store import Estimate
-from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, estimate
+from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, REPORT, estimate
 from optimizer.validate.ledger.decoder_batches import positions
 from optimizer.validate.ledger.spread import RUNS
 from tests.validate.runs import Run
@@ -42,7 +42,9 @@ def test_a_further_set_takes_time_and_no_memory(runs: dict[str, Run], tmp_path: 
     assert two.memory == one.memory
 
 
-def test_several_correct_runs_of_a_decoder_are_held_at_once(runs: dict[str, Run]) -> None:
+def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
+    runs: dict[str, Run],
+) -> None:
     """What enters the linear modules of those that are compared, and the logits of all kinds."""
     section = runs["w8"].section
     settings = section.validate_.model_copy(update={"metric": "perplexity"})
@@ -51,6 +53,8 @@ def test_several_correct_runs_of_a_decoder_are_held_at_once(runs: dict[str, Run]
     sampled, whole = positions(4 * 2 * WIDTH)
     weights = 4 * ((1 + COPIES) * sum(map(math.prod, shapes.values())) + WIDTH**2)
     traces = 2 * 4 * (2 * WIDTH * sampled + TABLE * whole)
-    compared = RUNS * sampled * 4 * (WIDTH + TABLE)
-    kept = ARITHMETICS * RUNS * sampled * 4 * TABLE
-    assert estimate(generating, shapes).memory == LIBRARIES + weights + traces + compared + kept
+    compared = 2 * sampled * 4 * (WIDTH + TABLE)
+    predicted = estimate(generating, shapes)
+    assert predicted.memory == LIBRARIES + weights + traces + compared
+    written = RUNS * sampled * 4 * (WIDTH + (1 + ARITHMETICS) * TABLE)
+    assert predicted.disk == written + REPORT

@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from optimizer.validate.ledger import monte_carlo, spread
+from optimizer.validate.ledger.array_file import ArrayFile, Lazily
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
@@ -41,7 +42,8 @@ class CorrectRuns:
 
     def __init__(self, materials: Materials) -> None:
         self._m = materials
-        self._cached: dict[tuple[str, Arithmetic | str], list[list[dict[str, Array]]]] = {}
+        self._file = ArrayFile(materials.scratch)
+        self._cached: dict[tuple[str, Arithmetic | str], list[list[Mapping[str, Array]]]] = {}
         self._between: dict[tuple[str, str], dict[str, float]] = {}
 
     @property
@@ -92,13 +94,8 @@ class CorrectRuns:
         runs = self._token_runs(precision, blocks)
         samples = [s for s in self._samples("state") if not s.past]
         traces = [s.trace for s in samples]
-        rows, by_token = [], []
-        for run in runs:
-            split: list[Mapping[str, Array]] = []
-            for result, one in zip(run, traces, strict=True):
-                keep = one.mask.astype(bool)
-                split.append({"logits": result["logits"][keep][:, None]})
-            rows.append(split)
+        rows = [[_by_token(r, one) for r, one in zip(run, traces, strict=True)] for run in runs]
+        by_token = []
         for one in traces:
             logits = one.result["logits"][one.mask.astype(bool)][:, None]
             by_token.append(Trace(np.ones(logits.shape[:2], np.int64), {}, {"logits": logits}))
@@ -131,7 +128,9 @@ class CorrectRuns:
         traces = [s.trace for s in samples]
         arithmetic = self.arithmetic(precision)
         runs = monte_carlo.between(
-            self._model(kind), traces, self._m.compared, arithmetic, RUNS, seed=1
+            *(self._model(kind), traces, self._m.compared, arithmetic, RUNS),
+            seed=1,
+            keep=ArrayFile(self._m.scratch).put,
         )
         names = list(runs[0][0])
         labelled = [_with_inputs(t, names) for t in traces]
@@ -139,7 +138,7 @@ class CorrectRuns:
             spread.spread(runs, None, labelled, names, arithmetic.unit, self.examples).limits
         )
 
-    def _token_runs(self, precision: str, blocks: bool) -> list[list[dict[str, Array]]]:
+    def _token_runs(self, precision: str, blocks: bool) -> list[list[Mapping[str, Array]]]:
         arithmetic = self.arithmetic(precision, blocks=blocks)
         return self._runs("state", replace(arithmetic, flips="token"))
 
@@ -159,7 +158,7 @@ class CorrectRuns:
         whole = [_Sample(t, i, 0) for i, t in enumerate(chosen)]
         return whole + [_Sample(chosen[i].continued(past), i, past) for i, past in cuts]
 
-    def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[dict[str, Array]]]:
+    def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[Mapping[str, Array]]]:
         key = (kind, _named(arithmetic))
         if key not in self._cached:
             m = self._m
@@ -167,7 +166,7 @@ class CorrectRuns:
             rounding = RandomRounding(arithmetic, _seed(key))
             modules = [*m.modules, *(m.state.summands if kind == "state" else ())]
             self._cached[key] = monte_carlo.runs(
-                self._model(kind), batches, m.compared, modules, rounding, RUNS
+                *(self._model(kind), batches, m.compared, modules, rounding, RUNS), self._file.put
             )
         return self._cached[key]
 
@@ -199,13 +198,21 @@ def _seed(key: tuple[str, Arithmetic | str]) -> int:
 
 def _views(run: Run, samples: Sequence[_Sample]) -> list[Mapping[str, Array]]:
     """What a sample's trace is compared with: outputs from its token `past` on; a cache whole."""
-    return [
-        {
-            name: array[:, s.past :] if s.past and array.ndim == 3 else array
-            for name, array in run[s.batch].items()
-        }
-        for s in samples
-    ]
+    return [_view(run[s.batch], s.past) for s in samples]
+
+
+def _view(result: Mapping[str, Array], past: int) -> Mapping[str, Array]:
+    def read(name: str) -> Array:
+        array = result[name]
+        return array[:, past:] if past and array.ndim == 3 else array
+
+    return Lazily(result.keys(), read)
+
+
+def _by_token(result: Mapping[str, Array], one: Trace) -> Mapping[str, Array]:
+    """(real tokens, 1, vocabulary) logits."""
+    real = one.mask.astype(bool)
+    return Lazily(["logits"], lambda name: result[name][real][:, None])
 
 
 def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:

@@ -34,6 +34,9 @@ from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
 
+Keep = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""What holds a run's arrays, such as ArrayFile.put."""
+
 
 def runs(
     model: nn.Module,
@@ -42,12 +45,13 @@ def runs(
     modules: Collection[str],
     mode: RandomRounding,
     count: int,
-) -> list[list[dict[str, Array]]]:
+    keep: Keep = dict,
+) -> list[list[Mapping[str, Array]]]:
     """[run][batch]: the named outputs of a correct run in the mode's arithmetic, `count` times.
 
     modules: the linear ones, which a graph multiplies by. The model is left as it was.
     """
-    results: list[list[dict[str, Array]]] = []
+    results: list[list[Mapping[str, Array]]] = []
     arithmetic = mode.arithmetic
     for _ in range(count):
         with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
@@ -55,7 +59,7 @@ def runs(
             for batch in batches:
                 at.mask = torch.from_numpy(batch.real)
                 with mode:
-                    results[-1].append(trace.run(model, batch, outputs))
+                    results[-1].append(keep(trace.run(model, batch, outputs)))
     return results
 
 
@@ -66,10 +70,11 @@ def between(
     arithmetic: Arithmetic,
     count: int,
     seed: int = 0,
-) -> list[list[dict[str, Array]]]:
+    keep: Keep = dict,
+) -> list[list[Mapping[str, Array]]]:
     """[run][trace]: what enters each linear module ("<module>:input") and the outputs, when every
     linear module answers what the trace says, rounded to the arithmetic's type."""
-    results: list[list[dict[str, Array]]] = []
+    results: list[list[Mapping[str, Array]]] = []
     modules = {name for name, _ in traces[0].outputs}
     mode = RandomRounding(arithmetic, seed)
     for _ in range(count):
@@ -79,7 +84,7 @@ def between(
                 answers.trace, answers.calls, answers.inputs = one, {}, {}
                 with mode:
                     result = trace.run(model, one.batch, outputs)
-                results[-1].append({**result, **answers.inputs})
+                results[-1].append(keep({**result, **answers.inputs}))
     return results
 
 
