@@ -87,7 +87,10 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
         answer = 0  # next to what enters the modules
         kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     written = RUNS * sampled * (entering + (1 + ARITHMETICS) * answer)
-    return 4 * (elements + quantized + folded + COPIES * elements) + kept, written + REPORT
+    heads = [math.prod(s) for s in matrices if tables in s] if generates else []
+    tied = heads[0] if len(heads) == 1 else 0  # a graph has the embedding, and transposed the head
+    weights = elements + quantized + folded + COPIES * (elements + tied)
+    return 4 * weights + kept, written + REPORT
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:

@@ -51,7 +51,8 @@ def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
     generating = section.model_copy(update={"validate_": settings})
     sampled, whole = positions(4 * 2 * WIDTH)
-    weights = 4 * ((1 + COPIES) * sum(map(math.prod, shapes.values())) + WIDTH**2)
+    elements = sum(map(math.prod, shapes.values()))
+    weights = 4 * (elements + WIDTH**2 + COPIES * (elements + TABLE * WIDTH))  # the head is tied
     traces = 2 * 4 * (2 * WIDTH * sampled + TABLE * whole)
     compared = 2 * sampled * 4 * (WIDTH + TABLE)
     predicted = estimate(generating, shapes)
