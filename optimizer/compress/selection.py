@@ -97,6 +97,8 @@ def _pruned(
 def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
     model, family = source.model, source.family
     patterns = matched(model, quantize.keep_float, "quantize.keep_float")
+    if not isinstance(quantize.fold_only, bool):
+        matched(model, quantize.fold_only, "quantize.fold_only")
     rules = _rules(model, quantize)
     outside = _outside(source, quantize)
     blocks = source.blocks

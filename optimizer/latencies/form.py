@@ -76,6 +76,8 @@ def _matching(section: Compression, source: Path) -> Compression:
         "keep_float": there(quantize.keep_float),
         "layers": tuple(rule for rule in rules if rule.modules),
     }
+    if not isinstance(quantize.fold_only, bool):
+        kept["fold_only"] = there(quantize.fold_only)
     return section.model_copy(update={"quantize": quantize.model_copy(update=kept)})
 
 

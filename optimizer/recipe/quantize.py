@@ -214,10 +214,11 @@ class Quantize(Section):
     strength: float | Literal["search"] = Field(
         "search", description="smoothquant: alpha in [0, 1], or searched per layer"
     )
-    fold_only: bool = Field(
+    fold_only: bool | tuple[Pattern, ...] = Field(
         False,
-        description="smoothquant: smooth only where the factors fold into the layer before; "
-        "otherwise the others are multiplied at run time",
+        description="smoothquant: true: smooth only where the factors fold into the layer before; "
+        "false: the others are multiplied at run time; patterns: but for the inputs of these "
+        "modules, which saves that time for what it costs in accuracy",
     )
     bias_correction: bool = False
     gptq: GptqOptions = GptqOptions()

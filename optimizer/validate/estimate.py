@@ -16,6 +16,7 @@ Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/validate
 from __future__ import annotations
 
 import math
+import re
 
 from optimizer.load.datasets import samples
 from optimizer.load.image_inputs import positions
@@ -28,10 +29,11 @@ from optimizer.validate.ledger.spread import RUNS
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
 COPIES = 3  # of a float graph's weights, while its pieces run
-ARITHMETICS = (
-    5  # whose runs are written (correct_runs.py): folded; the state's with its kernels and
-)
-# as it is written, and both again with flips of whole tokens
+# Kinds of runs that are written (correct_runs.py): folded; the state's with its kernels and as it
+# is written, and both again with flips of whole tokens.
+ARITHMETICS = 5
+CACHED = ("k_proj.weight", "v_proj.weight")
+BLOCK = re.compile(r"\.(\d+)\.")
 REFERENCE = 2  # times a smaller model, the one it was made of; both are in memory
 REPORT = 1 << 20
 LONGEST = 128  # tokens of a ledger input
@@ -79,7 +81,7 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     entering = 4 * sum(s[1] for s in linear)
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
         sampled, whole = decoder_batches.positions(per_token)
-        answer = 4 * tables
+        answer = 4 * (tables + _cached(shapes))
         rest = entering * (whole - sampled) if compared else 0
         kept = 2 * (per_token * sampled + rest + answer * whole + (entering + answer) * sampled)
     else:
@@ -91,6 +93,15 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     tied = heads[0] if len(heads) == 1 else 0  # a graph has the embedding, and transposed the head
     weights = elements + quantized + folded + COPIES * (elements + tied)
     return 4 * weights + kept, written + REPORT
+
+
+def _cached(shapes: Shapes) -> int:
+    """Numbers of a token in the cache: the rows of keys' and values' matrices; where they have
+    other names, what is most, two hidden states a block."""
+    own = [s[0] for n, s in shapes.items() if n.endswith(CACHED) and len(s) == 2]
+    blocks = {number[1] for n in shapes if (number := BLOCK.search(n))}
+    widths = [min(s) for s in shapes.values() if len(s) == 2]
+    return sum(own) or 2 * len(blocks) * max(widths, default=0)
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from optimizer import state
 from optimizer.compress import stage
-from optimizer.errors import CheckpointError
+from optimizer.errors import CheckpointError, RecipeError
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Activations, Weights
 from tests.compress.checkpoints import W8A8, compress, contents, modules, section
@@ -137,6 +138,32 @@ def test_fold_only_leaves_no_factor(loaded: Path, tmp_path: Path) -> None:
         "encoder.layer.0.attention.self.value.bias",
         "encoder.layer.0.attention.output.dense.weight",
     }
+
+
+def test_fold_only_of_some_modules_leaves_the_factors_of_the_others_as_they_were(
+    loaded: Path, static: Path, tmp_path: Path
+) -> None:
+    """Of those that read one input, one that is named is enough."""
+    names = ("encoder.layer.?.output.dense", "encoder.layer.0.*.key")
+    options = {"method": "smoothquant", "bias_correction": True, **W8A8}
+    out = compress(loaded, tmp_path / "out", fold_only=names, **options)
+    first = "encoder.layer.0"
+    gone = {f"{first}.attention.self.{n}:input" for n in ("query", "key", "value")}
+    gone |= {f"encoder.layer.{i}.output.dense:input" for i in (0, 1)}
+    before, after = state.read(static).factors, state.read(out).factors
+    assert set(before) - set(after) == gone & set(before)
+    assert len(gone & set(before)) > len(gone) // 2
+    site = f"{first}.intermediate.dense:input"
+    assert torch.equal(after[site], before[site])
+    row = next(r for r in json.loads((out / "modules.json").read_text()) if r["module"] == FIRST)
+    assert "fold_only" in json.dumps(row)
+
+
+def test_a_pattern_of_fold_only_that_names_no_module_is_refused(
+    loaded: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=r"quantize.fold_only.1.*did you mean"):
+        compress(loaded, tmp_path, method="smoothquant", fold_only=("*", "*.outptu.dense"), **W8A8)
 
 
 def test_a_norm_that_feeds_a_residual_is_never_folded_into(static: Path) -> None:

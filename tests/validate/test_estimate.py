@@ -53,9 +53,10 @@ def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     sampled, whole = positions(4 * 2 * WIDTH)
     elements = sum(map(math.prod, shapes.values()))
     weights = 4 * (elements + WIDTH**2 + COPIES * (elements + TABLE * WIDTH))  # the head is tied
-    traces = 2 * 4 * (2 * WIDTH * sampled + TABLE * whole)
-    compared = 2 * sampled * 4 * (WIDTH + TABLE)
+    answer = TABLE + 2 * WIDTH  # the logits, and the cache of one block
+    traces = 2 * 4 * (2 * WIDTH * sampled + answer * whole)
+    compared = 2 * sampled * 4 * (WIDTH + answer)
     predicted = estimate(generating, shapes)
     assert predicted.memory == LIBRARIES + weights + traces + compared
-    written = RUNS * sampled * 4 * (WIDTH + (1 + ARITHMETICS) * TABLE)
+    written = RUNS * sampled * 4 * (WIDTH + (1 + ARITHMETICS) * answer)
     assert predicted.disk == written + REPORT

@@ -2,7 +2,7 @@
 
 Where the family lists a pair, the factors fold into the producer and cost nothing at run time.
 Elsewhere (in a post-LN block the norm also feeds the residual) the state keeps them as factors
-that the input is multiplied by before it is coded, unless the recipe says fold_only.
+that the input is multiplied by before it is coded, unless the recipe says fold_only of its readers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import cast
 
 import torch
@@ -43,16 +44,26 @@ def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
     folded = Folded()
     pairs = pairs_of(group, folded)
     leader = walk.sharing(group, tuple(group.schemes))
-    if not quantize.fold_only:
-        consumers = {c for pair in pairs for c in pair.consumers}
-        for first in dict.fromkeys(leader.values()):
-            readers = tuple(n for n in group.schemes if leader.get(n) == first)
-            if not consumers.intersection(readers):
-                pairs.append(SmoothPair("", readers))
+    consumers = {c for pair in pairs for c in pair.consumers}
+    for first in dict.fromkeys(leader.values()):
+        readers = tuple(n for n in group.schemes if leader.get(n) == first)
+        if consumers.intersection(readers):
+            continue
+        if any(_folds_only(quantize, name) for name in readers):
+            folded.remarks.update(dict.fromkeys(readers, "not smoothed: fold_only"))
+        else:
+            pairs.append(SmoothPair("", readers))
     samples = _samples(group, {leader[p.consumers[0]] for p in pairs})
     for pair in pairs:
         _apply(group, pair, samples[leader[pair.consumers[0]]], quantize, folded)
     return folded
+
+
+def _folds_only(quantize: Quantize, module: str) -> bool:
+    """Whether the module's input is multiplied by nothing at run time."""
+    if isinstance(quantize.fold_only, bool):
+        return quantize.fold_only
+    return any(fnmatchcase(module, pattern) for pattern in quantize.fold_only)
 
 
 def _samples(group: BlockGroup, names: Collection[str]) -> dict[str, InputSample]:

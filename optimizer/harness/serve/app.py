@@ -12,6 +12,7 @@ from math import ceil
 
 from . import openai, openai_texts, v2_http
 from .asgi import (
+    PLACE,
     Disconnected,
     Message,
     Receive,
@@ -45,13 +46,12 @@ from .versions import Versions
 
 ID = "x-request-id"
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.A)
-PLACE = "optimize.place"  # of a scope
 COUNTS = ("tokens", "truncated")  # of the log, that a span has too
 V2 = "v2 infer"
 TEXTS = {f"/v1/{p}": f"v1 {p.replace('/', ' ')}" for p in openai.PATHS}  # what is logged of them
 REASONS = {OverloadError: "REJECTED", DrainingError: "REJECTED", DeadlineError: "REJECTED"}
 
-__all__ = ["OPEN", "App", "Security"]
+__all__ = ["OPEN", "PLACE", "App", "Security"]
 
 
 class App:

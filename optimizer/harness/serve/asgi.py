@@ -51,7 +51,11 @@ class Response:
 
 
 Refused = Callable[[Scope, int], Response | None]
-"""App.refused: what refuses a request by its scope and the bytes of its whole body, or None."""
+"""App.refused: what refuses a request by its scope and the bytes of its whole body, or None. The
+scope of one that is not refused may have a PLACE, which the application closes; where it is not
+called after all, the server."""
+
+PLACE = "optimize.place"
 
 
 def document(value: Mapping[str, Any], status: int = 200) -> Response:

@@ -17,8 +17,9 @@ Overload The work that may wait is limited by how long rows did wait (CoDel: Nic
          longer than `target` for an `interval`, no more than `target`, until nothing waits.
          A client with less than its share of the queue may have as much again. What a request
          costs itself does not count: it is known once the request is read, and a refusal is to
-         come before that. Those on their way count as much as requests did of late, and what was
-         admitted is not refused afterwards for what waits: to read it would have been in vain.
+         come before that. While rows wait, those on their way count as well, as much as small
+         requests did of late. What was admitted is refused afterwards only where twice as much
+         waits as may: to read it would have been in vain.
 
 Times are seconds on any clock that does not go back.
 """
@@ -28,10 +29,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-FORGET = 0.9  # of the pace, at each batch that was quicker; of a request's usual cost, at each
+FORGET = 0.9  # of the pace, at each batch that was quicker; of a small request, at each larger
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Scheduler:
         self._seconds: dict[int, float] = {}  # ... and their predicted seconds
         self._clients: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()  # requests on their way, by client
-        self._usual = 0.0  # predicted seconds of a request
+        self._small = math.inf  # predicted seconds of a small request
         self._shares: dict[str, float] = {}  # predicted seconds that wait, by client
         self._tags: dict[str, float] = {}  # where the next job of a client begins in virtual time
         self._virtual = 0.0
@@ -138,11 +140,9 @@ class Scheduler:
         if self.draining:
             raise Refused("draining", self._wait(now, None))
         costs = [self._of(job.size, job.rows) for job in jobs]
-        rows, priority = sum(job.rows for job in jobs), max(job.priority for job in jobs)
-        self._refuse_too_many(now, rows)
-        if not admitted or priority:  # which waits for more than was looked at
-            self._refuse_overload(now, jobs[0].client, priority)
-        self._usual = FORGET * self._usual + (1 - FORGET) * sum(costs)
+        self._refuse_too_many(now, sum(job.rows for job in jobs))
+        priority = max(job.priority for job in jobs)
+        self._refuse_overload(now, jobs[0].client, priority, admitted=admitted and not priority)
         for job, cost in zip(jobs, costs, strict=True):
             self._add(now, job, cost)
         plan = self._planned_all(self._free_at(now))
@@ -151,6 +151,7 @@ class Scheduler:
                 self._remove(job)
             raise Refused("deadline", self._wait(now, None))
         self._plan = plan
+        self._small = min(sum(costs), self._small / FORGET)
 
     def admit(self, now: float, client: str) -> None:
         """A request of this client is on its way, to be followed by its `submit`, or by `leave`; or
@@ -158,7 +159,7 @@ class Scheduler:
         if self.draining:
             raise Refused("draining", self._wait(now, None))
         self._refuse_too_many(now, 1)
-        self._refuse_overload(now, client, 0)
+        self._refuse_overload(now, client, 0, coming=self._coming)
         self._coming[client] += 1
 
     def leave(self, client: str) -> None:
@@ -223,26 +224,34 @@ class Scheduler:
 
     def _wait(self, now: float, priority: int | None) -> float:
         """Predicted seconds until a job of this priority would start; None: the last one."""
-        ahead = sum(s for p, s in self._seconds.items() if priority is None or p <= priority)
-        ahead += self._coming.total() * self._usual
-        return self._free_at(now) - now + ahead / self.limits.workers
+        ahead = (s for p, s in self._seconds.items() if priority is None or p <= priority)
+        return self._free_at(now) - now + sum(ahead) / self.limits.workers
 
     def _refuse_too_many(self, now: float, rows: int) -> None:
         before = self.rows + self._coming.total()
         if before and before + rows > self.limits.waiting:
             raise Refused("overload", self._wait(now, None))
 
-    def _refuse_overload(self, now: float, client: str, priority: int) -> None:
-        """priority: of the rows, the one that waits longest."""
-        if not (self._waiting or self._coming):
+    def _refuse_overload(
+        self,
+        now: float,
+        client: str,
+        priority: int,
+        *,
+        coming: Mapping[str, int] = MappingProxyType({}),
+        admitted: bool = False,
+    ) -> None:
+        """priority: of the rows, the one that waits longest. coming: requests by client that count
+        as small ones."""
+        if not self._waiting:
             return
-        wait = self._wait(now, priority)
+        wait = self._wait(now, priority) + sum(coming.values()) * self._small / self.limits.workers
         allowed = self.limits.target if self.standing else self.limits.interval
         if wait <= allowed:
             return
-        share = self._shares.get(client, 0.0) + self._coming[client] * self._usual
-        sharing = len(self._shares.keys() | self._coming.keys() | {client})
-        if wait > 2 * allowed or share > allowed / sharing:
+        share = self._shares.get(client, 0.0) + coming.get(client, 0) * self._small
+        sharing = len(self._shares.keys() | coming.keys() | {client})
+        if wait > 2 * allowed or (share > allowed / sharing and not admitted):
             raise Refused("overload", wait - allowed)
 
     def _add(self, now: float, job: Job, cost: float) -> None:

@@ -83,15 +83,18 @@ class Model:
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The model's outputs for raw inputs. Raises RequestError for what it does not take."""
-        rows = len(next(iter(arrays.values())))
-        if not 0 < rows <= self.limits.rows:
-            raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
+        self._check_rows(arrays)
         try:
             return dict(self.predictor.infer(arrays))
         except InputError as e:
             raise RequestError(str(e)) from None
         except (BundleError, MachineError):  # a token that the model has not, or too long a row
             raise RequestError("the model cannot be run on these tensors") from None
+
+    def _check_rows(self, arrays: Mapping[str, Array]) -> None:
+        rows = len(next(iter(arrays.values())))
+        if not 0 < rows <= self.limits.rows:
+            raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
 
     def checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Raw inputs as the contract has them. Raises RequestError for another name, type or shape,
@@ -121,6 +124,7 @@ class Model:
                     )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(f"input '{name}' holds NaN or infinity")
+        self._check_rows(inputs)
         return dict(inputs)
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .asgi import Refused
+from .asgi import PLACE, Refused
 from .plain_http import HEAD, status_line
 
 
@@ -128,7 +128,12 @@ class Bounded(HttpToolsProtocol):
     def _pass_on(self) -> None:
         """Let uvicorn have what was held of a request."""
         body, self._body = self._body or [], None
-        super().on_headers_complete()
+        try:
+            super().on_headers_complete()
+        except BaseException:  # a URL that uvicorn does not read: no task, which would close it
+            if (place := self.scope.get(PLACE)) is not None:
+                place.close()
+            raise
         for part in body:
             super().on_body(part)
 

@@ -6,7 +6,6 @@ every token, run and arithmetic. Limits follow from two arrays at a time.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,25 +20,36 @@ class ArrayFile:
     """A file without a name in `folder` (None: where temporary files go), gone with this object."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
+        self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed with this object
+            dir=folder, buffering=0
+        )
         weakref.finalize(self, self._file.close)
 
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """The same arrays, each read from the file whenever it is looked at. Raises OSError."""
         places = {name: (self._write(a), a.dtype, a.shape) for name, a in arrays.items()}
-        self._file.flush()
         return Lazily(places, lambda name: self._read(*places[name]))
 
     def _write(self, array: Array) -> int:
         """Where it begins."""
         place = self._file.seek(0, 2)
-        self._file.write(np.ascontiguousarray(array).data)
+        rest = _bytes(np.ascontiguousarray(array))
+        while rest:  # one call writes 2 GB at most
+            rest = rest[self._file.write(rest) :]
         return place
 
     def _read(self, place: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
         self._file.seek(place)
-        data = self._file.read(math.prod(shape) * dtype.itemsize)
-        return np.frombuffer(data, dtype).reshape(shape)
+        array: Array = np.empty(shape, dtype)
+        rest = _bytes(array)
+        while rest:
+            rest = rest[self._file.readinto(rest) :]
+        return array
+
+
+def _bytes(array: Array) -> memoryview:
+    """Of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 class Lazily(Mapping[str, Array]):

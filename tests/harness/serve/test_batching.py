@@ -260,22 +260,58 @@ def test_as_many_are_admitted_at_one_instant_as_would_be_accepted_one_after_the_
     assert accepted(on_their_way=True) == accepted(on_their_way=False) > 1
 
 
-def fill(scheduler: Scheduler, client: str) -> None:
-    """Until it is refused."""
-    with suppress(Refused):
-        while True:
-            scheduler.submit(0.0, [Job(1, 30, client)])
-
-
-def test_what_was_admitted_is_not_refused_for_what_came_meanwhile() -> None:
+def waiting(jobs: int, size: int) -> Scheduler:
     scheduler = Scheduler(LIMITS, cost)
+    for _ in range(jobs):
+        scheduler.submit(0.0, [Job(1, size, "a")])
+    return scheduler
+
+
+def admitted(scheduler: Scheduler, client: str = "b") -> int:
+    """How many of this client are, before one is refused."""
+    number = 0
+    with suppress(Refused):
+        while number < LIMITS.waiting:
+            scheduler.admit(0.0, client)
+            number += 1
+    return number
+
+
+def test_what_was_admitted_is_not_refused_for_the_little_that_came_meanwhile() -> None:
+    scheduler = waiting(1, 1)
     for _ in range(10):
         scheduler.admit(0.0, "slow")
-    fill(scheduler, "fast")
+    with suppress(Refused):
+        while True:
+            scheduler.submit(0.0, [Job(1, 30, "fast")])
     for _ in range(10):
-        scheduler.submit(0.0, [Job(1, 30, "slow")], admitted=True)
+        scheduler.submit(0.0, [Job(1, 1, "slow")], admitted=True)
     with pytest.raises(Refused, match="overload"):
-        scheduler.submit(0.0, [Job(1, 30, "slow")])
+        scheduler.submit(0.0, [Job(1, 1, "fast")])
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_however_many_were_admitted_no_more_waits_than_twice_what_may(before: int) -> None:
+    """As when all clients come at once to a server that has just started."""
+    scheduler, limit = waiting(before, 1), 2 * LIMITS.interval
+    accepted = Counter[bool]()
+    for _ in range(admitted(scheduler)):
+        try:
+            scheduler.submit(0.0, [Job(1, 30, "b")], admitted=True)
+        except Refused:
+            accepted[False] += 1
+        else:
+            accepted[True] += 1
+    assert accepted[False] > 0
+    assert limit < accepted[True] * cost(30, 1) + before * cost(1, 1) <= limit + cost(30, 1)
+
+
+def test_a_large_request_does_not_make_those_of_others_count_as_large() -> None:
+    scheduler, usual = waiting(2, 1), waiting(3, 1)
+    with pytest.raises(Refused, match="deadline"):
+        scheduler.submit(0.0, [Job(object(), 30_000, "a", deadline=1.0)])
+    scheduler.submit(0.0, [Job(1, 30, "a"), Job(1, 30, "a")])
+    assert admitted(scheduler) > 0.7 * admitted(usual) > 10
 
 
 def test_those_that_do_not_come_leave_their_places() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.serve.asgi import Response, Scope
+from optimizer.harness.serve.asgi import PLACE, Response, Scope
 from optimizer.harness.serve.uvicorn_http import Server, installed
 from tests.harness.serve.test_plain_http import echo
 
@@ -220,3 +220,45 @@ def test_a_head_that_comes_in_parts_has_its_time_from_its_first_byte() -> None:
         writer.close()
 
     on_port(test, seconds=1.0)
+
+
+async def at_once(scope: Scope, receive: Any, send: Any) -> None:
+    """Answers before the body has come."""
+    del scope, receive
+    await Response(b'"early"').send(send)
+
+
+class Place:
+    open = True
+
+    def close(self) -> None:
+        self.open = False
+
+
+def test_a_place_is_closed_where_no_task_is_made() -> None:
+    """httptools reads no URL of more than 65,535 bytes; one that begins in the middle of a read is
+    longer than a head may be."""
+    places = list[Place]()
+
+    def admitted(scope: Scope, size: int) -> None:
+        del size
+        if len(scope["path"]) > 10:
+            scope[PLACE] = Place()
+            places.append(scope[PLACE])
+
+    async def run() -> None:
+        server = Server(at_once, 5.0, 10, admitted)
+        await server.start("127.0.0.1", 0)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(post("/a", b"hello")[:-2])
+            assert await answered(reader) == (200, "early")
+            writer.write(b"lo" + post("/" + 66_000 * "a"))
+            answer = await asyncio.wait_for(reader.read(), 10)
+            assert answer.count(b"HTTP/1.1 400 ") == 1
+            writer.close()
+        finally:
+            await server.close()
+
+    asyncio.run(run())
+    assert [place.open for place in places] == [False]
