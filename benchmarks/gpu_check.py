@@ -131,7 +131,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     arrays = Batch(named, (), (), mask.astype(bool))
     arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
     rounding = random_rounding.RandomRounding(arithmetic, seed=0)
-    runs = monte_carlo.runs(model, [arrays], outputs, modules, rounding, spread.RUNS)
+    runs = list(monte_carlo.runs(model, [arrays], outputs, modules, rounding, spread.RUNS))
     plain = trace.run(model, arrays, outputs)
     if kind == "decoder":  # what is compared is the last token of each step
         runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]

@@ -143,12 +143,7 @@ def _materials(
     source, state, graph, model, engine, *originals = folders
     original, original_graph, smaller, untrained, latencies = (*originals, *[None] * 5)[:5]
     return Materials(
-        section,
-        source,
-        state,
-        graph,
-        model,
-        engine,
+        *(section, source, state, graph, model, engine),
         texts=texts,
         scratch=scratch,
         original=original,

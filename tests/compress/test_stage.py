@@ -163,7 +163,12 @@ def test_a_pattern_of_fold_only_that_names_no_module_is_refused(
     loaded: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match=r"quantize.fold_only.1.*did you mean"):
-        compress(loaded, tmp_path, method="smoothquant", fold_only=("*", "*.outptu.dense"), **W8A8)
+        compress(
+            *(loaded, tmp_path / "out"),
+            method="smoothquant",
+            fold_only=("*", "*.outptu.dense"),
+            **W8A8,
+        )
 
 
 def test_a_norm_that_feeds_a_residual_is_never_folded_into(static: Path) -> None:

@@ -127,11 +127,11 @@ class CorrectRuns:
         samples = [s for s in self._samples(kind) if not s.past]
         traces = [s.trace for s in samples]
         arithmetic = self.arithmetic(precision)
-        runs = monte_carlo.between(
-            *(self._model(kind), traces, self._m.compared, arithmetic, RUNS),
-            seed=1,
-            keep=ArrayFile(self._m.scratch).put,
+        file = ArrayFile(self._m.scratch)
+        between = monte_carlo.between(
+            self._model(kind), traces, self._m.compared, arithmetic, RUNS, seed=1
         )
+        runs = [[file.put(result) for result in run] for run in between]
         names = list(runs[0][0])
         labelled = [_with_inputs(t, names) for t in traces]
         return dict(
@@ -165,9 +165,8 @@ class CorrectRuns:
             batches = [m.batches[i] for i in m.sampled]
             rounding = RandomRounding(arithmetic, _seed(key))
             modules = [*m.modules, *(m.state.summands if kind == "state" else ())]
-            self._cached[key] = monte_carlo.runs(
-                *(self._model(kind), batches, m.compared, modules, rounding, RUNS), self._file.put
-            )
+            runs = monte_carlo.runs(self._model(kind), batches, m.compared, modules, rounding, RUNS)
+            self._cached[key] = [[self._file.put(result) for result in run] for run in runs]
         return self._cached[key]
 
     def _spread(

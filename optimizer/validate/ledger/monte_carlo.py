@@ -34,9 +34,6 @@ from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
 
-Keep = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""What holds a run's arrays, such as ArrayFile.put."""
-
 
 def runs(
     model: nn.Module,
@@ -45,22 +42,21 @@ def runs(
     modules: Collection[str],
     mode: RandomRounding,
     count: int,
-    keep: Keep = dict,
-) -> list[list[Mapping[str, Array]]]:
-    """[run][batch]: the named outputs of a correct run in the mode's arithmetic, `count` times.
+) -> Iterator[list[dict[str, Array]]]:
+    """[batch]: the named outputs of a correct run in the mode's arithmetic, `count` times, each
+    made when it is asked for.
 
     modules: the linear ones, which a graph multiplies by. The model is left as it was.
     """
-    results: list[list[Mapping[str, Array]]] = []
     arithmetic = mode.arithmetic
     for _ in range(count):
         with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
-            results.append([])
+            results = []
             for batch in batches:
                 at.mask = torch.from_numpy(batch.real)
                 with mode:
-                    results[-1].append(keep(trace.run(model, batch, outputs)))
-    return results
+                    results.append(trace.run(model, batch, outputs))
+        yield results
 
 
 def between(
@@ -70,22 +66,20 @@ def between(
     arithmetic: Arithmetic,
     count: int,
     seed: int = 0,
-    keep: Keep = dict,
-) -> list[list[Mapping[str, Array]]]:
-    """[run][trace]: what enters each linear module ("<module>:input") and the outputs, when every
-    linear module answers what the trace says, rounded to the arithmetic's type."""
-    results: list[list[Mapping[str, Array]]] = []
+) -> Iterator[list[dict[str, Array]]]:
+    """[trace], `count` times: what enters each linear module ("<module>:input") and the outputs,
+    when every linear module answers what the trace says, rounded to the arithmetic's type."""
     modules = {name for name, _ in traces[0].outputs}
     mode = RandomRounding(arithmetic, seed)
     for _ in range(count):
         with _parameters(model, mode, arithmetic), _answered(model, modules, mode) as answers:
-            results.append([])
+            results = []
             for one in traces:
                 answers.trace, answers.calls, answers.inputs = one, {}, {}
                 with mode:
                     result = trace.run(model, one.batch, outputs)
-                results[-1].append(keep({**result, **answers.inputs}))
-    return results
+                results.append({**result, **answers.inputs})
+        yield results
 
 
 @dataclass

@@ -140,6 +140,6 @@ def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Mod
     good, bad = (trace.traced(model, BATCH, ["out"], ["linear"]) for _ in range(2))
     del bad.outputs["linear", 0]
     with pytest.raises(KeyError, match="linear"):
-        monte_carlo.between(model, [good, bad], ["out"], EXACT, 1)
+        list(monte_carlo.between(model, [good, bad], ["out"], EXACT, 1))
     (found,) = outputs(model, EXACT)
     assert found["out"].any()
