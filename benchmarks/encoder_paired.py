@@ -53,7 +53,12 @@ def main() -> None:
             for threads in args.threads
             for batch in args.batches
         ]
-    result = {"machine": this_machine(), "load": load, "sequence": SEQUENCE, "cells": cells}
+    result = {
+        "machine": this_machine().to_json(),
+        "load": load,
+        "sequence": SEQUENCE,
+        "cells": cells,
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:
