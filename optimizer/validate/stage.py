@@ -258,7 +258,7 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
         skipped = [e.hop for e in entries if e.ok is None]
         message = f"{ran} hops within their limits"
         message += f"; not run here: {', '.join(skipped)}" if skipped else ""
-        partly = [f"{e.hop}: {e.unproven}" for e in entries if e.ok and e.unproven]
+        partly = [f"{e.hop}: {e.partly}" for e in entries if e.ok and e.unproven]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
     measured = bad.measured.worst if bad.measured else None

@@ -74,6 +74,16 @@ def test_a_hop_whose_pieces_cannot_be_run_alone_says_so_and_so_does_the_gate() -
     assert "end to end" not in _ledger_gate([replace(whole, unproven="")]).message
 
 
+def test_a_gate_says_the_beginning_of_much_that_could_not_be_judged_and_the_report_all() -> None:
+    same, much = Distance(0.0, 0.0, 1.0, 0.0), "; ".join(f"row {i} of a weight" for i in range(300))
+    entry = Entry("compress", "source torch", 1.0, same, True, "", unproven=much)
+    message = _ledger_gate([entry]).message
+    assert entry.as_dict()["unproven"] == much
+    assert "row 0 of a weight; row 1" in message
+    assert message.endswith("optimize explain")
+    assert len(message) < 600
+
+
 def test_an_fp32_engine_is_held_to_fp32_and_not_to_a_coarser_type(runs: dict[str, Run]) -> None:
     m = runs["w8"].materials()
     fine, coarse = (m.correct.whole("state", p).limits for p in ("fp32", "fp16"))

@@ -43,7 +43,10 @@ class ArrayFile:
         array: Array = np.empty(shape, dtype)
         rest = _bytes(array)
         while rest:
-            rest = rest[self._file.readinto(rest) :]
+            count = self._file.readinto(rest)
+            if not count:
+                raise OSError("a file of arrays is shorter than what was written there")
+            rest = rest[count:]
         return array
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
@@ -12,6 +13,7 @@ from optimizer.validate.ledger.pieces import Piece
 from optimizer.validate.ledger.spread import Spread, against
 from optimizer.validate.ledger.trace import Trace
 
+LINE = 400  # characters of what could not be judged, in a message
 MEASURED = "correct runs of this model, each float operation rounded at random, lie as far apart"
 
 
@@ -33,6 +35,11 @@ class Entry:
     unproven: str = ""
     pieces: tuple[Piece, ...] = ()
     spread: Mapping[str, Any] | None = None
+
+    @property
+    def partly(self) -> str:
+        """`unproven` for a line of text; the whole of it is in the report."""
+        return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 RESAMPLES = 6
 CONTROLS = 24
-SHOWN = 3  # of what is not judged
 SMALLEST = 1e-4  # of a statistic: what float32 sums over a row differ by
 
 Sums = tuple[Tensor, Tensor | None]
@@ -64,27 +63,18 @@ class Suspect:
 
 def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
     """(what is refused, what cannot be judged), a sentence each."""
-    refused, learned, again = list[str](), list[Suspect](), list[Chosen]()
+    refused, unjudged, again = list[str](), list[str](), list[Chosen]()
     for parameter in dict.fromkeys(s.parameter for s in suspects):
         own = [s for s in suspects if s.parameter == parameter]
         if parameter in m.state.weights and m.rounding(parameter).learned:
-            learned += own
+            unjudged += [f"{s.message} (learned: no null model)" for s in own]
         else:
             again.append(_chosen(m, parameter, own))
     for several in _together(m, again):
         for chosen, sums in zip(several, _sums(m, several), strict=True):
             refused += _refused(m, chosen, sums)
         freed_memory.give_back()  # sums of all sizes leave holes that no later hop fits into
-    return refused, _unjudged(learned)
-
-
-def _unjudged(learned: Sequence[Suspect]) -> list[str]:
-    """Those of what was learned end to end, which to round again says nothing about."""
-    if not learned:
-        return []
-    shown = [s.message for s in learned[:SHOWN]]
-    shown += [f"and {len(learned) - SHOWN} more"] if len(learned) > SHOWN else []
-    return [f"{len(learned)} statistics of learned weights (no null model): {', '.join(shown)}"]
+    return refused, unjudged
 
 
 @dataclass(frozen=True)

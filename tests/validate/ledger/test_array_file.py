@@ -29,6 +29,14 @@ def test_the_file_has_no_name_and_holds_each_array_once(tmp_path: Path) -> None:
     assert file._file.seek(0, 2) == 4000
 
 
+def test_a_file_that_is_shorter_than_what_was_written_is_told(tmp_path: Path) -> None:
+    file = ArrayFile(tmp_path)
+    kept = file.put({"a": np.ones(1000, np.float32)})
+    file._file.truncate(1000)
+    with pytest.raises(OSError, match="shorter"):
+        kept["a"]
+
+
 def test_what_is_not_looked_at_is_not_read() -> None:
     def read(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         assert name == "a"

@@ -88,10 +88,9 @@ def test_a_row_that_varies_more_than_the_others_has_a_wider_limit() -> None:
 def test_a_learned_weight_has_no_null_model_and_is_not_refused(rounded: Materials) -> None:
     other = replace(rounded)
     other.rounding = lambda name: replace(rounded.rounding(name), learned=True)  # type: ignore[method-assign]
-    refused, unjudged = resampled.judged(other, suspects(range(8), 64))
+    refused, unjudged = resampled.judged(other, suspects(range(2), 64))
     assert refused == []
-    assert [words.split()[0] for words in unjudged] == ["8"]
-    assert unjudged[0].endswith("and 5 more")
+    assert len(unjudged) == 2
 
 
 def chosen(parameter: str, m: Materials) -> Chosen:
