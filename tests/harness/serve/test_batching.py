@@ -290,6 +290,18 @@ def test_what_was_admitted_is_not_refused_for_the_little_that_came_meanwhile() -
         scheduler.submit(0.0, [Job(1, 1, "fast")])
 
 
+def test_what_asks_for_a_low_priority_is_looked_at_again_as_it_waits_for_more() -> None:
+    scheduler = waiting(1, 1)
+    for _ in range(2):
+        scheduler.admit(0.0, "a")
+    with suppress(Refused):
+        while True:
+            scheduler.submit(0.0, [Job(1, 30, "a")])
+    scheduler.submit(0.0, [Job(1, 1, "a")], admitted=True)
+    with pytest.raises(Refused, match="overload"):
+        scheduler.submit(0.0, [Job(1, 1, "a", priority=1)], admitted=True)
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_however_many_were_admitted_no_more_waits_than_twice_what_may(before: int) -> None:
     """As when all clients come at once to a server that has just started."""

@@ -21,6 +21,19 @@ def test_each_array_comes_back_as_it_was(tmp_path: Path) -> None:
             np.testing.assert_array_equal(back[name], array)
 
 
+def test_what_is_put_after_a_look_leaves_what_was_there(tmp_path: Path) -> None:
+    """As correct runs of one arithmetic are written after limits of another were read."""
+    file, draw = ArrayFile(tmp_path), np.random.default_rng(1)
+    arrays = [{"a": draw.standard_normal(50), "b": draw.standard_normal(70)} for _ in range(3)]
+    kept = []
+    for one in arrays:
+        kept.append(file.put(one))
+        np.testing.assert_array_equal(kept[0]["a"], arrays[0]["a"])
+    for one, back in zip(arrays, kept, strict=True):
+        for name in one:
+            np.testing.assert_array_equal(back[name], one[name])
+
+
 def test_the_file_has_no_name_and_holds_each_array_once(tmp_path: Path) -> None:
     file = ArrayFile(tmp_path)
     kept = file.put({"a": np.ones(1000, np.float32)})
