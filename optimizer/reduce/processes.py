@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,9 +33,12 @@ from optimizer.harness.child import end_by_signal
 from optimizer.recipe.recover import Learning
 from optimizer.store import package_version
 
+if TYPE_CHECKING:
+    from torch.multiprocessing.spawn import ProcessException
+
 T = TypeVar("T")
 CPU = torch.device("cpu")
-MEETING, REFUSAL = "meeting", "refusal.json"  # of one launch, in its folder
+MEETING, FAILURE = "meeting", "failure.json"  # of one launch, in its folder
 
 
 @dataclass(frozen=True)
@@ -135,32 +140,35 @@ def launch(
     """Run function(processes, *arguments) in count_of(section) processes of their own, and wait.
 
     function: of a module, so that each process imports it. folder: for the files that they meet
-    through. Raises what one of them refused, and MachineError for one that was killed.
+    through. Raises what one of them refused, MachineError for one that was killed, and torch's
+    ProcessRaisedException, with the traceback, for any other exception. When one ends, the others
+    lose their connection to it and fail as well, often before torch has seen the first: what is
+    raised is always why the first one ended.
     """
-    from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+    from torch.multiprocessing.spawn import ProcessException, start_processes
 
-    for name in (MEETING, REFUSAL):
+    for name in (MEETING, FAILURE):
         (folder / name).unlink(missing_ok=True)
     count, device = count_of(section), device_of(section).type
     threads = max(1, torch.get_num_threads() // count)
     what = _Launch(function, arguments, count, device, threads, folder.resolve(), os.getpid())
+    context = start_processes(
+        _process,
+        (what,),
+        nprocs=count,
+        join=False,
+        daemon=True,  # none outlives an interrupt
+        start_method="spawn",
+    )
     try:
-        start_processes(
-            _process,
-            (what,),
-            nprocs=count,
-            daemon=True,  # none outlives an interrupt
-            start_method="spawn",
-        )
-    except ProcessExitedException as e:
-        raise _refused(folder / REFUSAL) or MachineError(
-            f"process {e.error_index} of {count} was ended from outside (exit {e.exit_code})",
-            where=f"{section.PLACE}.processes",
-            fix="If memory ran out, use fewer processes or a smaller batch_size. The same command "
-            "resumes where the last checkpoint is.",
-        ) from None
+        while not context.join():
+            pass
+    except ProcessException as e:
+        codes = [process.exitcode for process in context.processes]
+        raise _why(folder / FAILURE, codes, e, section) from None
     finally:
-        (folder / MEETING).unlink(missing_ok=True)
+        for name in (MEETING, FAILURE):
+            (folder / name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -203,19 +211,48 @@ def _process(rank: int, what: _Launch) -> None:
             state.wait_for_everyone()
         except OptimizeError as e:
             refusal = {"kind": type(e).__name__, "problem": e.problem, "where": e.where}
-            text = json.dumps({**refusal, "accepted": e.accepted, "fix": e.fix})
-            partial = what.folder / f"{REFUSAL}.{rank}"
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(what.folder / REFUSAL)
+            _record(rank, what.folder, {**refusal, "accepted": e.accepted, "fix": e.fix})
             sys.exit(e.exit_code)
+        except Exception:
+            _record(rank, what.folder, {"rank": rank, "traceback": traceback.format_exc()})
+            raise
         state.destroy_process_group()
 
 
-def _refused(file: Path) -> OptimizeError | None:
-    """What one of the processes refused, with its words."""
-    if not file.is_file():
-        return None
-    refusal = json.loads(file.read_text(encoding="utf-8"))
-    file.unlink()
-    kind: type[OptimizeError] = getattr(errors, refusal.pop("kind"), RecipeError)
-    return kind(refusal.pop("problem"), **refusal)
+def _record(rank: int, folder: Path, failure: dict[str, Any]) -> None:
+    """Write why this process ends, before the others can notice it: the first to write is the one
+    that failed by itself, and no later one replaces it."""
+    partial = folder / f"{FAILURE}.{rank}"
+    partial.write_text(json.dumps(failure), encoding="utf-8")
+    with contextlib.suppress(FileExistsError):
+        os.link(partial, folder / FAILURE)  # a rename would replace it
+    partial.unlink()
+
+
+def _why(
+    file: Path, codes: Sequence[int | None], seen: ProcessException, section: Learning
+) -> Exception:
+    """Why the processes ended.
+
+    1. The first that failed refused something: that, with its words.
+    2. One was killed: it wrote nothing. (torch ends the others with SIGTERM.)
+    3. The first that failed raised something else: its traceback.
+    4. None wrote anything: the one that torch saw was ended from outside.
+    """
+    from torch.multiprocessing.spawn import ProcessRaisedException
+
+    first = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if "kind" in first:  # 1.
+        kind: type[OptimizeError] = getattr(errors, first.pop("kind"), RecipeError)
+        return kind(first.pop("problem"), **first)
+    killed = [n for n, code in enumerate(codes) if code and code < 0 and code != -signal.SIGTERM]
+    if first and not killed:  # 3.
+        message = f"\n\n-- Process {first['rank']}:\n{first['traceback']}"
+        return ProcessRaisedException(message, first["rank"], seen.error_pid)
+    index = killed[0] if killed else seen.error_index  # 2. and 4.
+    return MachineError(
+        f"process {index} of {len(codes)} was ended from outside (exit {codes[index]})",
+        where=f"{section.PLACE}.processes",
+        fix="If memory ran out, use fewer processes or a smaller batch_size. The same command "
+        "resumes where the last checkpoint is.",
+    )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from optimizer.errors import CheckpointError, MachineError
 from optimizer.recipe.recover import LossWeights, Recover
@@ -158,6 +162,63 @@ def test_what_one_process_refuses_is_refused_with_its_words(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=r"^here: the loss is nan\. Change it\.$"):
         launch(refuse, section, tmp_path, "the loss is nan")
     assert list(tmp_path.iterdir()) == []
+
+
+def disconnect() -> None:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # no socket
+            connection = socket.socket(fileno=os.dup(int(descriptor)))
+            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def disconnect_after(file: Path) -> None:
+    while not file.exists():
+        pass
+    disconnect()
+    signal.pause()  # until torch ends it, as it has seen the other
+
+
+def fail_and_linger(these: Processes, folder: Path, error: Exception) -> None:
+    if these.rank == 1:
+        last = folder / processes.FAILURE
+        threading.Thread(target=disconnect_after, args=(last,)).start()  # is waited for at the end
+        raise error
+    these.sums([0.0])
+
+
+def be_killed_last(these: Processes) -> None:
+    if these.rank == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        disconnect()
+        signal.pause()
+    these.sums([0.0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (CheckpointError("the loss is nan"), CheckpointError, "^the loss is nan$"),
+        (ValueError("of 2 shapes"), ProcessRaisedException, "Process 1:\n.*ValueError: of 2"),
+    ],
+)
+def test_why_the_first_one_ended_is_raised_where_torch_sees_the_other_end_first(
+    error: Exception, kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    with pytest.raises(kind, match=f"(?s){message}"):
+        launch(fail_and_linger, section, tmp_path, tmp_path, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_one_that_was_killed_is_named_where_torch_sees_the_other_end_first(
+    tmp_path: Path,
+) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    with pytest.raises(MachineError, match="process 1 of 2 was ended from outside"):
+        launch(be_killed_last, section, tmp_path)
 
 
 @pytest.mark.slow
