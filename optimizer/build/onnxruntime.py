@@ -10,14 +10,16 @@ from typing import Any
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.temporary import temporary_folder
 from optimizer.lower.inspect_ort import inspect
-from optimizer.recipe.schema import TargetSection
+from optimizer.recipe.schema import OnnxRuntimeTarget, TargetSection
 
 MINIMUM = "1.26"
 
 
-def fit(_section: TargetSection) -> dict[str, Any]:
-    """What a machine must have; see harness/fit.py."""
-    return {"runtime_minimum": MINIMUM}
+def fit(section: TargetSection) -> dict[str, Any]:
+    """What a machine must have, and how it is run there; see harness/fit.py."""
+    assert isinstance(section, OnnxRuntimeTarget)
+    divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
+    return {"runtime_minimum": MINIMUM, **divided}
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:

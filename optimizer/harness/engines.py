@@ -86,7 +86,9 @@ class Workshop:
 def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
     """A portable model, in ONNX Runtime."""
     provider = engine.get("provider") or engine["device"]
-    return OrtRunner(shop.folder / engine["model"], device=provider, threads=threads)
+    divide = engine["fit"].get("divide_batches", False)
+    model = shop.folder / engine["model"]
+    return OrtRunner(model, device=provider, threads=threads, divide=divide)
 
 
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:

@@ -151,6 +151,7 @@ FIT = record(
         "integer_products": flag,
         "paged_cache": flag,
         "kv_cache": choice("float", "int8"),
+        "divide_batches": flag,
     },
 )
 ENGINE = record(

@@ -194,6 +194,9 @@ class OnnxRuntimeTarget(TargetSection):
         description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "
         "keeps the cache in place; of images on a CPU: as its MultiHeadAttention",
     )
+    divide_batches: bool = Field(
+        True, description="device: cpu: threads share large batches by rows; weights are kept twice"
+    )
 
     @model_validator(mode="after")
     def _on_a_gpu(self) -> OnnxRuntimeTarget:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..slots import SeparateDecoders, Slots
 from . import exact_integers
 from .bound import BoundSession, Buffers
 from .decoder import OrtDecoder
+from .divided import DividedRuns, Run, by_rows
 from .privacy import refuse_telemetry
 from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start
 from .slots import OrtSlots, possible
@@ -53,8 +55,9 @@ class OrtRunner(Closing):
     asked. fuse: False runs the operators one by one as the file has them, which is how a proof
     reads it. bound: run on buffers that stay on the device, see bound.py; graphs: and replay a
     CUDA graph of each combination of shapes, which raises UnopenedError for a graph that cannot be
-    captured whole. device is where arrays live, "cpu" or "cuda"; placed says how many nodes each
-    provider runs, on_cpu which computing ones were left to the CPU (providers.on_cpu).
+    captured whole. divide: on a CPU, threads share large batches by rows, see divided.py. device is
+    where arrays live, "cpu" or "cuda"; placed says how many nodes each provider runs, on_cpu which
+    computing ones were left to the CPU (providers.on_cpu).
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class OrtRunner(Closing):
         fuse: bool = True,
         bound: bool = False,
         graphs: bool = False,
+        divide: bool = False,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
@@ -82,6 +86,18 @@ class OrtRunner(Closing):
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
         self._outputs = [o.name for o in self._session.get_outputs()]
+        self._run: Run = self._session.run
+        self._divided: DividedRuns | None = None
+        count = threads or cores()
+        if divide and device == "cpu" and count > 1 and by_rows(self._session):
+            opener = partial(_session, self.model, device, 1, fuse=fuse)
+            self._divided = DividedRuns(opener, self._session.run, count)
+            self._run = self._divided.run
+
+    @property
+    def divided(self) -> bool:
+        """Whether threads share large batches by rows."""
+        return self._divided is not None
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
@@ -95,7 +111,7 @@ class OrtRunner(Closing):
             with self._computing():
                 return self._bound.infer(arrays)
         with self._computing():
-            values = self._session.run(self._outputs, dict(arrays))
+            values = self._run(self._outputs, dict(arrays))
         return dict(zip(self._outputs, values, strict=True))
 
     @property
@@ -149,7 +165,9 @@ class OrtRunner(Closing):
     def close(self) -> None:
         if self._bound is not None:
             self._bound.close()
-        self._bound = self._session = None
+        if self._divided is not None:
+            self._divided.close()
+        self._bound = self._divided = self._session = self._run = None  # type: ignore[assignment]
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -1,0 +1,159 @@
+"""A batch that threads share by rows is answered as one that they share by operators."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.build.onnxruntime import fit
+from optimizer.harness.engines import Workshop
+from optimizer.harness.errors import BundleError
+from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.ort.divided import DividedRuns, by_rows
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.serve.niceness import give_way
+from optimizer.recipe.schema import OnnxRuntimeTarget
+from tests.harness import small_model
+
+THREADS = 3
+LIMIT = 60  # seconds that threads wait for each other at most
+
+
+def arrays(batch: int) -> dict[str, Any]:
+    ids = np.random.default_rng(batch).integers(0, 90, (batch, 5))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+@pytest.mark.parametrize("rows", range(1, 2 * THREADS + 2))
+def test_each_row_is_answered_in_its_place(rows: int, tmp_path: Path) -> None:
+    model = small_model.model(tmp_path / "model.onnx")
+    with (
+        OrtRunner(model, threads=THREADS, divide=True) as divided,
+        OrtRunner(model, threads=1) as together,
+    ):
+        for _ in range(2):  # with the session that the first has opened
+            values = divided.infer(arrays(rows))["last_hidden_state"]
+        wanted = together.infer(arrays(rows))["last_hidden_state"]
+    np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Session:
+    """Doubles what it is given; each share waits for all others."""
+
+    def __init__(self) -> None:
+        self.all_there = threading.Barrier(THREADS)
+        self.shares: list[list[int]] = []
+        self.niceness: set[int] = set()
+
+    def run(self, _names: Sequence[str], arrays: Mapping[str, Any]) -> list[Any]:
+        self.all_there.wait(LIMIT)
+        if sys.platform == "linux":
+            self.niceness.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        self.shares.append(arrays["x"].tolist())
+        if 99 in arrays["x"]:
+            raise ValueError("a share fails")
+        return [2 * arrays["x"], -arrays["x"]]
+
+
+def refuse(*_: Any) -> Any:
+    raise AssertionError("it was not to be run")
+
+
+def test_shares_run_at_once_and_what_is_left_over_by_all_threads() -> None:
+    session, rest = Session(), list[list[int]]()
+
+    def together(_names: Sequence[str], arrays: Mapping[str, Any]) -> list[Any]:
+        rest.append(arrays["x"].tolist())
+        return [2 * arrays["x"], -arrays["x"]]
+
+    runs = DividedRuns(lambda: session, together, THREADS)
+    doubled, negative = runs.run(["a", "b"], {"x": np.arange(8)})
+    runs.close()
+    assert sorted(session.shares) == [[0, 1], [2, 3], [4, 5]]
+    assert rest == [[6, 7]]
+    assert doubled.tolist() == [2 * n for n in range(8)]
+    assert negative.tolist() == [-n for n in range(8)]
+
+
+def test_fewer_rows_than_threads_open_no_second_session() -> None:
+    runs = DividedRuns(refuse, lambda _names, arrays: [arrays["x"]], THREADS)
+    assert runs.run(["a"], {"x": np.arange(2)})[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("place", range(THREADS))
+def test_a_share_that_fails_fails_the_batch(place: int) -> None:
+    runs = DividedRuns(Session, refuse, THREADS)
+    rows = np.arange(THREADS)
+    rows[place] = 99
+    with pytest.raises(ValueError, match="a share fails"):
+        runs.run(["a"], {"x": rows})
+    runs.close()
+
+
+def test_a_run_that_fails_is_told_as_any_other(tmp_path: Path) -> None:
+    model = small_model.model(tmp_path / "model.onnx")
+    wrong = arrays(2 * THREADS)
+    wrong["input_ids"][-1] = 10**6  # no row of the table
+    with (
+        OrtRunner(model, threads=THREADS, divide=True) as runner,
+        pytest.raises(BundleError, match="ONNX Runtime cannot run it"),
+    ):
+        runner.infer(wrong)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is the whole process's")
+def test_every_thread_is_as_nice_as_the_one_that_asks() -> None:
+    session = Session()
+    runs = DividedRuns(lambda: session, refuse, THREADS)
+
+    def nicely() -> None:
+        give_way(3)
+        runs.run(["a"], {"x": np.arange(THREADS)})
+
+    thread = threading.Thread(target=nicely)
+    thread.start()
+    thread.join()
+    now = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert session.niceness == {min(now + 3, 19)}
+
+
+def port(*shape: int | str | None) -> SimpleNamespace:
+    return SimpleNamespace(shape=list(shape))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        ([port("batch", "sequence")], [port("batch", 8)], True),
+        ([port(8, 128)], [port(8, 2)], False),
+        ([port("batch", 3)], [port("batch", 8), port(8)], False),
+        ([port("batch", 3)], [port("rows", 8)], False),
+        ([port("batch", 3), port()], [port("batch", 8)], False),
+        ([port(None, 3)], [port(None, 8)], False),
+    ],
+)
+def test_only_what_has_one_first_axis_is_divided(
+    inputs: list[Any], outputs: list[Any], expected: bool
+) -> None:
+    session = SimpleNamespace(get_inputs=lambda: inputs, get_outputs=lambda: outputs)
+    assert by_rows(session) is expected
+
+
+@pytest.mark.parametrize("divide", [True, False])
+def test_a_recipe_can_refuse_the_second_copy_of_the_weights(divide: bool, tmp_path: Path) -> None:
+    small_model.model(tmp_path / "model.onnx")
+    section = OnnxRuntimeTarget(runtime="onnxruntime", divide_batches=divide)
+    engine = {"runtime": "onnxruntime", "device": "cpu", "model": "model.onnx"}
+    shop = Workshop(tmp_path, {"files": {}}, this_machine(), None)
+    runner = shop.open({**engine, "fit": fit(section)}, "load", THREADS)
+    assert isinstance(runner, OrtRunner)
+    with runner:
+        assert runner.divided is divide
