@@ -7,15 +7,24 @@ written; two virtual processors may lie far apart for minutes (docs/decisions.md
 among threads). Where each has rows of its own, nothing passes between them. A row's answer is its
 own in all that this toolchain writes, so answers are the same.
 
+That is slower where every thread has so few tokens that it waits for the weights, which each reads
+by itself: a large model, many threads, short texts. So the first batches of each size, to a factor
+of two, are timed both ways, and the rest run by rows unless every one by operators took less than
+every one by rows.
+
 What runs rows alone is a session of its own, of one thread, opened when the first batch comes that
 is large enough: its weights are in memory a second time.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,28 +32,69 @@ import numpy as np
 from ...inputs.batch import Array
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
+RUNS = 4  # each way; in the first the runtime plans its memory, and it does not count
+
+
+@dataclass
+class _Choice:
+    """Seconds of a row of the first batches of one size."""
+
+    by_rows: list[float] = field(default_factory=list)
+    by_operators: list[float] = field(default_factory=list)
+
+    def next(self) -> list[float]:
+        """The way of the next batch."""
+        for way in (self.by_rows, self.by_operators):
+            if len(way) < RUNS:
+                return way
+        faster = max(self.by_operators[1:RUNS]) < min(self.by_rows[1:RUNS])
+        return self.by_operators if faster else self.by_rows
 
 
 class DividedRuns:
     """Of one model by `threads` threads, two or more, the caller's among them.
 
-    opener: gives the session of one thread. together: runs what is left over when every thread has
-    had as many rows, all threads on it.
+    opener: gives the session of one thread. together: runs a batch by operators, all threads on
+    it; also what is left over when each thread has had as many rows. clock: in seconds.
     """
 
-    def __init__(self, opener: Callable[[], Any], together: Run, threads: int) -> None:
+    def __init__(
+        self,
+        opener: Callable[[], Any],
+        together: Run,
+        threads: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._opener, self._together, self._threads = opener, together, threads
-        self._lock = threading.Lock()
+        self._clock, self._lock = clock, threading.Lock()
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
         self._session: Any = None
         self._others: ThreadPoolExecutor | None = None
 
     def run(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
         """The outputs' values. arrays, and what is computed of them, have a row of each example
         along their first axis."""
-        rows = len(next(iter(arrays.values())))
-        each = rows // self._threads
+        first = next(iter(arrays.values()))
+        each = len(first) // self._threads
         if not each:
             return self._together(outputs, arrays)
+        choice = self._choices[(each * math.prod(first.shape[1:])).bit_length()]
+        way = choice.next()
+        start = self._clock()
+        run = self._by_rows if way is choice.by_rows else self._together
+        values = run(outputs, arrays)
+        if len(way) < RUNS:
+            way.append((self._clock() - start) / len(first))
+        return values
+
+    def close(self) -> None:
+        if self._others is not None:
+            self._others.shutdown()
+        self._session = self._others = None
+
+    def _by_rows(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
+        rows = len(next(iter(arrays.values())))
+        each = rows // self._threads
         session, others = self._opened()
         shares = [_rows(arrays, i * each, (i + 1) * each) for i in range(self._threads)]
         futures = [others.submit(session.run, outputs, share) for share in shares[1:]]
@@ -56,11 +106,6 @@ class DividedRuns:
         if rows % self._threads:
             parts.append(self._together(outputs, _rows(arrays, self._threads * each, rows)))
         return [np.concatenate(values) for values in zip(*parts, strict=True)]
-
-    def close(self) -> None:
-        if self._others is not None:
-            self._others.shutdown()
-        self._session = self._others = None
 
     def _opened(self) -> tuple[Any, ThreadPoolExecutor]:
         with self._lock:

@@ -17,7 +17,7 @@ from optimizer.build.onnxruntime import fit
 from optimizer.harness.engines import Workshop
 from optimizer.harness.errors import BundleError
 from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes.ort.divided import DividedRuns, by_rows
+from optimizer.harness.runtimes.ort.divided import RUNS, DividedRuns, by_rows
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.serve.niceness import give_way
 from optimizer.recipe.schema import OnnxRuntimeTarget
@@ -33,16 +33,16 @@ def arrays(batch: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rows", range(1, 2 * THREADS + 2))
-def test_each_row_is_answered_in_its_place(rows: int, tmp_path: Path) -> None:
+def test_each_row_is_answered_in_its_place_whichever_way(rows: int, tmp_path: Path) -> None:
     model = small_model.model(tmp_path / "model.onnx")
     with (
         OrtRunner(model, threads=THREADS, divide=True) as divided,
         OrtRunner(model, threads=1) as together,
     ):
-        for _ in range(2):  # with the session that the first has opened
-            values = divided.infer(arrays(rows))["last_hidden_state"]
         wanted = together.infer(arrays(rows))["last_hidden_state"]
-    np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-6)
+        for _ in range(2 * RUNS + 1):
+            values = divided.infer(arrays(rows))["last_hidden_state"]
+            np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-6)
 
 
 class Session:
@@ -86,6 +86,57 @@ def test_shares_run_at_once_and_what_is_left_over_by_all_threads() -> None:
 def test_fewer_rows_than_threads_open_no_second_session() -> None:
     runs = DividedRuns(refuse, lambda _names, arrays: [arrays["x"]], THREADS)
     assert runs.run(["a"], {"x": np.arange(2)})[0].tolist() == [0, 1]
+
+
+class Timed:
+    """Both ways of running, and the time that passes: scripted seconds of each run."""
+
+    def __init__(self, by_rows: Sequence[float], by_operators: Sequence[float]) -> None:
+        self.now = 0.0
+        self.seconds = {"rows": iter(by_rows), "operators": iter(by_operators)}
+        self.ways: list[str] = []
+        self.runs = DividedRuns(lambda: self, self.together, 2, lambda: self.now)
+
+    def _pass(self, way: str) -> None:
+        self.ways.append(way)
+        self.now += next(self.seconds[way], 1.0)
+
+    def run(self, _names: Sequence[str], arrays: Mapping[str, Any]) -> list[Any]:
+        if 0 in arrays["x"]:  # the caller's share
+            self._pass("rows")
+        return [arrays["x"]]
+
+    def together(self, _names: Sequence[str], arrays: Mapping[str, Any]) -> list[Any]:
+        self._pass("operators")
+        return [arrays["x"]]
+
+    def later(self, rows: int = 4) -> str:
+        """The way of a batch of this size when all ways were timed."""
+        for _ in range(2 * RUNS + 1):
+            self.runs.run(["a"], {"x": np.arange(rows)})
+        return self.ways[-1]
+
+
+@pytest.mark.parametrize(
+    ("by_rows", "by_operators", "expected"),
+    [
+        ([9, 2, 2, 2], [9, 1, 1, 1], "operators"),
+        ([1, 2, 2, 2], [9, 1, 1, 1], "operators"),  # a first run does not count
+        ([9, 2, 2, 2], [9, 1, 1, 2], "rows"),  # not every time
+        ([9, 1, 1, 1], [9, 2, 2, 2], "rows"),
+        ([9, 1, 1, 1], [0, 1, 1, 1], "rows"),
+    ],
+)
+def test_batches_run_by_rows_unless_each_by_operators_was_faster(
+    by_rows: list[float], by_operators: list[float], expected: str
+) -> None:
+    assert Timed(by_rows, by_operators).later() == expected
+
+
+def test_each_size_is_timed_for_itself() -> None:
+    timed = Timed([9, 2, 2, 2, 9, 1, 1, 1], [9, 1, 1, 1, 9, 2, 2, 2])
+    assert [timed.later(4), timed.later(64), timed.later(4)] == ["operators", "rows", "operators"]
+    assert timed.ways.count("operators") == RUNS + 1 + RUNS + 2 * RUNS + 1
 
 
 @pytest.mark.parametrize("place", range(THREADS))
