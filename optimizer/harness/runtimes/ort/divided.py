@@ -32,6 +32,7 @@ import numpy as np
 from ...inputs.batch import Array
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
+CALLERS = 64  # at the same time, of whom none waits for threads of another
 RUNS = 4  # each way; in the first the runtime plans its memory, and it does not count
 
 
@@ -111,7 +112,8 @@ class DividedRuns:
         with self._lock:
             if self._session is None or self._others is None:
                 self._session = self._opener()
-                self._others = ThreadPoolExecutor(self._threads - 1, "rows")
+                # started as they are needed: callers at the same time have others each
+                self._others = ThreadPoolExecutor(CALLERS * (self._threads - 1), "rows")
             return self._session, self._others
 
 

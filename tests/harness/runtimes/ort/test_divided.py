@@ -48,8 +48,8 @@ def test_each_row_is_answered_in_its_place_whichever_way(rows: int, tmp_path: Pa
 class Session:
     """Doubles what it is given; each share waits for all others."""
 
-    def __init__(self) -> None:
-        self.all_there = threading.Barrier(THREADS)
+    def __init__(self, shares: int = THREADS) -> None:
+        self.all_there = threading.Barrier(shares)
         self.shares: list[list[int]] = []
         self.niceness: set[int] = set()
 
@@ -137,6 +137,19 @@ def test_each_size_is_timed_for_itself() -> None:
     timed = Timed([9, 2, 2, 2, 9, 1, 1, 1], [9, 1, 1, 1, 9, 2, 2, 2])
     assert [timed.later(4), timed.later(64), timed.later(4)] == ["operators", "rows", "operators"]
     assert timed.ways.count("operators") == RUNS + 1 + RUNS + 2 * RUNS + 1
+
+
+def test_callers_at_the_same_time_have_threads_each() -> None:
+    session, callers = Session(2 * THREADS), list[threading.Thread]()
+    runs = DividedRuns(lambda: session, refuse, THREADS)
+    for first in (0, 10):
+        given = {"x": np.arange(first, first + THREADS)}
+        callers.append(threading.Thread(target=runs.run, args=(["a"], given)))
+        callers[-1].start()
+    for caller in callers:
+        caller.join()
+    runs.close()
+    assert sorted(session.shares) == [[0], [1], [2], [10], [11], [12]]
 
 
 @pytest.mark.parametrize("place", range(THREADS))
