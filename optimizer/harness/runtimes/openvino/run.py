@@ -58,8 +58,8 @@ Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
 @dataclass(frozen=True)
 class Settings:
     """device: a key of devices.DEVICES. precision: what float operators compute in, a key of
-    PRECISIONS. hint: "latency", all threads
-    work on one request, or "throughput", several requests at once on fewer threads each. block:
+    PRECISIONS. hint: "latency", all threads work on one request, or "throughput", several at once
+    on fewer threads each, also of one batch: they share its rows. block:
     inputs per int8 block into which kernels of quantized weights may round what they multiply; 0:
     they multiply what they are given. paged: a decoder's texts share a cache of blocks (paged.py),
     which needs a file whose masks are causal. cache: what they are kept in there, "float", which is
@@ -178,11 +178,11 @@ class OpenVinoRunner(Closing):
         for name, (dtype, shape) in self._inputs.items():
             if shape is not None:
                 check_array(name, arrays[name], dtype, shape, sizes)
-        try:
-            request = self._idle.pop()
-        except IndexError:  # all are at work in other threads
-            request = self.request()
         taken = dict(arrays)
+        rows = min(self._streams, len(next(iter(taken.values()))))
+        if rows > 1:
+            return self._at_once(taken, rows)
+        request = self._request()
         if self._cache:
             pasts = {past: taken.pop(past) for past, _ in self._cache}
             write_states(package(), request, self._cache, pasts)
@@ -192,21 +192,58 @@ class OpenVinoRunner(Closing):
         self._idle.append(request)
         return answers
 
+    @cached_property
+    def _streams(self) -> int:
+        """Requests at once into which a batch is divided by rows; 1: it is not."""
+        firsts = {axes[0] for axes in self._axes.values()}
+        free = all(port.get_partial_shape()[0].is_dynamic for port in self._compiled.outputs)
+        if self.settings.hint != "throughput" or self._cache or firsts != {"batch"} or not free:
+            return 1
+        return int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+
+    def _at_once(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
+        """The rows of a batch in so many requests, of as many rows each as can be."""
+        requests = [self._request() for _ in range(count)]
+        shares = {name: np.array_split(array, count) for name, array in arrays.items()}
+        with self._running():
+            try:  # arrays are read where they are: a copy would go into those of the last run
+                for i, request in enumerate(requests):
+                    share = {name: parts[i] for name, parts in shares.items()}
+                    request.start_async(share, share_inputs=True)
+            finally:
+                for request in requests:
+                    request.wait()
+            parts = [list(request.results.values()) for request in requests]
+            values = [np.concatenate(same) for same in zip(*parts, strict=True)]
+        self._idle.extend(requests)
+        return dict(zip(self._results, values, strict=True))
+
+    def _request(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:  # all are at work in other threads
+            return self.request()
+
     def request(self) -> Any:
         """A new infer request, its cache empty."""
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """One inference. Raises BundleError for arrays that the model does not take."""
-        try:
+        with self._running():
             results = request.infer(dict(arrays), share_inputs=True)
+        return dict(zip(self._results, results.values(), strict=True))
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as e:  # the binding raises RuntimeError for everything
             raise BundleError(
                 f"OpenVINO cannot run it ({_first_line(e)})",
                 where=str(self.model),
                 fix="Model, contract and tokenizer do not belong together: package it again.",
             ) from e
-        return dict(zip(self._results, results.values(), strict=True))
 
     def pages(self, texts: int, tokens: int) -> Pages:
         """An empty cache in blocks, with room for so many texts of so many tokens at first.
@@ -241,7 +278,7 @@ class OpenVinoRunner(Closing):
 
     def close(self) -> None:
         self._idle.clear()
-        for form in ("_compiled", "_paged", "_results"):
+        for form in ("_compiled", "_paged", "_results", "_streams"):
             self.__dict__.pop(form, None)
 
 

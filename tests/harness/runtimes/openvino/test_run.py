@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -60,6 +61,42 @@ def test_it_answers_several_threads_at_once(runner: OpenVinoRunner) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda r: runner.infer(r)["last_hidden_state"], requests))
     assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+class Counting(OpenVinoRunner):
+    """With the number of requests that were made."""
+
+    requests = 0
+
+    def request(self) -> Any:
+        self.requests += 1
+        return super().request()
+
+
+@pytest.mark.parametrize(("hint", "at_once"), [("latency", 1), ("throughput", 2)])
+def test_with_the_hint_throughput_requests_share_the_rows_of_a_batch(
+    hint: str, at_once: int, model: Path, runner: OpenVinoRunner
+) -> None:
+    for rows in range(1, 8):
+        with Counting(model, Settings(hint=hint), threads=2, axes=AXES) as counting:
+            opened = counting.requests
+            for sequence in (3, 9, 5):  # shorter and longer than what a request had before
+                answer = counting.infer(arrays(rows, sequence))["last_hidden_state"]
+            assert counting.requests - opened == min(rows, at_once)
+        expected = runner.infer(arrays(rows))["last_hidden_state"]
+        np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_share_that_fails_fails_the_batch(model: Path) -> None:
+    wrong = arrays(3)
+    wrong["input_ids"] = wrong["input_ids"].copy()
+    with OpenVinoRunner(model, Settings(hint="throughput"), threads=2, axes=AXES) as throughput:
+        expected = throughput.infer(arrays(3))["last_hidden_state"]
+        wrong["input_ids"][2] = -(10**6)  # no row of the table
+        with contextlib.suppress(BundleError):  # a gather out of bounds is 0 in some versions
+            throughput.infer(wrong)
+        again = throughput.infer(arrays(3))["last_hidden_state"]
+    assert np.array_equal(again, expected)
 
 
 def test_an_answer_is_not_overwritten_by_the_next(runner: OpenVinoRunner) -> None:
