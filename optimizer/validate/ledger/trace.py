@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantConvolution
+from optimizer.compress.walk.blocks import real_rows
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.kv_cache import is_past, is_present, past_of
 from optimizer.validate.decoder import cache_of
@@ -126,7 +127,7 @@ def observe(
                 receive(name, args[0])
                 return
             if not last or last[0] is not args[0]:
-                last[:] = [args[0], _real_rows(args[0], real)]
+                last[:] = [args[0], real_rows(args[0], real)]
             receive(name, last[1])
 
         handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
@@ -141,12 +142,13 @@ def observe(
 def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator[None]:
     handles = []
     calls: dict[str, int] = {}
+    inputs, outputs = _Copies(trace.mask.shape), _Copies(trace.mask.shape)
     for name in modules:
 
         def keep(_m: nn.Module, args: tuple[Any, ...], out: Tensor, name: str = name) -> None:
             use = calls[name] = calls.get(name, -1) + 1
-            trace.inputs[name, use] = _by_token(args[0], trace.mask.shape)
-            trace.outputs[name, use] = _by_token(out, trace.mask.shape)
+            trace.inputs[name, use] = inputs.of(args[0])
+            trace.outputs[name, use] = outputs.of(out)
 
         handles.append(model.get_submodule(name).register_forward_hook(keep))
     try:
@@ -156,15 +158,23 @@ def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator
             handle.remove()
 
 
-def _real_rows(x: Tensor, real: Tensor) -> Tensor:
-    """(tokens, width); real (batch): nothing is padding."""
-    if real.ndim == 1:
-        return x.reshape(-1, x.shape[-1])
-    return x.reshape(*real.shape, -1)[real]
+class _Copies:
+    """Arrays of tensors as they are now: a model may add to one in place later. What several
+    modules read in turn is copied once."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = shape
+        self._last: tuple[Tensor, int, Array] | None = None
+
+    def of(self, tensor: Tensor) -> Array:
+        last = self._last
+        if last is None or last[0] is not tensor or last[1] != tensor._version:
+            self._last = last = (tensor, tensor._version, _by_token(tensor, self.shape).copy())
+        return last[2]
 
 
 def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
     """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
     flat = tensor.ndim == 2 and len(shape) == 2 and len(tensor) == shape[0] * shape[1]
     array: Array = (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()
-    return array.copy() if array.ndim == 4 else array  # residual adds of images are in place
+    return array

@@ -1,0 +1,55 @@
+"""What enters and leaves linear modules is kept as it was when it did."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from optimizer.harness.inputs.batch import Batch
+from optimizer.validate.ledger import trace
+
+TOKENS, WIDTH, POSITIONS = (2, 3), 4, 5
+
+
+class Model(nn.Module):
+    """Adds to what a module gave, in place, as Falcon does, and projects relative positions by the
+    module that projects tokens, as DeBERTa does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("positions", torch.randn(1, POSITIONS, WIDTH))
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor, return_dict: bool) -> Any:
+        del return_dict
+        projected = self.shared(hidden)
+        kept = projected.clone()
+        projected += self.shared(self.positions).mean()
+        result = SimpleNamespace(first=kept, last=self.last(projected))
+        return {**vars(result), "mask": attention_mask}
+
+
+def batch() -> Batch:
+    mask = np.array([[1, 1, 1], [1, 1, 0]])
+    hidden = np.random.default_rng(0).standard_normal((*TOKENS, WIDTH)).astype(np.float32)
+    arrays = {"hidden": hidden, "attention_mask": mask}
+    return Batch(arrays, (), (), real=mask.astype(bool))
+
+
+def test_what_is_added_later_in_place_is_not_in_a_modules_output() -> None:
+    kept = trace.traced(Model(), batch(), ("first", "last"), ("shared", "last"))
+    assert np.array_equal(kept.outputs["shared", 0], kept.result["first"])
+    assert not np.array_equal(kept.inputs["last", 0], kept.result["first"])
+
+
+def test_rows_that_are_no_tokens_have_no_padding() -> None:
+    rows: list[tuple[str, tuple[int, ...]]] = []
+    trace.observe(
+        Model(), batch(), ("shared", "last"), lambda name, x: rows.append((name, tuple(x.shape)))
+    )
+    assert rows == [("shared", (5, WIDTH)), ("shared", (POSITIONS, WIDTH)), ("last", (5, WIDTH))]
