@@ -1,10 +1,10 @@
 """The exported graph against the torch model it was made from, on several shapes.
 
-An encoder is run on batches padded at the end. A decoder is run on batches padded at the start:
-once in one piece, and once as a prefill, a second prefill that continues it, and one token
-(`present` becomes `past` each time); its cache is compared as well as its answers. A large one is
-run block by block, going on from a cache that torch left. Positions that the mask leaves out do
-not count.
+An encoder is run on batches padded at the end, and what padding holds may change nothing
+(padding.py). A decoder is run on batches padded at the start: once in one piece, and once as a
+prefill, a second prefill that continues it, and one token (`present` becomes `past` each time); its
+cache is compared as well as its answers. A large one is run block by block, going on from a cache
+that torch left. Positions that the mask leaves out do not count.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.errors import LedgerError
+from optimizer.export.padding import check_padding
 from optimizer.export.pieces import begun, continued, in_blocks
 from optimizer.export.reference import Arrays
 from optimizer.harness.contract import Contract
@@ -113,7 +114,8 @@ def check(
     answer: Callable[[Arrays], Arrays],
     blocks: str,
 ) -> None:
-    """Raise LedgerError when any output of any shape is plainly another than torch's.
+    """Raise LedgerError when any output of any shape is plainly another than torch's,
+    CheckpointError when an encoder's depends on what padding holds.
 
     answer: what the torch model answers to inputs. blocks: the name of its list of blocks.
     """
@@ -137,6 +139,8 @@ def check(
             for batch, reference in zip(inputs, expected, strict=True):
                 for how, outputs in _answers(runner, contract, batch).items():
                     worst = max(worst, compare(how, outputs, reference, batch, ANOTHER[precision]))
+                if not decodes:
+                    check_padding(runner, batch, vocabulary.get("input_ids", 0))
     say(f"export: graph equals torch within {worst:.1e} (relative L2) on {len(inputs)} shapes")
 
 
