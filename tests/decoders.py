@@ -89,11 +89,12 @@ def write_tiny_decoder(
     tied: bool = True,
     seed: int = 0,
     embedded: int = WIDTH,
+    **fields: object,
 ) -> Path:
     """A Hugging Face folder: width 64, 4 heads (2 for keys and values), heavy-tailed weights.
 
-    kind: llama, mistral, qwen2, qwen3, gpt2 or opt. embedded: what opt projects to. Norm gains and
-    biases are not trivial, so that dropping or swapping one shows.
+    kind: llama, mistral, qwen2, qwen3, gpt2 or opt. embedded: what opt projects to. fields: others
+    of its config. Norm gains and biases are not trivial, so that dropping or swapping one shows.
     """
     import transformers
 
@@ -104,6 +105,8 @@ def write_tiny_decoder(
     config = _config(kind, vocabulary, layers, tied)
     if embedded != WIDTH:
         config.word_embed_proj_dim = embedded
+    for name, value in fields.items():
+        setattr(config, name, value)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):

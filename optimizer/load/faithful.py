@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from optimizer.errors import OptimizeError
+from optimizer.load import gguf_file
 from optimizer.load.checkpoint import Entry, Tensors
-from optimizer.load.model import auto_class, gguf_arguments
+from optimizer.load.model import auto_class
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
@@ -84,10 +85,15 @@ def kept(name: str) -> bool:
 
 
 def _theirs(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any:
-    extra = gguf_arguments(section)
-    extra |= {} if config is None else {"config": config}
+    extra = {} if config is None else {"config": config}
     names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():
+        if section.gguf_file is not None:
+            from gguf import GGUFReader
+
+            tensors = gguf_file.sizes(GGUFReader(folder / section.gguf_file))
+            extra = gguf_file.arguments(section)
+            extra["config"] = gguf_file.config_of(folder, section, tensors)
         return auto_class(section.task).from_pretrained(
             folder,
             attn_implementation="eager",

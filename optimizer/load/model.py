@@ -27,7 +27,7 @@ from optimizer.load import batch_norms, chains, whole_pools
 from optimizer.load.checkpoint import Checkpoint
 from optimizer.load.families import FAMILIES
 from optimizer.reading import DOUBT, words
-from optimizer.recipe.schema import Model, Task
+from optimizer.recipe.schema import Task
 
 STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that stands for a Conv1D
 
@@ -36,20 +36,6 @@ def auto_class(task: Task) -> Any:
     """The transformers Auto class that builds the model of a task."""
     module, _, name = tasks.task(task).model.partition(":")
     return getattr(import_module(module), name)
-
-
-def gguf_arguments(section: Model) -> dict[str, Any]:
-    """What an Auto class's from_pretrained takes besides the folder, of a model in a GGUF file:
-    transformers would leave the weights of some architectures in the file's blocks where it has
-    kernels for them (GgufConfig); here they are always de-quantized. Empty without such
-    a file."""
-    import transformers
-
-    if section.gguf_file is None:
-        return {}
-    options = getattr(transformers, "GgufConfig", None)
-    packed = {} if options is None else {"quantization_config": options(dequantize=True)}
-    return {"gguf_file": section.gguf_file, **packed}
 
 
 def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from optimizer.compress.simulate import simulated
+from optimizer.load import gguf_file
 from optimizer.load.model import auto_class, torch_model
 from optimizer.lower.gguf import folder, read_back
 from optimizer.state import owner_of
@@ -99,12 +100,14 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
 
     with quiet():
         config = AutoConfig.from_pretrained(m.model, gguf_file=folder.FILE)
-        fields = GGUFReader(_file(m)).fields
+        opened = GGUFReader(_file(m))
+        fields, tensors = opened.fields, gguf_file.sizes(opened)
         architecture = str(fields["general.architecture"].contents())
         for key, name in FIELDS.items():
             field = fields.get(f"{architecture}.{key}")
             if field is not None and hasattr(config, name):
                 setattr(config, name, field.contents())
+        gguf_file.set_biases(config, tensors)
         model, info = auto_class(m.task).from_pretrained(
             m.model,
             gguf_file=folder.FILE,
@@ -113,6 +116,7 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
             dtype=torch.float32,
             output_loading_info=True,
         )
+    gguf_file.check_whole(model, tensors, _file(m))
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]
     return model.eval(), problems
 

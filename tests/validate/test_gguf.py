@@ -41,7 +41,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     for kind, (quantize, float_type) in KINDS.items():
         root = tmp_path_factory.mktemp(kind)
         (root / "data").mkdir()
-        folder = write_tiny_decoder(root / "model", kind)
+        own = {"attention_bias": True, "mlp_bias": True} if kind == "llama" else {}
+        folder = write_tiny_decoder(root / "model", kind, **own)
         if kind == "llama":  # not what readers assume where the file does not say it
             rope = {"rope_theta": 300.0, "rope_type": "default"}
             changed(folder, rope_parameters=rope, rms_norm_eps=1e-3)

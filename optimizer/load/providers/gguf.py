@@ -16,10 +16,10 @@ from typing import Any, cast
 import torch
 
 from optimizer.errors import CheckpointError, MachineError
-from optimizer.load import config_fields, faithful
+from optimizer.load import config_fields, faithful, gguf_file
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.generation import GENERATION_CONFIG
-from optimizer.load.model import auto_class, gguf_arguments
+from optimizer.load.model import auto_class
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer import FILES
@@ -64,25 +64,21 @@ def file_of(folder: Path, section: Model) -> Path:
 def config(folder: Path, section: Model) -> Any:
     """The transformers config that the file's metadata says. Raises as `file_of`, and
     CheckpointError for what transformers does not read."""
-    from transformers import AutoConfig
+    from gguf import GGUFReader
 
     file = file_of(folder, section)
     with reading(file, fix=FIX):
-        _check_sizes(file)
+        opened = GGUFReader(file)
+        _check_sizes(opened, file)
         with quiet():
-            model_config = AutoConfig.from_pretrained(folder, gguf_file=section.gguf_file)
+            model_config = gguf_file.config_of(folder, section, gguf_file.sizes(opened))
     config_fields.check(model_config.to_dict(), file)
-    if hasattr(model_config, "quantization_config"):
-        del model_config.quantization_config
     return model_config
 
 
-def _check_sizes(file: Path) -> None:
+def _check_sizes(opened: Any, file: Path) -> None:
     """Raise CheckpointError for a size that is missing, or that the file's tensors are too few or
     too small for: transformers would build a model of it first."""
-    from gguf import GGUFReader
-
-    opened = GGUFReader(file)
     tensors = len(opened.tensors)
     values = sum(int(tensor.n_elements) for tensor in opened.tensors)
     architecture = str(_content(opened, "general.architecture"))
@@ -104,11 +100,8 @@ def _content(opened: Any, key: str) -> Any:
     return opened.fields[key].contents() if key in opened.fields else None
 
 
-def _metadata(file: Path) -> dict[str, str]:
+def _metadata(opened: Any) -> dict[str, str]:
     """What the file says of its licence and its tokenizer, by the gguf library."""
-    from gguf import GGUFReader
-
-    opened = GGUFReader(file)
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
     return {name: str(_content(opened, name)) for name in keys if name in opened.fields}
 
@@ -125,17 +118,21 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     Writes to `out` what a checkpoint has besides them: config.json, generation_config.json and the
     tokenizer with its chat template.
     """
+    from gguf import GGUFReader
+
     file = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=FIX), quiet():
         model = auto_class(section.task).from_pretrained(
-            folder, config=model_config, dtype=torch.float32, **gguf_arguments(section)
+            folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(section)
         )
+        opened = GGUFReader(file)
+    gguf_file.check_whole(model, gguf_file.sizes(opened), file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
     if not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
-    metadata = _metadata(file)
+    metadata = _metadata(opened)
     _tokenizer(folder, section, metadata, out)
     for name in (GENERATION_CONFIG, TEMPLATE):  # beside the file: they say more than it does
         if (folder / name).is_file():

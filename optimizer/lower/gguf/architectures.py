@@ -60,7 +60,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": replace(_LLAMA, window="sliding_window"),
     "qwen2": _QWEN2,
-    "qwen3": replace(_QWEN2, name="qwen3"),
+    "qwen3": replace(_QWEN2, name="qwen3", assumed={**_QWEN2.assumed, "attention_bias": (False,)}),
     "gpt2": Architecture(
         name="gpt2",
         fields={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,19 @@ def test_the_whole_model_knows_the_capital_of_france(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tiny_llama: Path, tmp_path: Path) -> Path:
-    """A folder with a GGUF file made of the tiny decoder by the gguf library, q8_0 and float32."""
+    """As write_small, without biases."""
+    return write_small(tiny_llama, tmp_path / "gguf")
+
+
+def write_small(tiny_llama: Path, folder: Path, biases: Mapping[str, int] | None = None) -> Path:
+    """A folder with a GGUF file made of the tiny decoder by the gguf library, q8_0 and float32.
+
+    biases: {tensor of a block that has a bias: its size}
+    """
     pytest.importorskip("gguf", reason="pip install gguf accelerate")
     from gguf import GGMLQuantizationType as Kind
     from gguf import GGUFWriter, quantize
 
-    folder = tmp_path / "gguf"
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(tiny_llama / name, folder / name)
@@ -104,6 +112,9 @@ def small(tiny_llama: Path, tmp_path: Path) -> Path:
         values = tensors[f"{ours}.weight"].numpy()
         kind = Kind.Q8_0 if values.ndim == 2 else Kind.F32
         writer.add_tensor(f"{theirs}.weight", quantize(values, kind), raw_dtype=kind)
+    for name, size in (biases or {}).items():
+        for i in range(2):
+            writer.add_tensor(f"blk.{i}.{name}.bias", np.arange(size, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -124,6 +135,31 @@ def test_the_folders_own_tokenizer_and_advice_come_before_the_files(
     ours = (out / "checkpoint/tokenizer.json").read_text()
     assert ours == (tiny_llama / "tokenizer.json").read_text()
     assert "%|" not in capsys.readouterr().err  # no bars
+
+
+def test_biases_that_no_field_tells_of_are_the_files(
+    load: Load, tiny_llama: Path, tmp_path: Path
+) -> None:
+    sizes = {"attn_q": 64, "attn_k": 32, "attn_v": 32, "attn_output": 64}
+    folder = write_small(tiny_llama, tmp_path / "biased", sizes)
+    written = dict(open_checkpoint(load(str(folder), TASK, gguf_file="tiny.gguf")).tensors)
+    values = written["model.layers.1.self_attn.v_proj.bias"]
+    assert values.tolist() == list(range(32))
+    heads = written["model.layers.1.self_attn.q_proj.bias"].reshape(4, 16)  # pairs of them apart
+    assert heads[1].tolist() == [*range(16, 32, 2), *range(17, 32, 2)]
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [{"attn_norm": 64}, {"attn_q": 64, "attn_k": 32, "attn_v": 32}],
+    ids=["one that llama has not", "one that is missing"],
+)
+def test_a_file_of_which_transformers_takes_another_part_is_refused(
+    biases: dict[str, int], load: Load, tiny_llama: Path, tmp_path: Path
+) -> None:
+    folder = write_small(tiny_llama, tmp_path / "biased", biases)
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: its \d+ tensors have [\d,]+ numbers"):
+        load(str(folder), TASK, gguf_file="tiny.gguf")
 
 
 def test_a_value_that_is_not_the_files_is_seen(load: Load, small: Path) -> None:

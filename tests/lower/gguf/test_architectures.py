@@ -60,6 +60,7 @@ def test_what_a_gpt2_leaves_out_is_written() -> None:
     [
         ("opt", {}, "Accepted: llama, mistral, qwen2, qwen3, gpt2"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act: gelu"),
+        ("qwen3", {"attention_bias": True}, "attention_bias: True"),
         ("gpt2", {"activation_function": "relu"}, "activation_function: relu"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx: True"),
         (
