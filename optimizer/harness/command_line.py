@@ -224,13 +224,15 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     from .fit import Refuse, decide, verdicts
     from .machine import this_machine
     from .manifest import damaged_files, read_manifest, unlisted_files
+    from .runtimes import table
     from .runtimes.ort.onnx_external import check_inside
 
     manifest = read_manifest(folder)
     damaged = damaged_files(folder, manifest, reports=True)
     extra = unlisted_files(folder, manifest)
     for engine in manifest["engines"]:
-        if engine["model"] not in damaged:
+        opened = engine["model"].endswith(".onnx") or table.of(engine["runtime"]).runs
+        if opened and engine["model"] not in damaged:
             check_inside(folder / engine["model"], folder, set(manifest["files"]))
     machine = this_machine()
     decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)

@@ -165,6 +165,26 @@ def test_a_manifest_does_not_decide_what_is_checked(
     assert re.search(message, done.stderr), done.stderr
 
 
+def test_check_reads_no_model_that_another_program_runs_as_onnx(bundle: Path) -> None:
+    def served_by_llama_cpp(manifest: dict[str, Any]) -> None:
+        engine = manifest["engines"][0]
+        files = manifest["files"]
+        path = (bundle / engine["model"]).with_suffix(".gguf")
+        path.write_bytes(b"GGUF\xff\xff")
+        (bundle / engine["model"]).unlink()
+        del files[engine["model"]]
+        name = path.relative_to(bundle).as_posix()
+        files[name] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        files[name] |= {"size": 6, "measured": False}
+        engine |= {"runtime": "gguf", "model": name, "model_files": [name]}
+
+    small_bundle.edited(bundle, served_by_llama_cpp)
+    done = CliRunner().invoke(cli, ["check", str(bundle)])
+    assert done.exit_code == 5
+    assert "0 damaged, 0 unlisted" in done.stdout
+    assert "gguf models are run by llama.cpp" in done.stdout
+
+
 @pytest.mark.parametrize("stray", ["harness/tasks/extra.py", "model/x.data", "numpy.py"])
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
 def test_a_file_that_something_would_read_is_refused_when_it_is_not_listed(
