@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from optimizer.errors import RecipeError
+from optimizer.harness import tasks
 from optimizer.load import config_fields
 from optimizer.load.config import at_hand
 from optimizer.reading import reading
 from optimizer.recipe.schema import Recipe
 
 POSITIONS = ("max_position_embeddings", "n_positions")
+SLIDING = "sliding_attention"
+SEQUENCE = "validate.latency.sequence"
 
 
 def check(recipe: Recipe, *, fetch: bool) -> None:
@@ -34,17 +38,34 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
     positions = next((config[p] for p in POSITIONS if isinstance(config.get(p), int)), None)
     if positions:
         _refuse_beyond(positions, recipe, f"the model has {positions} positions ({file})")
+    window = _window(config) if tasks.task(section.task).generates else None
+    if window:
+        _refuse_beyond(window, recipe, f"layers see a window of {window}, the longest text here")
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a decoder's layers see, of a config.json; see generation.context."""
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    used = config.get("use_sliding_window", True) and (kinds is None or SLIDING in kinds)
+    return window if used and isinstance(window, int) else None
 
 
 def _refuse_beyond(longest: int, recipe: Recipe, why: str) -> None:
     for path, length in _lengths(recipe):
         if length > longest:
             raise RecipeError(
-                f"{length} tokens, and {why}",
+                f"{length} tokens{_with_new(path, recipe)}, and {why}",
                 where=path,
                 accepted=f"up to {longest}",
                 fix="Texts are cut there, and what is reported would be called by another length.",
             )
+
+
+def _with_new(path: str, recipe: Recipe) -> str:
+    """What a length of `path` is made of, where that is not what the recipe has there."""
+    new = recipe.validate_.latency.new_tokens
+    counted = path.startswith(SEQUENCE) and tasks.task(recipe.model.task).generates
+    return f" with the {new} of validate.latency.new_tokens" if counted else ""
 
 
 def _lengths(recipe: Recipe) -> list[tuple[str, int]]:
@@ -56,5 +77,6 @@ def _lengths(recipe: Recipe) -> list[tuple[str, int]]:
         written.append(("validate.sequence_length", recipe.validate_.sequence_length))
     latency = recipe.validate_.latency
     if "sequence" in latency.model_fields_set:
-        written += [(f"validate.latency.sequence.{i}", n) for i, n in enumerate(latency.sequence)]
+        more = latency.new_tokens if tasks.task(recipe.model.task).generates else 0
+        written += [(f"{SEQUENCE}.{i}", n + more) for i, n in enumerate(latency.sequence)]
     return [(path, length) for path, length in written if length is not None]
