@@ -43,12 +43,17 @@ def from_decision(name: str, decision: Decision, what: str) -> Gate:
     message = f"{what} drops by {decision.drop:.4f}, {bounds}, on {decision.examples} examples"
     message += lost(decision)
     if decision.verdict == "inconclusive":
-        message += (
-            f"; about {decision.needed} examples would decide"
-            if decision.needed
-            else "; the drop is so near the margin that no number of examples would decide"
-        )
+        message += f"; {_what_would_decide(decision)}"
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
+
+
+def _what_would_decide(decision: Decision) -> str:
+    low, high = decision.interval
+    if not decision.needed:
+        return "the drop is so near the margin that no number of examples would decide"
+    if high < decision.margin or low > decision.margin:
+        return f"so few examples decide nothing, whatever they show: about {decision.needed} would"
+    return f"about {decision.needed} examples would decide"
 
 
 def advised(gate: Gate, advice: str) -> Gate:
