@@ -20,6 +20,7 @@ from optimizer.progress import say
 from optimizer.reading import words
 
 GENERATION_CONFIG = "generation_config.json"
+BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update computes them anew
 
 
 def advice(folder: Path) -> dict[str, Any]:
@@ -126,6 +127,15 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
     on the meta device, which has shapes and no numbers, and its cache is looked at. Names in
     configs differ by architecture; shapes do not."""
     trouble = ""
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope in BY_LENGTH:
+        raise CheckpointError(
+            f"rope_type {rope!r}: its frequencies change with the length of a text, and a graph "
+            "has one set of them",
+            where="config.json: rope_parameters.rope_type",
+            accepted=f"others than {', '.join(BY_LENGTH)}",
+            fix="Take a model that was trained for the lengths you need.",
+        )
     try:
         with torch.device("meta"), torch.no_grad():
             model = auto_class(text_generation.TASK.name).from_config(

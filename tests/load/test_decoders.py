@@ -236,6 +236,15 @@ def test_a_window_that_slides_is_the_longest_text(load: Load, tmp_path: Path) ->
     assert about.context == 32
 
 
+def test_frequencies_that_change_with_the_length_of_a_text_are_refused(
+    load: Load, llama: Path
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    edit_json(llama / "config.json", rope_parameters=rope)
+    with pytest.raises(CheckpointError, match=r"rope_type 'dynamic': its frequencies change"):
+        load(llama, TASK)
+
+
 @pytest.mark.parametrize("add", [True, False])
 def test_the_written_tokenizer_begins_texts_as_transformers_does(
     load: Load, llama: Path, add: bool
