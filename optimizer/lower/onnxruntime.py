@@ -62,7 +62,7 @@ def _decoder(
         return {"fused": [], "left": {"all": why}}
     fused = ort_attention.fuse(model, contract.decoder.context)
     if ort_attention.SHARED in model.metadata_props.items():
-        others = ort_past_length.count(model)
+        others = ort_past_length.by_row(model)
         if others:
             del model.metadata_props[ort_attention.SHARED[0]]
             say(f"lower: {others[0]} reads the cache's shape, so past and present share no buffer")

@@ -1,29 +1,38 @@
-"""How long the cache is, without reading its shape.
+"""Where each row's new tokens begin, without reading the cache's shape.
 
 Past and present may be one buffer of the longest length (ort_attention.py), so the shape of
-past_key_values.<i>.key no longer says how many tokens came before; of a model with learned
-positions (OPT) something still asks it. What is asked is counted instead:
+past_key_values.<i>.key no longer says how many tokens came before; and a row may be shorter than
+its batch (its case 8), so no one number says it for all rows. A model with learned positions (OPT)
+still asks for it. Of what reads the shape:
 
- 1. Shape(past, start=2, end=3)   becomes columns of attention_mask - columns of input_ids
+ 1. Slice(x, Shape(past, start=2, end=3), all that follows, axis 1), x of attention_mask's shape:
+    becomes the columns of x that each row's new tokens have, where GroupQueryAttention puts them:
+    up to the row's last 1, as many as there are columns of input_ids
  2. Shape(past, start=0, end=1 or 2)   rows and heads: the same in any buffer, left as it is
- 3. any other reading of past outside the attentions: the buffer cannot be shared
+ 3. anything else outside the attentions: the buffer cannot be shared
+
+That a row of x depends on none of the others nor on the columns after its last 1 is run on an
+example rather than read from the form; where it does not hold, it is case 3.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.clean import MODULE
 from optimizer.harness.kv_cache import is_past
+from optimizer.lower.examine import Inputs, constant, evaluate, take_over
+
+LENGTHS = 5  # GroupQueryAttention's input: the number of a row's last column
+EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # padding on either side
 
 
-def count(model: ir.Model) -> list[str]:
-    """Rewrite case 1 in place; returns the names of the nodes of case 3."""
-    inputs = {str(v.name): v for v in model.graph.inputs}
-    others, counted = [], None
-    for name, past in inputs.items():
-        if not is_past(name):
-            continue
+def by_row(model: ir.Model) -> list[str]:
+    """Rewrite case 1 in place, of a model whose attentions are all GroupQueryAttention; returns
+    the names of the nodes of case 3."""
+    others = []
+    for past in [v for v in model.graph.inputs if is_past(str(v.name))]:
         for node, _ in list(past.uses()):
             first, last = _ends(node)
             if node.op_type == "GroupQueryAttention" or (first == 0 and last in (1, 2)):
@@ -31,11 +40,14 @@ def count(model: ir.Model) -> list[str]:
             if (first, last) != (2, 3):
                 others.append(str(node.name))
                 continue
-            if counted is None:
-                counted = _counted(model, inputs["attention_mask"], inputs["input_ids"])
-            for user, index in list(node.outputs[0].uses()):
-                user.replace_input_with(index, counted)
-            model.graph.remove(node, safe=True)
+            for user, _ in list(node.outputs[0].uses()):
+                if _keeps_new_columns(model, user, node.outputs[0]):
+                    _take_rows_own(model, user)
+                else:
+                    others.append(str(user.name))
+            if not node.outputs[0].uses():
+                model.graph.remove(node, safe=True)
+    model.graph.sort()
     return others
 
 
@@ -47,15 +59,53 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
     return 0 if start is None else start.as_int(), None if end is None else end.as_int()
 
 
-def _counted(model: ir.Model, mask: ir.Value, ids: ir.Value) -> ir.Value:
-    first, nodes = model.graph[0], []
-    for name, value in (("columns", mask), ("new", ids)):
-        sizes = ir.node("Shape", [value], {"start": 1, "end": 2}, name=f"past_length/{name}")
-        nodes.append(sizes)
-    nodes.append(ir.node("Sub", [n.outputs[0] for n in nodes], name="past_length"))
-    for node in nodes:
-        node.metadata_props[MODULE] = ""
-        node.outputs[0].name, node.outputs[0].dtype = node.name, ir.DataType.INT64
-        node.outputs[0].shape = ir.Shape([1])
-        model.graph.insert_before(first, node)
-    return nodes[-1].outputs[0]
+def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool:
+    """Whether the node is the Slice of case 1, its rows independent of each other."""
+    if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
+        return False
+    ends, axes, *steps = [constant(v) for v in node.inputs[2:5]]
+    if ends is None or ends[0] < np.iinfo(np.int32).max or axes != [1] or steps not in ([], [[1]]):
+        return False
+    together = evaluate(model, node.inputs[0], Inputs(model, EXAMPLE, 0))
+    if together.shape != EXAMPLE.shape:
+        return False
+    ends_at = [int(np.flatnonzero(row)[-1]) + 1 for row in EXAMPLE]
+    return all(
+        np.array_equal(
+            evaluate(model, node.inputs[0], Inputs(model, EXAMPLE[[i], :end], 0))[0],
+            together[i, :end],
+        )
+        for i, end in enumerate(ends_at)
+    )
+
+
+def _take_rows_own(model: ir.Model, node: ir.Node) -> None:
+    """Put GatherElements in the place of a Slice of case 1."""
+    name = f"{node.name}/row"
+    attention = next(n for n in model.graph if n.op_type == "GroupQueryAttention")
+    ids = next(v for v in model.graph.inputs if v.name == "input_ids")
+
+    def add(op: str, inputs: list[ir.Value | None], what: str, /, **attributes: int) -> ir.Value:
+        added = ir.node(op, inputs, attributes, name=f"{name}_{what}")
+        added.metadata_props[MODULE] = node.metadata_props.get(MODULE, "")
+        added.outputs[0].name, added.outputs[0].dtype = added.name, ir.DataType.INT64
+        model.graph.insert_before(node, added)
+        return added.outputs[0]
+
+    def number(value: list[int] | int, what: str) -> ir.Value:
+        array = np.array(value, np.int64)
+        constant = ir.val(f"{name}_{what}", const_value=ir.tensor(array, name=f"{name}_{what}"))
+        constant.dtype, constant.shape = ir.DataType.INT64, ir.Shape(array.shape)
+        model.graph.register_initializer(constant)
+        return constant
+
+    one, zero = number(1, "one"), number(0, "zero")
+    last = add("Cast", [attention.inputs[LENGTHS]], "lasts", to=int(ir.DataType.INT64))
+    length = add("Add", [add("Unsqueeze", [last, number([1], "axis")], "last"), one], "length")
+    new = add("Squeeze", [add("Shape", [ids], "columns", start=1, end=2)], "new")
+    # a first prompt padded on the right has more columns than the row has tokens
+    start = add("Max", [add("Sub", [length, new], "before"), zero], "start")
+    columns = add("Add", [start, add("Range", [zero, new, one], "numbers")], "own_columns")
+    kept = add("GatherElements", [node.inputs[0], columns], "kept", axis=1)
+    take_over(node.outputs[0], kept)
+    model.graph.remove(node, safe=True)
