@@ -54,7 +54,7 @@ def pairs_of(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
             producer = f"{block}.{pair.producer}"
             if group.family.uneven and producer not in names:
                 continue
-            if not hasattr(group.model.get_submodule(producer), "weight"):
+            if getattr(group.model.get_submodule(producer), "weight", None) is None:
                 why = f"{producer} has no weight to fold into"
             elif not all(c in group.schemes for c in consumers):
                 why = "another consumer of the same input is kept in float"
