@@ -46,7 +46,7 @@ def write_decoder_tokenizer(folder: Path) -> int:
 def _config(kind: str, vocabulary: int, layers: int, tied: bool) -> Any:
     import transformers
 
-    common = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 2}
+    common: dict[str, Any] = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 2}
     if kind == "gpt2":
         return transformers.GPT2Config(
             **common, n_embd=WIDTH, n_layer=layers, n_head=HEADS, n_inner=INNER, n_positions=256
@@ -62,7 +62,10 @@ def _config(kind: str, vocabulary: int, layers: int, tied: bool) -> Any:
             max_position_embeddings=256,
             pad_token_id=2,
         )
+    if kind == "gemma2":
+        common |= {"query_pre_attn_scalar": WIDTH // HEADS, "sliding_window": 256}
     config = {
+        "gemma2": transformers.Gemma2Config,
         "llama": transformers.LlamaConfig,
         "mistral": transformers.MistralConfig,
         "qwen2": transformers.Qwen2Config,
@@ -93,8 +96,9 @@ def write_tiny_decoder(
 ) -> Path:
     """A Hugging Face folder: width 64, 4 heads (2 for keys and values), heavy-tailed weights.
 
-    kind: llama, mistral, qwen2, qwen3, gpt2 or opt. embedded: what opt projects to. fields: others
-    of its config. Norm gains and biases are not trivial, so that dropping or swapping one shows.
+    kind: llama, mistral, qwen2, qwen3, gemma2, gpt2 or opt. embedded: what opt projects to. fields:
+    others of its config. Norm gains and biases are not trivial, so that dropping or swapping one
+    shows.
     """
     import transformers
 

@@ -86,6 +86,13 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     return cast(nn.Module, model.eval().requires_grad_(False))
 
 
+def has_sdpa(model: nn.Module) -> bool:
+    """Whether torch's scaled_dot_product_attention, which keeps no score for every pair of tokens,
+    computes what the architecture's own attention does: of one that caps its scores (Gemma 2) it
+    does not."""
+    return bool(getattr(model, "_supports_sdpa", False))  # transformers says it nowhere else
+
+
 def _culprit(config: Any) -> str:
     """The field that a model is most often not built for, or the file."""
     file = str(Path(str(config.name_or_path or "")) / "config.json")

@@ -26,7 +26,7 @@ from optimizer.harness.tasks import Task
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.family_record import Family
-from optimizer.load.model import torch_model
+from optimizer.load.model import has_sdpa, torch_model
 from optimizer.recipe.recover import LossWeights
 from optimizer.reduce.methods import losses
 
@@ -264,7 +264,7 @@ def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeig
     models: list[Any] = [torch_model(checkpoint, contract.task) for checkpoint in opened]
     for model in models:
         # only eager attention gives its probabilities, and it keeps one for every pair of tokens
-        if not weights.attention and model._supports_sdpa:
+        if not weights.attention and has_sdpa(model):
             model.set_attn_implementation("sdpa")
     architecture = family(opened[1].config, opened[1].folder)
     prefix = architecture.prefix(contract.task)

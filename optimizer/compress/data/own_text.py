@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.load import one_query
+from optimizer.load.model import has_sdpa
 
 PROMPT = 4  # tokens taken from the given text: enough to start on different subjects
 LONGEST = 256  # tokens of one text; windows are filled with several, as with given texts
@@ -38,7 +39,8 @@ def continued(model: nn.Module, text: Tensor, count: int, seed: int) -> Tensor:
         parameter.data = parameter.data.to(torch.bfloat16)
     writer: Any = model
     before = writer.config._attn_implementation
-    writer.set_attn_implementation(one_query.register())
+    if has_sdpa(model):  # what it is made of
+        writer.set_attn_implementation(one_query.register())
     parts = [_sampled(writer, p, each, generator) for p in prompts.split(TOGETHER)]
     writer.set_attn_implementation(before)
     return torch.cat(parts).reshape(count, -1)[:, :length].contiguous()

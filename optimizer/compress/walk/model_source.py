@@ -16,7 +16,7 @@ from optimizer.harness.inputs.text import TEXT
 from optimizer.load.architecture import family
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.family_record import Family
-from optimizer.load.model import materialize, release, skeleton
+from optimizer.load.model import has_sdpa, materialize, release, skeleton
 from optimizer.operands import HOLDER, OPERANDS
 from optimizer.recipe.schema import Task
 
@@ -136,7 +136,7 @@ def open_source(task: Task, folder: Path) -> ModelSource:
     checkpoint = open_checkpoint(folder)
     architecture = family(checkpoint.config, checkpoint.folder)
     model: Any = skeleton(checkpoint, task)
-    if architecture.kind == "decoder":
+    if architecture.kind == "decoder" and has_sdpa(model):
         model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens
     prefix, inputs = architecture.prefix(task), tasks.task(task).inputs
     return ModelSource(model, checkpoint.tensors, architecture, prefix, inputs)
