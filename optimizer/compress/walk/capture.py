@@ -72,14 +72,24 @@ def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
 
 @contextmanager
 def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
-    """The embedding `lookup` reads the rows it is asked for from `tensors`."""
+    """The embedding `lookup` holds the rows that a batch asks for, read from `tensors`; what else
+    it does (Gemma 2 and 3 scale the rows) it does to them."""
     if not lookup:
         yield
         return
     module: Any = model.get_submodule(lookup)
-    module.forward = lambda ids: tensors.rows(f"{lookup}.weight", ids.reshape(-1)).reshape(
-        *ids.shape, -1
-    )
+    embedded, weight, padding = module.forward, module.weight, module.padding_idx
+
+    def of_rows(ids: Tensor) -> Any:
+        rows = tensors.rows(f"{lookup}.weight", ids.reshape(-1))
+        module.weight = nn.Parameter(rows, requires_grad=False)
+        module.padding_idx = None  # a row of the whole table; it matters to gradients alone
+        try:
+            return embedded(torch.arange(len(rows)).reshape(ids.shape))
+        finally:
+            module.weight, module.padding_idx = weight, padding
+
+    module.forward = of_rows
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A decoder that caps its scores, which torch's own attention does not."""
+"""A decoder that caps its scores, as torch's attention does not, and scales its embedding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from optimizer.compress.data import own_text
+from optimizer.compress.walk.capture import capture
 from optimizer.compress.walk.model_source import open_source
 from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.load.model import materialize, torch_model
 from tests.compress.decoders import TASK, loaded
 from tests.decoders import write_tiny_decoder
 
 IDS = torch.arange(5, 45).reshape(2, 20)
+BATCH = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,28 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_opened_with_its_own_attention(gemma2: Path) -> None:
     assert open_source(TASK, gemma2).model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+def test_its_blocks_one_by_one_are_the_whole_model(gemma2: Path) -> None:
+    source = open_source(TASK, gemma2)
+    stream = capture(source, source.blocks, [BATCH])
+    materialize(source.model, "", source.tensors)
+    hidden = stream.hidden[0]
+    with torch.no_grad():
+        for use in stream.uses[0]:
+            hidden = use.apply(source.model, hidden)
+        last = source.model.get_submodule(source.final_norm)(hidden)
+        whole = torch_model(open_checkpoint(gemma2), TASK).model(**BATCH).last_hidden_state
+    assert torch.equal(last, whole)
+
+
+def test_its_embedding_is_left_as_it_was(gemma2: Path) -> None:
+    source = open_source(TASK, gemma2)
+    capture(source, source.blocks, [BATCH])
+    embedding = source.model.get_submodule(source.embedding)
+    assert embedding.weight is source.model.get_submodule("lm_head").weight
+    assert embedding.weight.is_meta
+    assert embedding.padding_idx == 0
 
 
 def test_it_writes_text_with_its_own_attention(
