@@ -1,14 +1,15 @@
 """From a source's weight files to the parameters of the model the task chooses.
 
 Names: a checkpoint may have been saved from the base model ("encoder.…") or from one with a head
-("bert.encoder.…"), and very old ones say LayerNorm.gamma and .beta. Nothing else is renamed.
+("bert.encoder.…"), and very old ones say LayerNorm.gamma and .beta. What is then missing is looked
+for under the names that transformers renames as it loads (conversions.py).
 What the model needs and the files lack is an error, never an initialization.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from optimizer.errors import CheckpointError, closest
 from optimizer.harness import tasks
+from optimizer.load import conversions
 from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
 from optimizer.load.families import FAMILIES
 from optimizer.load.model import STORED_TRANSPOSED, parameter_shapes, tied_names
@@ -161,7 +163,8 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
             if (candidate in shapes or candidate in tied) and candidate not in file_names:
                 file_names[candidate] = name
                 break
-    used = set(file_names.values())
+    repeated = _renamed(stored, file_names, {*shapes, *tied}, model)
+    used = {*file_names.values(), *repeated}
     chosen = {p: n for p, n in file_names.items() if p in shapes}
     for second, first in tied.items():
         if second not in file_names:
@@ -178,6 +181,33 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
     unused = tuple(sorted(n for n in stored if n not in used))
     _no_block_is_left(stored, unused, used, model)
     return Weights(stored, {p: chosen[p] for p in shapes}, unused)
+
+
+def _renamed(
+    stored: Mapping[str, Stored], file_names: dict[str, str], places: set[str], model: nn.Module
+) -> set[str]:
+    """Add to file_names what transformers renames into a place that is still empty; returns the
+    names of further tensors equal to the one that is there (a table stored once per block)."""
+    empty = places - file_names.keys()
+    if not empty:
+        return set()
+    unused = sorted(stored.keys() - set(file_names.values()))
+    repeated = set()
+    for name, new in conversions.renamed(unused, model).items():
+        place = _placed(new, empty, model)
+        if place is None:
+            continue
+        first = file_names.setdefault(place, name)
+        if first != name and _same(stored[first], stored[name]):
+            repeated.add(name)
+    return repeated
+
+
+def _placed(name: str, places: Collection[str], model: nn.Module) -> str | None:
+    """The one of places that a name means, be it the base model's or that of one with a head."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    candidates = (name, name.removeprefix(prefix), prefix + name)
+    return next((c for c in candidates if c in places), None)
 
 
 def _no_block_is_left(
@@ -253,6 +283,19 @@ def _complete(
     missing = [n for n in shapes if n not in chosen]
     if not missing:
         return
+    unused = [n for n in stored if n not in chosen.values()]
+    counted = f"{len(missing)} of {len(shapes)} parameters are missing: {', '.join(missing[:4])}"
+    counted += ", …" if len(missing) > 4 else ""
+    parts = conversions.converted(unused, model)
+    sources = [n for n, part in parts.items() if _placed(part, missing, model) is not None]
+    if sources:
+        raise CheckpointError(
+            f"{counted}; transformers makes them of {sources[0]!r} and the like as it loads this "
+            "architecture, which is not followed here",
+            where=_place(stored),
+            fix="Load the model with transformers and save what it holds: "
+            "model.save_pretrained(folder, save_original_format=False).",
+        )
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     head = [n for n in missing if not n.startswith(prefix)]
     rest = [n for n in missing if n.startswith(prefix) and ".pooler." not in n]
@@ -263,10 +306,8 @@ def _complete(
             where="model.task",
             fix="Use a checkpoint fine-tuned for this task, or task: feature-extraction.",
         )
-    unused = [n for n in stored if n not in chosen.values()]
     raise CheckpointError(
-        f"{len(missing)} of {len(shapes)} parameters are missing: {', '.join(missing[:4])}"
-        f"{', …' if len(missing) > 4 else ''}{closest(missing[0], unused)}",
+        f"{counted}{closest(missing[0], unused)}",
         where=_place(stored),
         fix="Get the weights again, or check that config.json belongs to them.",
     )
