@@ -86,8 +86,14 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
         for name, a in batch.items()
         if not is_past(name)
     }
+    kept: dict[str, Any] = {}
+    if any(is_present(name) for name in outputs):
+        from transformers import DynamicCache
+
+        # the model's own would drop what layers with a window no longer need
+        kept = {"past_key_values": DynamicCache(), "use_cache": True}
     with torch.no_grad():
-        result = model(**tensors, return_dict=True)
+        result = model(**tensors, **kept, return_dict=True)
     arrays = {name: result[name].numpy() for name in outputs if not is_present(name)}
     if len(arrays) < len(outputs):
         cache = {past_of(n): n for n in outputs if is_present(n)}

@@ -1,4 +1,5 @@
-"""What enters and leaves linear modules is kept as it was when it did."""
+"""What torch computes beside a graph, and that what enters and leaves linear modules is kept as it
+was when it did."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 
 TOKENS, WIDTH, POSITIONS = (2, 3), 4, 5
+WINDOW = 8
 
 
 class Model(nn.Module):
@@ -53,3 +56,20 @@ def test_rows_that_are_no_tokens_have_no_padding() -> None:
         Model(), batch(), ("shared", "last"), lambda name, x: rows.append((name, tuple(x.shape)))
     )
     assert rows == [("shared", (5, WIDTH)), ("shared", (POSITIONS, WIDTH)), ("last", (5, WIDTH))]
+
+
+def test_the_cache_of_a_layer_with_a_window_holds_the_whole_text() -> None:
+    config = transformers.MistralConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=WINDOW,
+    )
+    model = transformers.MistralForCausalLM(config).eval()
+    ids = np.arange(WINDOW)[None]
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    answers = trace.run(model, batch, ["logits", "present.0.key"])
+    assert answers["present.0.key"].shape[2] == WINDOW
