@@ -30,6 +30,7 @@ from optimizer.reading import DOUBT, words
 from optimizer.recipe.schema import Task
 
 STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that stands for a Conv1D
+BESIDE = ("contact_head",)  # of a base model (ESM): no output of forward is made of it
 
 
 def auto_class(task: Task) -> Any:
@@ -43,7 +44,8 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     norms folded into their convolutions (batch_norms.py).
 
     Of a task without a head (tasks.Task.headless) a pooler that has weights is removed: the output
-    is last_hidden_state. Raises CheckpointError when transformers has no such model.
+    is last_hidden_state. Of every task, modules that no output is made of (BESIDE) are. Raises
+    CheckpointError when transformers has no such model.
     """
     from transformers import AutoConfig
 
@@ -83,6 +85,10 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     pooler = getattr(model, "pooler", None)
     if tasks.task(task).headless and pooler is not None and any(True for _ in pooler.parameters()):
         model.pooler = None
+    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    for name in BESIDE:
+        if getattr(base, name, None) is not None:
+            setattr(base, name, None)
     return cast(nn.Module, model.eval().requires_grad_(False))
 
 

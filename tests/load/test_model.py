@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import EsmConfig
 
 from optimizer.load.checkpoint import Checkpoint, open_checkpoint
 from optimizer.load.model import (
@@ -19,6 +20,7 @@ from optimizer.load.model import (
     skeleton_from_config,
     torch_model,
 )
+from optimizer.recipe.schema import Task
 from tests.load.conftest import Load
 from tests.load.test_families import tiny_config
 
@@ -147,3 +149,11 @@ def test_tensors_are_read_anew_and_never_shared(checkpoint: Checkpoint) -> None:
     checkpoint.tensors[WEIGHT].zero_()
     assert checkpoint.tensors[WEIGHT].any()
     assert checkpoint.shape(WEIGHT) == (64, 128)
+
+
+@pytest.mark.parametrize("task", ["sentence-embedding", "text-classification"])
+def test_a_module_that_no_output_is_made_of_is_left_out(task: Task) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = EsmConfig(**sizes, vocab_size=40, pad_token_id=0, mask_token_id=1)
+    model = skeleton_from_config(config, task)
+    assert not any("contact_head" in name for name, _ in model.named_parameters())
