@@ -15,9 +15,8 @@ from optimizer.recipe.schema import OnnxRuntimeTarget, TargetSection
 MINIMUM = "1.26"
 
 
-def fit(section: TargetSection) -> dict[str, Any]:
+def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
     """What a machine must have, and how it is run there; see harness/fit.py."""
-    assert isinstance(section, OnnxRuntimeTarget)
     divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
     return {"runtime_minimum": MINIMUM, **divided}
 
