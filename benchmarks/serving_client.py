@@ -29,6 +29,7 @@ SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python's socket module has no name 
 READ = 1 << 16
 PATIENCE = 60.0  # seconds until an answer is lost
 BUSY = (429, 503)
+REUSED = 5.0  # seconds of idleness; the server waits for 10 (--client-seconds)
 IDLE = 1.0  # seconds between two requests of a connection that a loss is to say
 TEXTS = (
     "The service was quick and the staff could not have been friendlier.",
@@ -107,7 +108,10 @@ class Connection:
 
     @property
     def ended(self) -> bool:
-        """Whether the server has closed it, as it may between two requests (RFC 9112, 9.5)."""
+        """Whether the server has closed it, as it may between two requests (RFC 9112, 9.5), or may
+        while the next is on its way: one that was idle is not used again, as by httpx."""
+        if time.monotonic() - self._answered > REUSED:
+            return True
         try:
             return self._socket.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
