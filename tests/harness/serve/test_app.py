@@ -58,7 +58,7 @@ def test_answers_are_those_of_predict_whatever_comes_at_once(
         batches = float(metrics.split("nv_inference_exec_count{")[1].split("} ")[1].split()[0])
         assert batches < len(texts)  # some shared one
 
-    on_server(made, test, "--max-wait", "60")
+    on_server(made, test, "--max-wait", "600", "--timeout", "600")
 
 
 def test_several_workers_give_each_text_the_bits_of_predict(
@@ -67,7 +67,7 @@ def test_several_workers_give_each_text_the_bits_of_predict(
     async def test(client: Client) -> None:
         await asked_at_once(client, TEXTS * 20, predicted)
 
-    on_server(made, test, "--max-wait", "60", "--workers", "3")
+    on_server(made, test, "--max-wait", "600", "--timeout", "600", "--workers", "3")
 
 
 def test_an_embedding_is_the_same_numbers_in_json_in_bytes_and_from_openai(

@@ -62,7 +62,7 @@ def test_answers_are_those_of_predict_however_the_files_come(
         (described,) = (await client.ask("GET", "/v2/models/tiny")).json["inputs"]
         assert described == {"name": "image", "datatype": "BYTES", "shape": [-1]}
 
-    on_server(images, test, "--max-wait", "60")
+    on_server(images, test, "--max-wait", "600", "--timeout", "600")
 
 
 def bomb() -> bytes:
