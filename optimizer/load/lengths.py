@@ -14,7 +14,6 @@ from optimizer.recipe.schema import Recipe
 
 POSITIONS = ("max_position_embeddings", "n_positions")
 SLIDING = "sliding_attention"
-SEQUENCE = "validate.latency.sequence"
 
 
 def check(recipe: Recipe, *, fetch: bool) -> None:
@@ -51,32 +50,29 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 def _refuse_beyond(longest: int, recipe: Recipe, why: str) -> None:
-    for path, length in _lengths(recipe):
+    for path, length, counted in _lengths(recipe):
         if length > longest:
             raise RecipeError(
-                f"{length} tokens{_with_new(path, recipe)}, and {why}",
+                f"{length} tokens{counted}, and {why}",
                 where=path,
                 accepted=f"up to {longest}",
                 fix="Texts are cut there, and what is reported would be called by another length.",
             )
 
 
-def _with_new(path: str, recipe: Recipe) -> str:
-    """What a length of `path` is made of, where that is not what the recipe has there."""
-    new = recipe.validate_.latency.new_tokens
-    counted = path.startswith(SEQUENCE) and tasks.task(recipe.model.task).generates
-    return f" with the {new} of validate.latency.new_tokens" if counted else ""
-
-
-def _lengths(recipe: Recipe) -> list[tuple[str, int]]:
-    """(path in the recipe, tokens) of every length that is written there."""
-    written: list[tuple[str, Any]] = [("model.max_length", recipe.model.max_length)]
+def _lengths(recipe: Recipe) -> list[tuple[str, int, str]]:
+    """(path in the recipe, tokens, what else is counted in them) of every length that is written
+    there."""
+    written: list[tuple[str, Any, str]] = [("model.max_length", recipe.model.max_length, "")]
     if recipe.calibrate and "sequence_length" in recipe.calibrate.model_fields_set:
-        written.append(("calibrate.sequence_length", recipe.calibrate.sequence_length))
+        written.append(("calibrate.sequence_length", recipe.calibrate.sequence_length, ""))
     if "sequence_length" in recipe.validate_.model_fields_set:
-        written.append(("validate.sequence_length", recipe.validate_.sequence_length))
-    latency = recipe.validate_.latency
+        written.append(("validate.sequence_length", recipe.validate_.sequence_length, ""))
+    latency, new, counted = recipe.validate_.latency, 0, ""
+    if tasks.task(recipe.model.task).generates:
+        new = latency.new_tokens
+        counted = f" with the {new} of validate.latency.new_tokens"
     if "sequence" in latency.model_fields_set:
-        more = latency.new_tokens if tasks.task(recipe.model.task).generates else 0
-        written += [(f"{SEQUENCE}.{i}", n + more) for i, n in enumerate(latency.sequence)]
-    return [(path, length) for path, length in written if length is not None]
+        path = "validate.latency.sequence"
+        written += [(f"{path}.{i}", n + new, counted) for i, n in enumerate(latency.sequence)]
+    return [(path, length, counted) for path, length, counted in written if length is not None]
