@@ -92,8 +92,8 @@ def _theirs(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any
             from gguf import GGUFReader
 
             tensors = gguf_file.sizes(GGUFReader(folder / section.gguf_file))
-            extra = gguf_file.arguments(section)
-            extra["config"] = gguf_file.config_of(folder, section, tensors)
+            extra = gguf_file.arguments(section.gguf_file)
+            extra["config"] = gguf_file.config_of(folder, section.gguf_file, tensors)
         return auto_class(section.task).from_pretrained(
             folder,
             attn_implementation="eager",

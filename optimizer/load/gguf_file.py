@@ -13,25 +13,17 @@ from typing import Any
 from torch import nn
 
 from optimizer.errors import CheckpointError
-from optimizer.recipe.schema import Model
 
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
 """A config's field, of those that have it: the end of a tensor's name that says it is true."""
-NO_PARAMETERS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are no parameters in transformers."""
+FREQUENCIES = "rope_"
+"""How the names of tensors begin that change rotary frequencies (Llama 3.1: rope_freqs.weight), of
+which transformers makes nothing."""
 
 
 def sizes(opened: Any) -> dict[str, int]:
-    """{tensor that is a parameter: how many numbers} of a gguf.GGUFReader."""
-    return {t.name: int(t.n_elements) for t in opened.tensors if t.name not in NO_PARAMETERS}
-
-
-def set_biases(config: Any, tensors: Collection[str]) -> None:
-    """Give the config, which transformers read from a file, the biases that the file has. tensors:
-    the names of the file's."""
-    for field, end in BIASES.items():
-        if hasattr(config, field):
-            setattr(config, field, any(name.endswith(end) for name in tensors))
+    """{tensor: how many numbers} of a gguf.GGUFReader."""
+    return {t.name: int(t.n_elements) for t in opened.tensors}
 
 
 def check_whole(model: nn.Module, tensors: Mapping[str, int], file: Path) -> None:
@@ -39,32 +31,40 @@ def check_whole(model: nn.Module, tensors: Mapping[str, int], file: Path) -> Non
     `sizes`."""
     stored, numbers = sum(tensors.values()), sum(p.numel() for p in model.parameters())
     if stored != numbers:
+        frequencies = [name for name in tensors if name.startswith(FREQUENCIES)]
+        which = f" ({', '.join(frequencies)}: frequencies of positions)" if frequencies else ""
         raise CheckpointError(
             f"its {len(tensors)} tensors have {stored:,} numbers, and the model that transformers "
-            f"makes of them has {numbers:,}: some find no place, or are missing",
+            f"makes of them has {numbers:,}: some find no place{which}, or are missing",
             where=str(file),
             accepted="files of which transformers takes every tensor",
             fix="Use the float checkpoint that the file was made from.",
         )
 
 
-def arguments(section: Model) -> dict[str, Any]:
-    """What an Auto class's from_pretrained takes besides the folder and the config, of a model in a
-    GGUF file: transformers would leave the weights of some architectures in the file's blocks where
-    it has kernels for them (GgufConfig); here they are always de-quantized."""
+def arguments(name: str) -> dict[str, Any]:
+    """What an Auto class's from_pretrained takes besides the folder and the config, of a model in
+    the GGUF file of that name.
+
+    transformers would leave the weights of some architectures in the file's blocks where it has
+    kernels for them (GgufConfig); here they are always de-quantized.
+    """
     import transformers
 
     options = getattr(transformers, "GgufConfig", None)
     packed = {} if options is None else {"quantization_config": options(dequantize=True)}
-    return {"gguf_file": section.gguf_file, **packed}
+    return {"gguf_file": name, **packed}
 
 
-def config_of(folder: Path, section: Model, tensors: Collection[str]) -> Any:
-    """The transformers config that the file's fields and tensors say."""
+def config_of(folder: Path, name: str, tensors: Collection[str]) -> Any:
+    """The transformers config that the file's fields say, with the biases that its tensors, whose
+    names these are, have."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, gguf_file=section.gguf_file)
-    set_biases(config, tensors)
+    config = AutoConfig.from_pretrained(folder, gguf_file=name)
+    for field, end in BIASES.items():
+        if hasattr(config, field):
+            setattr(config, field, any(tensor.endswith(end) for tensor in tensors))
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config

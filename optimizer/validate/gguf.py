@@ -96,25 +96,23 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
     """The model in float32, of the config that the file says, and what of the file found no place
     in it."""
     from gguf import GGUFReader
-    from transformers import AutoConfig
 
     with quiet():
-        config = AutoConfig.from_pretrained(m.model, gguf_file=folder.FILE)
         opened = GGUFReader(_file(m))
         fields, tensors = opened.fields, gguf_file.sizes(opened)
+        config = gguf_file.config_of(m.model, folder.FILE, tensors)
         architecture = str(fields["general.architecture"].contents())
         for key, name in FIELDS.items():
             field = fields.get(f"{architecture}.{key}")
             if field is not None and hasattr(config, name):
                 setattr(config, name, field.contents())
-        gguf_file.set_biases(config, tensors)
         model, info = auto_class(m.task).from_pretrained(
             m.model,
-            gguf_file=folder.FILE,
             config=config,
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
+            **gguf_file.arguments(folder.FILE),
         )
     gguf_file.check_whole(model, tensors, _file(m))
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]

@@ -71,7 +71,7 @@ def config(folder: Path, section: Model) -> Any:
         opened = GGUFReader(file)
         _check_sizes(opened, file)
         with quiet():
-            model_config = gguf_file.config_of(folder, section, gguf_file.sizes(opened))
+            model_config = gguf_file.config_of(folder, file.name, gguf_file.sizes(opened))
     config_fields.check(model_config.to_dict(), file)
     return model_config
 
@@ -124,7 +124,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=FIX), quiet():
         model = auto_class(section.task).from_pretrained(
-            folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(section)
+            folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
         )
         opened = GGUFReader(file)
     gguf_file.check_whole(model, gguf_file.sizes(opened), file)

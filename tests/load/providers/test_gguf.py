@@ -75,10 +75,15 @@ def small(tiny_llama: Path, tmp_path: Path) -> Path:
     return write_small(tiny_llama, tmp_path / "gguf")
 
 
-def write_small(tiny_llama: Path, folder: Path, biases: Mapping[str, int] | None = None) -> Path:
+def write_small(
+    tiny_llama: Path,
+    folder: Path,
+    biases: Mapping[str, int] | None = None,
+    others: Mapping[str, int] | None = None,
+) -> Path:
     """A folder with a GGUF file made of the tiny decoder by the gguf library, q8_0 and float32.
 
-    biases: {tensor of a block that has a bias: its size}
+    biases: {tensor of a block that has a bias: its size}. others: {further tensor: its size}
     """
     pytest.importorskip("gguf", reason="pip install gguf accelerate")
     from gguf import GGMLQuantizationType as Kind
@@ -112,6 +117,8 @@ def write_small(tiny_llama: Path, folder: Path, biases: Mapping[str, int] | None
         values = tensors[f"{ours}.weight"].numpy()
         kind = Kind.Q8_0 if values.ndim == 2 else Kind.F32
         writer.add_tensor(f"{theirs}.weight", quantize(values, kind), raw_dtype=kind)
+    for name, size in (others or {}).items():
+        writer.add_tensor(name, np.ones(size, np.float32))
     for name, size in (biases or {}).items():
         for i in range(2):
             writer.add_tensor(f"blk.{i}.{name}.bias", np.arange(size, dtype=np.float32))
@@ -159,6 +166,15 @@ def test_a_file_of_which_transformers_takes_another_part_is_refused(
 ) -> None:
     folder = write_small(tiny_llama, tmp_path / "biased", biases)
     with pytest.raises(CheckpointError, match=r"tiny\.gguf: its \d+ tensors have [\d,]+ numbers"):
+        load(str(folder), TASK, gguf_file="tiny.gguf")
+
+
+def test_frequencies_that_transformers_leaves_out_are_named(
+    load: Load, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Of Llama 3.1: a model without them answers, and otherwise."""
+    folder = write_small(tiny_llama, tmp_path / "scaled", others={"rope_freqs.weight": 8})
+    with pytest.raises(CheckpointError, match=r"no place \(rope_freqs\.weight: frequencies of"):
         load(str(folder), TASK, gguf_file="tiny.gguf")
 
 
