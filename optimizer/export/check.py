@@ -1,6 +1,6 @@
 """The exported graph against the torch model it was made from, on several shapes.
 
-An encoder is run on batches padded at the end, and what padding holds may change nothing
+An encoder is run on batches padded at the end, and padding may change nothing
 (padding.py). A decoder is run on batches padded at the start: once in one piece, and once as a
 prefill, a second prefill that continues it, and one token (`present` becomes `past` each time); its
 cache is compared as well as its answers. A large one is run block by block, going on from a cache
@@ -115,7 +115,7 @@ def check(
     blocks: str,
 ) -> None:
     """Raise LedgerError when any output of any shape is plainly another than torch's,
-    CheckpointError when an encoder's depends on what padding holds.
+    CheckpointError when an encoder's depends on padding.
 
     answer: what the torch model answers to inputs. blocks: the name of its list of blocks.
     """
@@ -140,7 +140,8 @@ def check(
                 for how, outputs in _answers(runner, contract, batch).items():
                     worst = max(worst, compare(how, outputs, reference, batch, ANOTHER[precision]))
                 if not decodes:
-                    check_padding(runner, batch, vocabulary.get("input_ids", 0))
+                    values = vocabulary.get("input_ids", 0)
+                    check_padding(runner, batch, values, ANOTHER[precision])
     say(f"export: graph equals torch within {worst:.1e} (relative L2) on {len(inputs)} shapes")
 
 

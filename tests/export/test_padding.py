@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from optimizer.errors import CheckpointError
+from optimizer.export.check import ANOTHER
 from optimizer.export.padding import check_padding
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.conftest import write_tokenizer
 from tests.export.folders import exported, loaded
 
 VALUES, WIDTH = 40, 4
+LIMIT = ANOTHER["fp32"]
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 HEAD = f"""
 <ir_version: 10, opset_import: ["" : 20]>
@@ -36,6 +38,10 @@ LEFT_OUT["a mask by an exp that is never 0"] = LEFT_OUT["a masked sum"].replace(
 LET_IN = {
     "tokens behind": "x = Gather(table, input_ids) y = CumSum<reverse = 1>(x, one)",
     "a sum of all": "x = Gather(table, input_ids) y = ReduceSum<keepdims = 1>(x, one)",
+    "a mean that counts padding": """
+        x = Gather(table, input_ids) m0 = Cast<to = 1>(attention_mask) m = Unsqueeze(m0, last)
+        z = Mul(x, m) y = ReduceMean<keepdims = 1>(z, one)
+    """,
     "a mask too weak": """
         x = Gather(table, input_ids) m0 = Cast<to = 1>(attention_mask) m1 = Unsqueeze(m0, last)
         m = Max(m1, little) z = Mul(x, m) y = ReduceSum<keepdims = 1>(z, one)
@@ -66,7 +72,7 @@ def batch() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("nodes", LEFT_OUT.values(), ids=list(LEFT_OUT))
 def test_a_graph_that_leaves_padding_out_passes(nodes: str, tmp_path: Path) -> None:
     with runner(nodes, tmp_path) as opened:
-        check_padding(opened, batch(), VALUES)
+        check_padding(opened, batch(), VALUES, LIMIT)
 
 
 @pytest.mark.parametrize("nodes", LET_IN.values(), ids=list(LET_IN))
@@ -75,7 +81,7 @@ def test_a_graph_that_lets_padding_in_is_refused(nodes: str, tmp_path: Path) -> 
         runner(nodes, tmp_path) as opened,
         pytest.raises(CheckpointError, match=r"^model\.source: y of the same tokens moves by"),
     ):
-        check_padding(opened, batch(), VALUES)
+        check_padding(opened, batch(), VALUES, LIMIT)
 
 
 def test_a_convolution_over_padding_is_refused_before_hours_of_building(tmp_path: Path) -> None:
