@@ -195,9 +195,11 @@ class OpenVinoRunner(Closing):
     @cached_property
     def _streams(self) -> int:
         """Requests at once into which a batch is divided by rows; 1: it is not."""
-        firsts = {axes[0] for axes in self._axes.values()}
-        free = all(port.get_partial_shape()[0].is_dynamic for port in self._compiled.outputs)
-        if self.settings.hint != "throughput" or self._cache or firsts != {"batch"} or not free:
+        if self.settings.hint != "throughput" or self._cache:
+            return 1
+        taken = {axes[:1] for axes in self._axes.values()}
+        sizes = {(_shape(port) or (0,))[:1] for port in self._compiled.outputs}
+        if taken != {("batch",)} or sizes != {(None,)}:
             return 1
         return int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
