@@ -211,22 +211,20 @@ def _process(rank: int, what: _Launch) -> None:
             state.wait_for_everyone()
         except OptimizeError as e:
             refusal = {"kind": type(e).__name__, "problem": e.problem, "where": e.where}
-            _record(rank, what.folder, {**refusal, "accepted": e.accepted, "fix": e.fix})
+            _record(what.folder, {**refusal, "accepted": e.accepted, "fix": e.fix})
             sys.exit(e.exit_code)
         except Exception:
-            _record(rank, what.folder, {"rank": rank, "traceback": traceback.format_exc()})
+            _record(what.folder, {"rank": rank, "traceback": traceback.format_exc()})
             raise
         state.destroy_process_group()
 
 
-def _record(rank: int, folder: Path, failure: dict[str, Any]) -> None:
+def _record(folder: Path, failure: dict[str, Any]) -> None:
     """Write why this process ends, before the others can notice it: the first to write is the one
     that failed by itself, and no later one replaces it."""
-    partial = folder / f"{FAILURE}.{rank}"
-    partial.write_text(json.dumps(failure), encoding="utf-8")
-    with contextlib.suppress(FileExistsError):
-        os.link(partial, folder / FAILURE)  # a rename would replace it
-    partial.unlink()
+    text = json.dumps(failure)
+    with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x", encoding="utf-8") as f:
+        f.write(text)
 
 
 def _why(
@@ -241,7 +239,9 @@ def _why(
     """
     from torch.multiprocessing.spawn import ProcessRaisedException
 
-    first = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    first: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # none, or killed while it wrote
+        first = json.loads(file.read_text(encoding="utf-8"))
     if "kind" in first:  # 1.
         kind: type[OptimizeError] = getattr(errors, first.pop("kind"), RecipeError)
         return kind(first.pop("problem"), **first)
