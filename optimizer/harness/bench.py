@@ -53,7 +53,7 @@ def measure(
     texts: Sequence[Any],
     *,
     iterations: int = 40,
-    warmup: int = 8,
+    warmup: int = 5,
     threads: int = 0,
     baseline: str = "onnxruntime-float",
     candidate: str = "candidate",

@@ -41,7 +41,7 @@ from optimizer.validate.speed.floats import Floats, plain
 from optimizer.validate.speed.rounds import Budget, Question, Rounds
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
-WARMUP = 8  # rounds that do not count: ONNX Runtime tries its ways in them (divided.py)
+WARMUP = 5  # rounds that do not count: ONNX Runtime tries its ways in them (divided.RUNS)
 
 
 def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ own in all that this toolchain writes, so answers are the same.
 
 That is slower where every thread has so few tokens that it waits for the weights, which each reads
 by itself: a large model, many threads, short texts. So the first batches of each size, to a factor
-of two, are timed both ways, and the rest run by rows unless every one by operators took less than
-every one by rows.
+of two, are run both ways and timed; the rest run by rows unless every one of them took less by
+operators, with the same bits. So one input has one answer, whatever was measured.
 
 What runs rows alone is a session of its own, of one thread, opened when the first batch comes that
 is large enough: its weights are in memory a second time.
@@ -33,23 +33,22 @@ from ...inputs.batch import Array
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
 CALLERS = 64  # at the same time, of whom none waits for threads of another
-RUNS = 4  # each way; in the first the runtime plans its memory, and it does not count
+RUNS = 5  # of a size, both ways; in the first the runtime plans its memory, and it does not count
 
 
 @dataclass
-class _Choice:
-    """Seconds of a row of the first batches of one size."""
+class _Tried:
+    """The first batches of one size. seconds: (by rows, by operators) of each."""
 
-    by_rows: list[float] = field(default_factory=list)
-    by_operators: list[float] = field(default_factory=list)
+    seconds: list[tuple[float, float]] = field(default_factory=list)
+    same: bool = True
 
-    def next(self) -> list[float]:
-        """The way of the next batch."""
-        for way in (self.by_rows, self.by_operators):
-            if len(way) < RUNS:
-                return way
-        faster = max(self.by_operators[1:RUNS]) < min(self.by_rows[1:RUNS])
-        return self.by_operators if faster else self.by_rows
+    @property
+    def by_operators(self) -> bool:
+        """Whether the rest run so. Of two ways that are as fast, one in sixteen is taken for it."""
+        return self.same and all(
+            by_operators < by_rows for by_rows, by_operators in self.seconds[1:RUNS]
+        )
 
 
 class DividedRuns:
@@ -68,7 +67,7 @@ class DividedRuns:
     ) -> None:
         self._opener, self._together, self._threads = opener, together, threads
         self._clock, self._lock = clock, threading.Lock()
-        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
+        self._tried: defaultdict[int, _Tried] = defaultdict(_Tried)
         self._session: Any = None
         self._others: ThreadPoolExecutor | None = None
 
@@ -79,13 +78,24 @@ class DividedRuns:
         each = len(first) // self._threads
         if not each:
             return self._together(outputs, arrays)
-        choice = self._choices[(each * math.prod(first.shape[1:])).bit_length()]
-        way = choice.next()
-        start = self._clock()
-        run = self._by_rows if way is choice.by_rows else self._together
-        values = run(outputs, arrays)
-        if len(way) < RUNS:
-            way.append((self._clock() - start) / len(first))
+        tried = self._tried[(len(first) * math.prod(first.shape[1:])).bit_length()]
+        if len(tried.seconds) < RUNS:
+            return self._both_ways(outputs, arrays, tried)
+        return (self._together if tried.by_operators else self._by_rows)(outputs, arrays)
+
+    def _both_ways(
+        self, outputs: Sequence[str], arrays: Mapping[str, Array], tried: _Tried
+    ) -> list[Array]:
+        """The answers by rows. Batches of one size have rows of several lengths, so each is timed
+        beside itself."""
+        times = [self._clock()]
+        values = self._by_rows(outputs, arrays)
+        times.append(self._clock())
+        others = self._together(outputs, arrays)
+        times.append(self._clock())
+        pairs = zip(values, others, strict=True)
+        tried.same &= all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+        tried.seconds.append((times[1] - times[0], times[2] - times[1]))
         return values
 
     def close(self) -> None:
