@@ -31,10 +31,12 @@ from optimizer.validate.ledger import (
     bisect,
     calibration_laws,
     contract_laws,
+    correction_laws,
     graph_laws,
     linears,
     norm_laws,
     pieces,
+    range_laws,
     resampled,
     rounding_laws,
     rounding_limits,
@@ -159,9 +161,9 @@ def compress(m: Materials) -> Entry:
         unjudged.append("ranges, which were trained")
     elif not m.section.training:
         laws = [
-            calibration_laws.Ranges(m.state, activations),
-            calibration_laws.Ranges(m.state, OF_OPERANDS, operands=True),
-            calibration_laws.Corrections(m.state, m.parameters, m.corrections, m.filters),
+            range_laws.Ranges(m.state, activations),
+            range_laws.Ranges(m.state, OF_OPERANDS, operands=True),
+            correction_laws.Corrections(m.state, m.parameters, m.corrections, m.filters),
         ]
     problems += _operands(m)
     floats = with_operands(m.folded_model, operands_of(m.state))

@@ -227,7 +227,7 @@ def integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}. corrections:
-    {bias: what was added to it}, which law 2 of calibration_laws.py judges."""
+    {bias: what was added to it}, which correction_laws.py judges."""
     words = {}
     for name in state.replaced:
         module, _, part = name.rpartition(".")
