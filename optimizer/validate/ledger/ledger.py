@@ -21,7 +21,8 @@ contract_laws.py). A hop that cannot run here is an entry with ok null and the r
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from optimizer import freed_memory, targets
 from optimizer.errors import LedgerError, OptimizeError
@@ -72,19 +73,28 @@ LAST_USED = {
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
     a hop that cannot be carried out is a hop that failed."""
-    chosen = hops_of(materials)
     entries = []
-    gc.collect()
-    gc.freeze()  # what the program is made of need not be searched again after every hop
-    try:
-        for hop in bar(chosen, "ledger"):
+    with _collecting_new_objects_only():
+        for hop in bar(hops_of(materials), "ledger"):
             entries.append(run_hop(hop, materials))
             materials.drop(LAST_USED.get(hop.__name__, ()))
             gc.collect()  # graphs and models point at themselves, and are as large as the weights
             freed_memory.give_back()  # holes of this hop's arrays fit no array of the next
-    finally:
-        gc.unfreeze()
     return entries
+
+
+@contextmanager
+def _collecting_new_objects_only() -> Iterator[None]:
+    """What the program is made of need not be searched again after every hop: a tenth of a second
+    each time. A program that froze its own before (gc.freeze) goes without it from here on."""
+    frozen = gc.get_freeze_count()
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()
 
 
 def hops_of(materials: Materials) -> tuple[Hop, ...]:
