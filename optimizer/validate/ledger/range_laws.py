@@ -143,15 +143,20 @@ class _ChannelEnds:
         self._ends: dict[str, Tensor] = {}
 
     def see(self, module: str, rows: Tensor) -> None:
-        ends = torch.stack([rows.amin(0), rows.amax(0)])
+        """rows: (tokens, channels), or images (count, channels, height, width)."""
+        if not len(rows):
+            return
+        others = [axis for axis in range(rows.ndim) if axis != 1]
+        ends = torch.stack([rows.amin(others), rows.amax(others)])
         before = self._ends.get(module, ends)
         self._ends[module] = torch.stack(
             [torch.minimum(before[0], ends[0]), torch.maximum(before[1], ends[1])]
         )
 
     def apart(self, other: _ChannelEnds, module: str) -> float:
-        """The furthest that an end of a channel lies from the other's; 0 of a module not seen."""
-        if module not in self._ends:
+        """The furthest that an end of a channel lies from the other's; 0 of a module that one of
+        them did not see."""
+        if module not in self._ends or module not in other._ends:
             return 0.0
         return float((self._ends[module] - other._ends[module]).abs().max())
 

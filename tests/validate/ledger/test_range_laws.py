@@ -123,6 +123,24 @@ def test_modules_that_read_one_tensor_are_one_range() -> None:
     assert law.verdict().unjudged == ["2 static ranges, too few to know how they move"]
 
 
+def test_the_channels_of_images_are_their_second_axis_whatever_their_size() -> None:
+    """The finished model's images are the float one's moved by a pixel, which moves no extreme."""
+    images = [[heavy_tailed((2, 3, n, n), seed=10 * i + n) for n in (5, 7)] for i in range(12)]
+    moved = [[noisy(x.roll(1, dims=3), i) for x in of] for i, of in enumerate(images)]
+    kept = [minmax_of(torch.cat([x.flatten() for x in of])) for of in moved]
+    kept[0] = Range(2 * kept[0].low, 2 * kept[0].high)
+    ranges = {f"layer.{i}:input": of for i, of in enumerate(kept)}
+    law = Ranges(
+        CompressedState({}, ranges=ranges, activations="tensor"), Activations(range="minmax")
+    )
+    for i in range(12):
+        for finished, exact in zip(moved[i], images[i], strict=True):
+            law.see((FINISHED, COMMON), f"layer.{i}", finished)
+            law.see((FLOAT,), f"layer.{i}", exact)
+    (problem,) = law.verdict().problems
+    assert problem.startswith("layer.0:input: ")
+
+
 def test_two_ranges_are_too_few_to_be_judged_and_that_is_said() -> None:
     (reason,) = verdict("minmax", high=4.0, modules=2).unjudged
     assert reason == "2 static ranges, too few to know how they move"
