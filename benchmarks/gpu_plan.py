@@ -129,6 +129,7 @@ BEYOND = (
     "smollm2-int4-gguf",
     "smollm2-int4-openvino",
     "smollm2-int8",
+    "minilm-int8-fastest",
     "minilm-int8-openvino",
     "minilm-int8-web",
     "minilm-pruned-int8",
