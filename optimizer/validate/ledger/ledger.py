@@ -86,7 +86,7 @@ def run(materials: Materials) -> list[Entry]:
 @contextmanager
 def _collecting_new_objects_only() -> Iterator[None]:
     """What the program is made of need not be searched again after every hop: a tenth of a second
-    each time. A program that froze its own before (gc.freeze) goes without it from here on."""
+    each time. In a program that called gc.freeze itself, what is frozen here stays so."""
     frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()

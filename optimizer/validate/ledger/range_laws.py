@@ -4,13 +4,14 @@ part of that. "Further" is by the ends; of a method that searches the least of s
 loss, which may be flat.
 
 The limit is measured in the run: the upper tolerance bound of how far the ranges of float inputs
-lie from those of quantized ones, over all tensors that modules read. Extremes have a limit of their
-own besides. smoothquant chooses factors by which the extremes of channels on these very texts
-become alike, or equal: on any other input, that of the float model as well as that of the finished
-one, the range is wider by whichever channel moves most, so that these two may agree where neither
-does with the state. An extreme of all channels moves no further than that of one of them, and what
-the range was measured on lies no further from the float model's input than the finished model's
-does: so twice as far as one of the channels moves between these two (the triangle inequality).
+lie from those of quantized ones, over all tensors that modules read. Extremes may besides be
+too narrow. smoothquant chooses factors by which the extremes of channels on these very texts become
+alike, or equal: any other input, that of the float model as well as that of the finished one, goes
+beyond the range in whichever channels grow, so that these two may agree where neither does with the
+state. What the range was measured on lies no further from the float model's input than the finished
+model's does, so an extreme may go beyond by twice as far as it moves between these two (the
+triangle inequality). Which channel moves is chance: the k-th furthest beyond is held against twice
+the k-th furthest movement, so that a range too narrow for many channels is refused.
 """
 
 from __future__ import annotations
@@ -111,11 +112,17 @@ class Ranges:
         """One module of all that read the same."""
         return tuple(dict.fromkeys(self._readers.first.values()))
 
-    def _channels_moved(self, module: str, covered: Range) -> float:
-        """How far quantization moves the ends of the module's channels at most, as a share of the
-        range; 0 of a method that goes by more than extremes."""
-        floats, common = self._channels[FLOAT], self._channels[COMMON]
-        return floats.apart(common, self._readers.first[module]) / _width(covered)
+    def _clips_what_moves(self, module: str, kept: Range, resolution: float) -> bool:
+        """Whether the range is too narrow for no more channels, and by no more, than channels move
+        for. False of a method that goes by more than extremes."""
+        floats, common = (
+            self._channels[k].of(self._readers.first[module]) for k in (FLOAT, COMMON)
+        )
+        if floats is None or common is None:
+            return False
+        moved = (common - floats).abs().flatten().sort().values
+        beyond = torch.stack([kept.low - common[0], common[1] - kept.high])
+        return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
     def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str]]:
         """(measured over limit, what is wrong)."""
@@ -123,14 +130,17 @@ class Ranges:
         for module, histogram in self._seen[FINISHED].items():
             kept, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
             far = measure.far(histogram, kept, chosen)
-            limit = max(bound, 2 * self._channels_moved(module, chosen))
-            limit += measure.resolution(histogram, chosen)
-            if not far <= limit:
+            resolution = measure.resolution(histogram, chosen)
+            limit, width = bound + resolution, _width(chosen)
+            wider = max(chosen.low - kept.low, kept.high - chosen.high) / width
+            narrowed = wider <= limit and self._clips_what_moves(module, kept, resolution * width)
+            if not far <= limit and not narrowed:
                 shown = breach(far, limit)
                 message = (
                     f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
                     f"{measure.unit} from what the calibration texts give, [{chosen.low:.4g}, "
-                    f"{chosen.high:.4g}]; quantization moves it by up to {shown[1]}"
+                    f"{chosen.high:.4g}]; quantization moves ranges of this model by up to "
+                    f"{shown[1]}"
                 )
                 wrong.append((far / limit, message))
         return wrong
@@ -153,12 +163,9 @@ class _ChannelEnds:
             [torch.minimum(before[0], ends[0]), torch.maximum(before[1], ends[1])]
         )
 
-    def apart(self, other: _ChannelEnds, module: str) -> float:
-        """The furthest that an end of a channel lies from the other's; 0 of a module that one of
-        them did not see."""
-        if module not in self._ends or module not in other._ends:
-            return 0.0
-        return float((self._ends[module] - other._ends[module]).abs().max())
+    def of(self, module: str) -> Tensor | None:
+        """(2, channels); None of a module not seen."""
+        return self._ends.get(module)
 
 
 @dataclass(frozen=True)
