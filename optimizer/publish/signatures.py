@@ -1,0 +1,122 @@
+"""Find the right one among whatever is attached to a published bundle.
+
+Who may push may attach, as much as he likes: the order and the number of what is attached mean
+nothing. What is of a size that cannot be right is not fetched, the same bytes are fetched once, and
+what is not read is passed over. Beyond MOST attachments and BUDGET bytes the search ends, which
+whoever wants to cause it must have uploaded first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from optimizer.harness import signature, verify
+from optimizer.harness.errors import BundleError
+from optimizer.progress import say
+from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, belongs
+from optimizer.publish.model_pack import layers_of, well_described
+from optimizer.publish.place import Json, Releases
+from optimizer.publish.small import small
+
+MOST = 10_000
+BUDGET = 512 << 20  # bytes of manifests and attachments
+MOST_UNNAMED = 100
+"""How many are looked at where no key says which is meant."""
+LARGEST_REFERRER = 16 << 10  # bytes of the manifest of one attachment; ours have 900
+PER_FILE = 512  # bytes of a signature for each file, besides the file's name
+ENVELOPE = 16 << 10  # bytes of a signature of no files
+TOLD = 100  # attachments after which a search is announced
+
+
+def find_signature(
+    place: Releases, digest: str, layers: Mapping[str, Json], key: Path, where: str
+) -> tuple[bytes, str]:
+    """The signature by the key of the very files that the layers are, and the key's hint.
+
+    layers: {name: descriptor} of the bundle with this digest. Raises BundleError where there is
+    none; as `signature.load_public` for the key.
+    """
+    public_key = signature.load_public(key)
+    files = {name: layer["digest"].removeprefix("sha256:") for name, layer in layers.items()}
+    problem = BundleError(
+        "it has no signature, and one is required",
+        where=where,
+        fix="Have whoever published it sign it: optimize sign, then publish again.",
+    )
+    for content in contents(place, digest, SIGNATURE, _largest(SIGNATURE, layers), MOST):
+        try:
+            if signature.signed_files(content, public_key, where) == files:
+                return content, signature.hint(public_key)
+            problem = BundleError("the signature of this key is of other files", where=where)
+        except BundleError as e:
+            problem = e
+    raise problem
+
+
+def attachments(
+    place: Releases,
+    digest: str,
+    layers: Mapping[str, Json],
+    folder: Path,
+    kinds: Sequence[Attachment] = ATTACHMENTS,
+) -> dict[Attachment, bytes]:
+    """Of each kind the last that says that it is of this bundle, whose folder this is. Who made it
+    is not asked."""
+    found = {}
+    for attachment in kinds:
+        each = contents(place, digest, attachment, _largest(attachment, layers), MOST_UNNAMED)
+        content = next((c for c in each if belongs(attachment, c, folder)), None)
+        if content is not None:
+            found[attachment] = content
+    return found
+
+
+def contents(
+    place: Releases, digest: str, attachment: Attachment, largest: int, most: int
+) -> Iterator[bytes]:
+    """The bytes of the attachments of one kind, the last one first, none twice.
+
+    largest: bytes of one. most: how many are asked for.
+    """
+    listed = [
+        entry
+        for entry in place.referrers(digest)
+        if entry.get("artifactType") == attachment.media_type
+        and well_described(entry)
+        and entry["size"] <= LARGEST_REFERRER
+    ]
+    seen: set[str] = set()
+    left = BUDGET
+    for number, entry in enumerate(reversed(listed)):
+        if number == TOLD < most:
+            say(f"{len(listed):,} {attachment.suffix} are attached; looking for the right one")
+        if number == most or left <= 0:
+            return
+        if entry["digest"] in seen:
+            continue
+        seen.add(entry["digest"])
+        try:
+            data = place.read_manifest(entry["digest"])
+            left -= len(data or b"")
+            layers = [] if data is None else _layers(data, attachment)
+            if len(layers) != 1 or layers[0]["size"] > largest or layers[0]["digest"] in seen:
+                continue
+            seen.add(layers[0]["digest"])
+            left -= layers[0]["size"]
+            content = small(place, layers[0], entry["digest"])
+        except BundleError:
+            continue
+        yield content
+
+
+def _largest(attachment: Attachment, layers: Mapping[str, Json]) -> int:
+    """The bytes that one can have: a signature names the files of its bundle, and no others."""
+    if attachment is not SIGNATURE:
+        return verify.LARGEST
+    names = sum(2 * len(name.encode()) + PER_FILE for name in layers)
+    return min(ENVELOPE + names, verify.LARGEST)
+
+
+def _layers(data: bytes, attachment: Attachment) -> list[Json]:
+    return [*layers_of(data, attachment.suffix, attachment.media_type).values()]
