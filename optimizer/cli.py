@@ -135,8 +135,10 @@ def _explained(error: Exception) -> ExplainedError:
 def _show_traceback(error: Exception) -> None:
     import traceback
 
-    for line in "".join(traceback.format_exception(error)).splitlines():
-        say(line)
+    for part in traceback.format_exception(error):
+        text = part.strip("\n")
+        for line in text.split("\n") if part.startswith("  File ") else [text]:
+            say(line)  # a message of several lines stays on one
 
 
 def _shown_safely(error: click.ClickException) -> click.ClickException:

@@ -78,8 +78,9 @@ def require(folder: Path, key: Path, signature: Path) -> str:
 def load_public(path: Path) -> Any:
     """A public key of cryptography's. Raises InputError and MachineError."""
     serialization, _ = _cryptography()
+    data = read(path)
     try:
-        key = serialization.load_pem_public_key(read(path))
+        key = serialization.load_pem_public_key(data)
     except (ValueError, TypeError) as e:
         raise InputError(f"no public key ({e})", where=str(path), accepted=KEYS, fix=MAKE) from None
     except Exception as e:  # cryptography has its own for an algorithm it does not know
