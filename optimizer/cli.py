@@ -142,7 +142,7 @@ def _show_traceback(error: Exception) -> None:
 
 
 def _shown_safely(error: click.ClickException) -> click.ClickException:
-    """What was typed may hold what a terminal acts on, and passwords."""
+    """Escape and scrub the message, which repeats words of the command line."""
     text = one_line(scrub(error.format_message()))
     if isinstance(error, click.UsageError):
         return click.UsageError(text, error.ctx)

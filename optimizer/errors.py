@@ -87,9 +87,9 @@ OF_THE_MACHINE = {
     errno.ENFILE: ("Raise the limit of open files (fs.file-max).",) * 2,
     errno.ENOMEM: ("Use a machine with more memory.",) * 2,
 }
-"""What to do by an error's number: where an option names the place, and where none does."""
+"""Advice by an error's number: where an option names the place, and where none does."""
 KERNEL = ("/proc/", "/sys/")
-"""Where nothing can be kept, which the system says in a way of its own."""
+"""File systems of the kernel, which refuse a new file with ENOENT."""
 
 
 def of_the_system(

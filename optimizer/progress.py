@@ -26,7 +26,7 @@ UNREAD = 128 + 13  # the exit code of a process that SIGPIPE ended
 def say(message: str) -> None:
     """One line on stderr, without secrets and whatever is in it (harness/shown.py). Where nobody
     reads the progress any more (`2>&1 | head`) the process ends as the shell's tools do; where a
-    log is on a full disk, it goes on without."""
+    log is on a full disk, the run continues without it."""
     try:
         print(one_line(scrub(message)), file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -50,7 +50,7 @@ def show(text: str) -> None:
         raise MachineError(
             f"the result cannot be written ({os.strerror(e.errno or 0).lower()})",
             where="standard output",
-            fix="Free space on its disk, or send it elsewhere; what was made is kept.",
+            fix="Free space on its disk, or send it elsewhere; finished steps are kept.",
         ) from e
 
 

@@ -82,8 +82,8 @@ def scrubbed(document: Any) -> Any:
 
 
 def has_credentials(address: str) -> bool:
-    """Whether a user or a password stands in an address: scheme://user:password@host."""
-    return any(_without_users(found) != found[0] for found in ADDRESS.finditer(address))
+    """True for an address with a user or a password: scheme://user:password@host."""
+    return any(_without_users(match) != match[0] for match in ADDRESS.finditer(address))
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
@@ -96,10 +96,10 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _without_users(found: re.Match[str]) -> str:
+def _without_users(match: re.Match[str]) -> str:
     """Of each address that begins in a word. A path may hold an @ too; a user may hold a slash only
     after the colon of a password."""
-    first, *parts = found[0].split("://")
+    first, *parts = match[0].split("://")
     for i, part in enumerate(parts):
         user = USER.match(part)
         before, slash, _ = user[1].partition("/") if user else ("", "", "")

@@ -41,7 +41,7 @@ def beside(bundle: Path, attachment: Attachment) -> Path:
 
 
 def belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
-    """Whether an attachment says that it is of this folder. Who wrote it is not asked here."""
+    """True for an attachment that names this folder. Its author is not verified here."""
     if attachment is REPORT:
         return True
     try:

@@ -165,9 +165,8 @@ def release(place: Releases, data: bytes, where: str) -> Release:
 def _check_environment(
     place: Releases, environment: str, current: bytes | None, candidate: Release
 ) -> None:
-    """Raises RecipeError for a tag that is a version: a promotion would let it name another bundle,
-    without the --replace that `publish` wants for that. An environment has a history beside it,
-    which is written first."""
+    """Raises RecipeError for a tag that is a version: `publish` moves one only with --replace. The
+    tag of an environment has a history tag, which is written first."""
     if isinstance(place, Folders):  # which knows its versions, and refuses to move one
         return
     own_version = str(candidate.manifest.get("version")) == environment

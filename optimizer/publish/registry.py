@@ -129,15 +129,15 @@ class Registry:
         return sorted(tag for tag in tags if not is_fallback(tag))
 
     def _pages(self, url: str, key: str, *absent: int) -> list[Any] | None:
-        """What the documents of all pages list under the key; None where there is none of them
-        (404, or a status in `absent`). Raises MachineError where they do not end."""
+        """Collect what all pages list under the key; None for a first page that is missing (404, or
+        a status in `absent`). Raises MachineError for pages that do not end."""
         listed: list[Any] = []
-        asked: set[str] = set()
-        while url not in asked and len(asked) < MOST_PAGES and len(listed) < MOST_LISTED:
-            asked.add(url)
+        seen: set[str] = set()
+        while url not in seen and len(seen) < MOST_PAGES and len(listed) < MOST_LISTED:
+            seen.add(url)
             answer = self.transport.request("GET", url)
             if self._checked(answer, 200, 404, *absent).status != 200:
-                return listed if len(asked) > 1 else None
+                return listed if len(seen) > 1 else None
             page = document(answer.data, key).get(key) or []
             if not isinstance(page, list):
                 raise BundleError(f"its {key} are not a list", where=self.transport.host)
@@ -148,7 +148,7 @@ class Registry:
             url = self.transport.joined(self.transport.base + url, following[1])
             url = url.removeprefix(self.transport.base)
         raise MachineError(
-            f"its pages of {key} do not end ({len(asked):,} of them, {len(listed):,} entries)",
+            f"its pages of {key} do not end ({len(seen):,} of them, {len(listed):,} entries)",
             where=f"{self.transport.host}/{self.name}",
             accepted=f"{MOST_PAGES:,} pages and {MOST_LISTED:,} entries",
         )

@@ -1,9 +1,9 @@
-"""Find the right one among whatever is attached to a published bundle.
+"""Search the attachments of a published bundle for the right one.
 
-Who may push may attach, as much as he likes: the order and the number of what is attached mean
-nothing. What is of a size that cannot be right is not fetched, the same bytes are fetched once, and
-what is not read is passed over. Beyond MOST attachments and BUDGET bytes the search ends, which
-whoever wants to cause it must have uploaded first.
+Everybody who may push may attach any number of files, so their order and number mean nothing. An
+attachment whose size cannot be right is not fetched, equal bytes are fetched once, and an
+attachment that cannot be parsed is skipped. The search ends after MOST attachments or BUDGET bytes,
+which an attacker must have uploaded first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from optimizer.publish.small import small
 MOST = 10_000
 BUDGET = 512 << 20  # bytes of manifests and attachments
 MOST_UNNAMED = 100
-"""How many are looked at where no key says which is meant."""
+"""Attachments that are fetched at most where no key is required."""
 LARGEST_REFERRER = 16 << 10  # bytes of the manifest of one attachment; ours have 900
 PER_FILE = 512  # bytes of a signature for each file, besides the file's name
 ENVELOPE = 16 << 10  # bytes of a signature of no files
@@ -61,15 +61,17 @@ def attachments(
     folder: Path,
     kinds: Sequence[Attachment] = ATTACHMENTS,
 ) -> dict[Attachment, bytes]:
-    """Of each kind the last that says that it is of this bundle, whose folder this is. Who made it
-    is not asked."""
-    found = {}
+    """The last attachment of each kind that names this bundle. Its author is not verified.
+
+    folder: the bundle, already compared with its layers.
+    """
+    chosen = {}
     for attachment in kinds:
         each = contents(place, digest, attachment, _largest(attachment, layers), MOST_UNNAMED)
         content = next((c for c in each if belongs(attachment, c, folder)), None)
         if content is not None:
-            found[attachment] = content
-    return found
+            chosen[attachment] = content
+    return chosen
 
 
 def contents(
@@ -77,7 +79,7 @@ def contents(
 ) -> Iterator[bytes]:
     """The bytes of the attachments of one kind, the last one first, none twice.
 
-    largest: bytes of one. most: how many are asked for.
+    largest: maximum bytes of one. most: maximum number that is fetched.
     """
     listed = [
         entry

@@ -7,7 +7,7 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.temporary import temporary_folder
 from optimizer.publish.place import Json, Releases, digest_of
 
-SWAPPED = "Do not use it: what is there is not what the manifest names. Get it from another place."
+SWAPPED = "Do not use it: its bytes are not those that the manifest names. Get it elsewhere."
 
 
 def small(place: Releases, layer: Json, where: str) -> bytes:

@@ -1,12 +1,12 @@
-"""Which hosts may get the password of a registry, when it says that they give tokens.
+"""Decide which token services may get the password of a registry.
 
-A registry answers 401 with the address of a token service (the realm), which is asked with the
-password. That address is the registry's word: whoever speaks for the registry could name a host of
-his own, or one inside this network (CVE-2026-48978 of oras-go, GHSA-28r5-37g7-p6mp). By https the
+A registry answers 401 with the address of a token service (the realm), which gets the password and
+gives a token. The registry chooses that address: a malicious one could name a host of its own, or
+one inside this network (CVE-2026-48978 of oras-go, GHSA-28r5-37g7-p6mp). By https the
 registry's own host, one of its domain, and those of DOCKER_HUB may have it; any other is the
 user's to name (--token-service).
 
-The domain is found without the public suffix list, and so as to be too small rather than too large:
+The domain is derived without the public suffix list, too small rather than too large in doubt:
 what is not recognised must be named, and nobody's password goes to a stranger.
 """
 
@@ -31,7 +31,7 @@ ADDRESS = re.compile(r"[0-9.]+|\[.*\]?|.*:.*")
 
 
 def is_token_service(registry: str, service: str, named: Collection[str]) -> bool:
-    """Whether a host may be asked for tokens by https.
+    """True for a host that may get the password by https.
 
     registry, service: HOST or HOST:PORT. named: by the user, in the same form; HOST is its port
     443.

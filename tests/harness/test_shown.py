@@ -1,4 +1,4 @@
-"""What is shown has no secret in it, and nothing that a terminal or a CI runner acts on."""
+"""Messages and answers hold no secret, and nothing that a terminal or a CI runner acts on."""
 
 from __future__ import annotations
 

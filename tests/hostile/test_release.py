@@ -1,5 +1,5 @@
-"""Of a release: secrets are neither shown nor written, names do not act on a terminal, and files
-that are not what they should be are refused in a sentence."""
+"""Secrets are neither shown nor written, names do not act on a terminal, and a file of the wrong
+kind is refused in a sentence."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def optimize(*arguments: object) -> Result:
 
 
 def complaint(result: Result) -> str:
-    """What is wrong with how a command ended; "" where nothing is."""
+    """The fault in how a command ended; "" for none."""
     lines = result.output.splitlines()
     if result.exit_code not in (0, 2, 5):
         return f"exit {result.exit_code}: {result.output[-300:]} {result.exception!r:.200}"
