@@ -45,9 +45,10 @@ DTYPES = {
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
 ERRORS_ONLY = 3
 FLOAT_ACTIVATIONS = ("session.qdq_matmulnbits_accuracy_level", "1")
-"""Keeps the activations of a product with DequantizeLinear'd 4-bit weights in float32. ONNX
-Runtime fuses the two into MatMulNBits and by default (level 4) quantizes the activations to INT8,
-which the file does not ask for. A MatMulNBits that the file itself holds keeps its own level."""
+"""Keeps the inputs of MatMulNBits in float32, in a graph that is to run as it is written. With
+exact_integers.EXACT such a graph is optimized too, and ONNX Runtime fuses DequantizeLinear and
+MatMul into MatMulNBits, which by default (level 4) quantizes its inputs to INT8. A MatMulNBits
+that the file itself holds keeps its own level."""
 
 
 class OrtRunner(Closing):
@@ -294,7 +295,8 @@ def _session(
         options.optimized_model_filepath = str(optimized)
     entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
     if device == "cpu":
-        entries = (FLOAT_ACTIVATIONS, *exact_integers.settings(ort))
+        as_it_is = () if fuse else (FLOAT_ACTIVATIONS,)
+        entries = (*as_it_is, *exact_integers.settings(ort))
     for entry in entries:
         options.add_session_config_entry(*entry)
     as_written = (
