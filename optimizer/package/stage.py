@@ -33,7 +33,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes import table
 from optimizer.load.source import LICENCES
 from optimizer.package import manifest as manifests
-from optimizer.package import on_fail, tokenizer_check
+from optimizer.package import on_fail, shipped, tokenizer_check
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
 from optimizer.references import resolve
@@ -71,7 +71,8 @@ TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
 def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path) -> None:  # noqa: ARG001
     """folders: for each target in the recipe's order its lower, build and validate folders.
 
-    state: not read; it is an input so that the bundle's key depends on it.
+    state: not read; it is an input so that the bundle's key depends on it. Raises GateError where
+    the finished bundle is not what was judged (shipped.py).
     """
     bundle = out / "bundle"
     bundle.mkdir()
@@ -122,6 +123,7 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
         _check_tokenizer(bundle, section.recipe, document["contract"], reports)
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
+    shipped.check(bundle, [validated for _, _, validated in per_target])
     if section.package.tar:
         label = f"{section.name}-{section.package.version}"
         write_tar(bundle, out / f"{label}.tar", label)
@@ -230,7 +232,7 @@ def _add_target(
     earlier: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Copy one target's model and engine, and return its entry in the manifest."""
-    files = _add_model(bundle, name, model_files(target, model), earlier)
+    files = _add_model(bundle, name, targets.of(target.runtime).model_files(model), earlier)
     built = _read(engine / "engine.json")
     folder = bundle / "engines" / name
     folder.mkdir(parents=True)
@@ -253,12 +255,6 @@ def _add_target(
         "fit": built["fit"],
         "fallbacks": built["fallbacks"],
     }
-
-
-def model_files(section: TargetSection, model: Path) -> list[Path]:
-    """The files of a lowered model that a bundle needs. model: the lower stage's folder."""
-    globs = targets.of(section.runtime).files
-    return list(dict.fromkeys(p for glob in globs for p in sorted(model.glob(glob))))
 
 
 def _add_model(

@@ -87,5 +87,6 @@ def make(
     (report / "report.json").write_text(json.dumps(document))
     out = folder / "package"
     out.mkdir()
+    small_bundle.judge(asked, (*steps, model, built, report))
     package.run(asked.packaging, *steps, model, built, report, out=out)
     return out / "bundle"
