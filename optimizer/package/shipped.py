@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from optimizer.errors import GateError
 from optimizer.harness import verify
 from optimizer.harness.child import run_python
+from optimizer.harness.contract import Contract
 from optimizer.harness.manifest import read_manifest
+from optimizer.package.web_page import FOLDER
 from optimizer.validate.judged import ANSWERS
 
 FIX = (
@@ -35,11 +37,20 @@ def check(bundle: Path, validated: Sequence[Path]) -> None:
     unrecorded = [r["target"] for r in reports if not r.get("judged")]
     differences = [f"{verify.REPORT} does not say what was judged for {t}" for t in unrecorded]
     differences += verify.unjudged(manifest, reports) + verify.unjudged(manifest, inside)
+    page = bundle / FOLDER / "bundle.json"
+    if page.is_file() and _contract(json.loads(page.read_text("utf-8"))) != _contract(manifest):
+        differences.append(
+            f"{page.relative_to(bundle)} has another contract than {verify.MANIFEST}"
+        )
     if differences:
         raise GateError("; ".join(differences[:SHOWN]), where=str(bundle), fix=FIX)
     for engine, report, folder in zip(manifest["engines"], reports, folders, strict=True):
         if report["judged"]["answers"]["rows"]:
             _check_answers(bundle, engine["target"], folder / ANSWERS)
+
+
+def _contract(document: Mapping[str, Any]) -> Any:
+    return Contract.from_json(document["contract"]).to_json()
 
 
 def _check_answers(bundle: Path, target: str, judged: Path) -> None:

@@ -331,15 +331,17 @@ def _read(path: Path) -> Any:
 
 
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
-    """Every target's model once, again in its engine, and all of it again in the tar."""
-    size = sum(
-        (4 if t.float_type == "fp32" else 2)
-        * sum(map(prod, shapes.values()))
-        * (2 if targets.of(t.runtime).engine_files else 1)
-        for t in section.recipe.targets
-    )
+    """Every target's model once, again in its engine, and all of it again in the tar. Memory is
+    that of the process that opens one engine at a time and answers judged rows."""
+    records = [targets.of(t.runtime) for t in section.recipe.targets]
+    weights = sum(map(prod, shapes.values()))
+    sizes = [(4 if t.float_type == "fp32" else 2) * weights for t in section.recipe.targets]
+    size = sum(s * (2 if r.engine_files else 1) for s, r in zip(sizes, records, strict=True))
+    opened = [r.cost.memory + r.cost.copies * s for s, r in zip(sizes, records, strict=True)]
     copies = 2 if section.package.tar else 1
-    return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
+    return Estimate(
+        memory=max(opened), disk=copies * size, seconds=len(records) + copies * size / 200e6
+    )
 
 
 def files(

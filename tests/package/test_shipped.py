@@ -15,10 +15,13 @@ from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
 from optimizer.package import manifest as manifests
 from optimizer.package import stage
+from optimizer.publish.address import parse
 from optimizer.publish.layout import Layout
+from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.recipe.schema import Recipe
-from tests.package import small_bundle
+from tests.harness import small_model
+from tests.package import small_bundle, web_bundle
 from tests.package.small_bundle import python
 
 
@@ -28,6 +31,20 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, list[Path]
     folder = tmp_path_factory.mktemp("judged")
     asked = small_bundle.recipe(folder / "recipe")
     steps = small_bundle.steps(folder / "steps", asked)
+    small_bundle.judge(asked, steps, answered=True)
+    return asked, steps
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, list[Path]]:
+    """The same of a model with two labels."""
+    folder = tmp_path_factory.mktemp("classifier")
+    asked = small_bundle.recipe(folder / "recipe")
+    steps = small_bundle.steps(folder / "steps", asked)
+    contract = small_model.contract("text-classification", labels=["negative", "positive"])
+    contract["outputs"][0]["axes"] = ["batch", 2]
+    (steps[0] / "contract.json").write_text(json.dumps(contract))
+    web_bundle.classify(steps[2] / "model.onnx", contract["labels"])
     small_bundle.judge(asked, steps, answered=True)
     return asked, steps
 
@@ -80,18 +97,19 @@ def test_packaging_that_zeroes_bytes_of_the_model_it_copies_is_caught(
         package(judged, tmp_path / "out")
 
 
-def test_packaging_that_writes_another_contract_is_caught(
-    judged: tuple[Recipe, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_packaging_that_writes_the_labels_the_other_way_round_is_caught(
+    classifier: tuple[Recipe, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    package(classifier, tmp_path / "right")
     real = manifests.write
 
     def turning(bundle: Path, document: dict[str, Any]) -> dict[str, Any]:
-        contract = {**document["contract"], "pooling": "cls"}
+        contract = {**document["contract"], "labels": document["contract"]["labels"][::-1]}
         return real(bundle, {**document, "contract": contract})
 
     monkeypatch.setattr(manifests, "write", turning)
-    with pytest.raises(GateError, match="contract has sha256"):
-        package(judged, tmp_path / "out")
+    with pytest.raises(GateError, match=r"contract has sha256 \w{64}, and the one judged has "):
+        package(classifier, tmp_path / "out")
 
 
 def test_a_bundle_whose_own_harness_answers_otherwise_is_caught(
@@ -166,6 +184,20 @@ def test_what_was_not_judged_is_refused_by_check_and_publish_though_the_manifest
     assert (done.returncode, line in done.stdout) == (2, True)
     with pytest.raises(BundleError, match="the one judged has"):
         push(copy, Layout(tmp_path / "layout"), "1")
+
+
+def test_a_bundle_that_was_published_with_what_was_not_judged_is_not_pulled(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    other_pooling(copy)
+    layout = Layout(tmp_path / "layout")
+    with monkeypatch.context() as published_unseen:
+        published_unseen.setattr(verify, "unjudged", lambda *_: [])
+        push(copy, layout, "1")
+    with pytest.raises(BundleError, match="the one judged has"):
+        pull(layout, parse(f"oci-layout:{tmp_path / 'layout'}:1"), tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists()
 
 
 def test_a_bundle_of_an_older_toolchain_is_taken_as_its_manifest_has_it(
