@@ -89,7 +89,7 @@ class EngineRows:
         """Of the ledger."""
         start, problems = "engine", tuple(self.problems)
         if problems:
-            return Entry("rows", start, 0.0, None, False, WHY, problems)
+            return Entry("rows", start, None, None, False, WHY, problems)
         if on_gpu.proven_again(self.m, self.device):
             return Entry("rows", start, 0.0, SAME, True, WHY)
         return Entry("rows", start, None, None, None, NOT_AGAIN)
