@@ -83,7 +83,7 @@ class Bundle(Closing):
         )
         engines = enumerate(self.manifest["engines"])
         others = [i for i, e in engines if target not in (None, e["target"])]
-        unasked = dict.fromkeys(others, f"target {target} was asked for")
+        unasked = dict.fromkeys(others, f"the target to open is {target}")
         self._choose(damaged, runtime, threads, workers, genai, unasked)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")

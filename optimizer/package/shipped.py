@@ -1,4 +1,4 @@
-"""What a finished bundle holds is what was judged, and it answers as it was judged."""
+"""Compare a finished bundle with the digests and the answers that validate recorded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHOWN = 3
 
 
 def check(bundle: Path, validated: Sequence[Path]) -> None:
-    """Raise GateError where a file, the contract or a setting of a bundle is not, by its digest,
-    what was judged, or the bundle does not answer judged rows with the same bits.
+    """Raise GateError where a file, the contract or a setting of a bundle has another digest than
+    validate recorded, or the bundle answers a judged row with other bits.
 
     bundle: the finished folder. validated: the folders of validate, of every target in the recipe's
     order. Answers are the bundle's own harness's, in a process of its own per target; of a target

@@ -127,15 +127,15 @@ def outputs(m: RunArtifacts, traces: Sequence[Trace], runner: Any = None) -> lis
 
 
 def proven_again(m: RunArtifacts, device: str) -> bool:
-    """Whether `candidate` on `device` and `as_proven` answer the same bits: not off the CPU, in
+    """True where `candidate` on `device` and `as_proven` answer the same bits: not off the CPU, in
     torch, or in what another distribution's record opens."""
     own = resolve(targets.of(m.section.target.runtime).open) in (lowered, engine)
     return own and device == "cpu"
 
 
 def as_proven(m: RunArtifacts) -> Runner:
-    """What answers for the target on the CPU, opened as hop `engine` runs it, with the target's
-    threads."""
+    """The engine, or the lowered model, opened on the CPU as hop `engine` runs it, with the
+    target's threads."""
     if targets.of(m.section.target.runtime).kernels.open and not not_here(m):
         return opened(m)
     return pieces.Graph(m.model / "model.onnx", threads=m.section.target.intra_op_threads)

@@ -1,4 +1,4 @@
-"""A bundle that is not what was judged is not made, checked, published or pulled."""
+"""A bundle with other files or settings than validate judged is refused at every step."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_packaging_that_writes_the_labels_the_other_way_round_is_caught(
 def test_a_bundle_whose_own_harness_answers_otherwise_is_caught(
     judged: tuple[Recipe, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every digest is right: the harness's sources are no part of what was judged."""
+    """Every digest is right: the harness's sources were not judged."""
     real = stage._add_harness
 
     def turning(bundle: Path, task: str) -> None:

@@ -124,7 +124,7 @@ def quality(report: Document, recipe: Any, name: str = "") -> Card:
 
 
 def _rows_judged(report: Document, name: str) -> list[str]:
-    """Which of the rows the model was fitted to as well, and which the bundle answers again."""
+    """Sentences on the rows that the model was fitted to as well, and those answered again."""
     sentences = []
     place, shared = f"validate.also.{name}.data" if name else "validate.data", "shared_rows"
     if counts := [f"{whole(of.get(place))} in {n}" for n, of in part(report, shared).items()]:

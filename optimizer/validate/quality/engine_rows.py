@@ -36,7 +36,7 @@ NOT_AGAIN = (
 
 @dataclass
 class EngineRows:
-    """What is found out about the rows of one target. device: that the candidate was opened on.
+    """Findings about the rows of one target. device: that the candidate was opened on.
     answered_by: see judged.files_of."""
 
     m: RunArtifacts
@@ -110,8 +110,8 @@ class EngineRows:
 
 
 def changed(m: RunArtifacts) -> bool:
-    """Whether the candidate computes with other values than the reference: another checkpoint's,
-    quantized inputs, or weights that were quantized or pruned and are not what they were."""
+    """True where the candidate computes with other values than the reference: another
+    checkpoint's, quantized inputs, or weights that quantization or pruning changed."""
     state = m.state
     if m.original is not None or any(map(state.activations_of, state.modules)):
         return True
@@ -138,7 +138,7 @@ def _part(whole: Answers, rows: Sequence[int]) -> Answers:
 
 
 def _alike(again: Answers, kept: Answers) -> bool:
-    """Whether all that was judged has the same bits."""
+    """True where every answer that was judged has the same bits."""
     pairs = [(again.text, kept.text), (again.pair, kept.pair), (again.words, kept.words)]
     judged_pairs = [(a or (), k) for a, k in pairs if k is not None]
     return all(len(a) == len(k) and all(map(np.array_equal, a, k)) for a, k in judged_pairs)

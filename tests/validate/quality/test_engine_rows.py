@@ -23,7 +23,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def rows_entry(run: Run) -> Entry:
-    """What the stage says of a run's rows."""
+    """Hop `rows` of a run."""
     m: Materials = run.materials()
     settings = m.section.validate_
     data = {"validate.data": samples(settings.data)}
