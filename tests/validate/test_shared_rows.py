@@ -19,9 +19,9 @@ from tests.validate.runs import Run
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Contract, TextTokenizer]:
-    folder = small_model.tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    file = small_model.tokenizer(tmp_path_factory.mktemp("tokenizer"))
     contract = Contract.from_json(small_model.contract())
-    return contract, load_tokenizer(folder, contract)
+    return contract, load_tokenizer(file.parent, contract)
 
 
 def counted(model: tuple[Contract, object], **rows: list[Sample]) -> dict[str, dict[str, int]]:
