@@ -223,11 +223,11 @@ def _other_files(
         expected = dict(judged[kind])
         for name in names:
             actual = manifest["files"][name]["sha256"]
-            wanted = expected.pop(PurePosixPath(name).name, None)
-            if wanted is None:
+            own = expected.pop(PurePosixPath(name).name, None)
+            if own is None:
                 differences.append(f"{name} was not judged for {engine['target']}")
-            elif wanted != actual:
-                differences.append(f"{name} has sha256 {actual}, and the one judged has {wanted}")
+            elif own != actual:
+                differences.append(f"{name} has sha256 {actual}, and the one judged has {own}")
         differences += [
             f"{name} (sha256 {digest}) was judged for {engine['target']}, and is missing"
             for name, digest in expected.items()

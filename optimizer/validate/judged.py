@@ -47,15 +47,15 @@ def record(
     answered_by: as `files_of` has them."""
     why = _not_answered(m)
     if not why:
-        asked = _asked(m, rows)
+        some = _some(m, rows)
         with closing(on_gpu.opened(m)) as runner:
-            answers = replay.answers(m.contract, m.encoder, runner, asked)
-        text = json.dumps({"rows": asked, "answers": answers})
+            answers = replay.answers(m.contract, m.encoder, runner, some)
+        text = json.dumps({"rows": some, "answers": answers})
         (out / ANSWERS).write_text(text, encoding="utf-8")
     return {
         **files(m),
         "answered_by": answered_by,
-        "answers": {"rows": 0 if why else len(asked), "why": why},
+        "answers": {"rows": 0 if why else len(some), "why": why},
     }
 
 
@@ -106,7 +106,7 @@ def _not_answered(m: RunArtifacts) -> str:
     return on_gpu.not_here(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
 
 
-def _asked(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
+def _some(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
     """ROWS rows of all sizes, as replay.answers takes them."""
     task = m.contract.task_record
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))

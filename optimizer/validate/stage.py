@@ -120,14 +120,10 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     }
     elsewhere = on_gpu.not_here(materials)
     seen = EngineRows(materials, "cpu" if elsewhere else section.target.runs_on)
-    if unanswered := on_gpu.unanswered(materials):
-        report["not_measured"] = {"quality": unanswered}
-        name = f"quality.{section.validate_.metric}"
-        gates = [Gate(name, "inconclusive", None, None, None, unanswered)]
-    else:
-        gates = _answered(materials, sets, reference, report, seen)
+    gates = _answered(materials, sets, reference, report, seen)
+    if report["quality"] is not None:
         entries.append(seen.entry())
-    gates = [_ledger_gate(entries), *gates]
+    gates.insert(0, _ledger_gate(entries))
     report["ledger"] = [e.as_dict() for e in entries]
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
     if untimed := elsewhere or on_gpu.untimed(materials):
@@ -170,6 +166,10 @@ def _answered(
     seen: EngineRows,
 ) -> list[Gate]:
     """The quality gates; the report's sections of quality, and `seen`, are filled in."""
+    if unanswered := on_gpu.unanswered(m):
+        report["not_measured"] = {"quality": unanswered}
+        name = f"quality.{m.section.validate_.metric}"
+        return [Gate(name, "inconclusive", None, None, None, unanswered)]
     with _one_torch_thread():
         compared = _quality(m, sets, reference, seen)
     gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, compared)

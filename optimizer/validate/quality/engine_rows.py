@@ -47,8 +47,8 @@ class EngineRows:
     def opened(self, runner: Any) -> None:
         """Law 1. runner: what answers for the candidate."""
         self.answered_by = judged.files_of(self.m, runner)
-        made = judged.files(self.m)
-        expected = {**made["model"], **made["engine"]}
+        own = judged.files(self.m)
+        expected = {**own["model"], **own["engine"]}
         self.problems += [
             f"quality was answered by {runner.model.parent.name}/{name} with sha256 {digest}, and "
             f"the target's has {expected.get(name)}"
