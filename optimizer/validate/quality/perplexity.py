@@ -60,6 +60,11 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
     return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], tokens)
 
 
+def nll(logits: Array, ids: Ids) -> float:
+    """Of one window; logits (tokens, vocabulary)."""
+    return _window(logits, logits, ids)[0]
+
+
 def _window(a: Array, b: Array, ids: Ids) -> tuple[float, float, float, float]:
     """(baseline nll, candidate nll, kl, top1) of one window; a, b (tokens, vocabulary)."""
     totals, predicted = np.zeros(4), len(ids) - 1
@@ -90,7 +95,7 @@ def through_cache(
     """The gate of a cache that is rounded, and its part of the report: {difference: as of the
     section, rounding: {value, interval} of what it loses to the candidate's own scores, in nats
     per token}. scores: of these windows in one piece; logits: the candidate's, read through it."""
-    read = np.array([_window(a, a, ids)[0] for ids, a in zip(windows, logits, strict=True)])
+    read = np.array([nll(a, ids) for ids, a in zip(windows, logits, strict=True)])
     decision = significance.paired_mean(
         read - scores.baseline, settings.max_drop, settings.confidence
     )
