@@ -258,7 +258,11 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
         skipped = [e.hop for e in entries if e.ok is None]
         message = f"{ran} hops within their limits"
         message += f"; not run here: {', '.join(skipped)}" if skipped else ""
-        partly = [f"{e.hop}: {e.partly}" for e in entries if e.ok and e.unproven]
+        hops: dict[str, list[str]] = {}
+        for e in entries:
+            if e.ok and e.unproven:
+                hops.setdefault(e.partly, []).append(e.hop)
+        partly = [f"{', '.join(names)}: {words}" for words, names in hops.items()]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
     measured = bad.measured.worst if bad.measured else None

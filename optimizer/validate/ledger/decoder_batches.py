@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from optimizer.validate import decoder
 from optimizer.validate.ledger.distance import Array
 
 WIDTHS = (64, 9, 33, 2, 48, 17, 5, 24)  # tokens of one text after the other
+MANY = range(2, 9)  # tokens of the rows of a batch of many
 FEWEST, MOST = 64, 512  # tokens of all batches together
 MEMORY = 256 << 20  # of the activations of one model that are held at once
 PADDED_BY = 7
@@ -46,6 +48,26 @@ def make(
     batches = [_batch(group, contract) for group in groups]
     batches.append(_batch(three, contract, len(longest) + PADDED_BY))
     return batches
+
+
+def extremes(
+    texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float, rows: int
+) -> list[Batch]:
+    """[`rows` rows of unequal lengths, one text of as many tokens as all of `make` together have
+    or as the context holds]."""
+    ids = [i for text in texts for i in tokenizer.encode(text).ids]
+    longest = min(contract.text.max_length, contract.decoder.context, longest_of(bytes_per_token))
+    begun = cycle(np.array(tokenizer.encode(text).ids, np.int64) for text in texts)
+    many = [next(begun)[: max(MANY[i % len(MANY)], 1)] for i in range(rows)]
+    return [
+        _batch([r for r in many if len(r)], contract),
+        _batch([np.resize(ids, longest)], contract),
+    ]
+
+
+def longest_of(bytes_per_token: float) -> int:
+    """Tokens of the longest text of `extremes`, where the context holds them."""
+    return int(_tokens(bytes_per_token))
 
 
 def _tokens(bytes_per_token: float) -> float:
