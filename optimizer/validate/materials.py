@@ -105,7 +105,8 @@ class Materials(RunArtifacts):
     @cached_property
     def extremes(self) -> list[Batch]:
         """See extremes.make."""
-        return extremes.make(self.texts, self.contract, self.encoder, self._bytes_per_token)
+        limits = extremes.Limits.of(self.section.target)
+        return extremes.make(self.texts, self.contract, self.encoder, self._bytes_per_token, limits)
 
     @property
     def unseen(self) -> str:
@@ -114,7 +115,7 @@ class Materials(RunArtifacts):
 
     @property
     def _bytes_per_token(self) -> int:
-        """What a trace keeps of a token."""
+        """Size of a trace by tokens."""
         return 4 * sum(sum(self._shape(name)) for name in self.modules)
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from logging import CRITICAL
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +93,14 @@ class Reference:
 
     @cached_property
     def pipeline(self) -> Any:
-        """transformers' pipeline of the task. It is asked what follows from outputs: its model has
-        the checkpoint's config, and no weights."""
+        """transformers' pipeline of the task, for the steps after the model: its model is the
+        checkpoint's config without weights."""
         import transformers
+        from transformers.utils import logging
 
         remote = any(self.checkpoint.glob("*.py"))  # load copies it where the recipe trusts it
         with quiet():
+            logging.set_verbosity(CRITICAL)  # or it says that it knows no such model
             config = transformers.AutoConfig.from_pretrained(
                 self.checkpoint, trust_remote_code=remote
             )
@@ -179,8 +182,8 @@ def tagged(reference: Reference, text: str, logits: Array, _alone: Batch) -> dic
 
 
 def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As group_entities joins words. It names a group by what follows a first dash, be that a
-    prefix or not; what it compares words by, get_tag, is the name here."""
+    """Join words as group_entities does. It cuts every label at the first dash to name a group;
+    get_tag, by which it compares words, cuts B- and I- only and names them here."""
     made, rest = [], list(words)
     for group in pipeline.group_entities(list(words)):
         count = next(i for i, word in enumerate(rest, 1) if word["end"] == group["end"])
@@ -231,12 +234,12 @@ PIPELINES = {
 
 
 def unjudged(task: str) -> str:
-    """What is not compared of a task that the table has not, or ""."""
+    """Name the fields that nothing is compared with, or ""."""
     return "" if task in EXPECTED else UNJUDGED.format(task)
 
 
 def rounding(logits: Array) -> Array:
-    """How far apart two softmaxes in float32 of these logits (labels,) may lie.
+    """Bound the distance of two float32 softmaxes of the logits (labels,).
 
     Each rounds the shifted logits, which an exponential turns into errors relative to it, the
     exponentials, their sum and a quotient."""
@@ -254,8 +257,8 @@ def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
 
 
 def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
-    """What is wrong with the harness's answers. served, encoder: what it reads; runner: the model
-    that it asks."""
+    """Return the faults of the harness's answers. served, encoder: its contract and tokenizer;
+    runner: its model."""
     expected, kind = EXPECTED.get(m.contract.task), m.contract.task_record.inputs
     if expected is None:
         return []
@@ -300,7 +303,7 @@ def _row(alone: Batch, asked: Sequence[tuple[Mapping[str, Array], Array]]) -> Ar
 
 
 def _counts(reference: Reference, text: str, one: Answered) -> Iterator[str]:
-    """How long the text is, and how much of it was read."""
+    """Compare the token counts of a text: all, and those that the model read."""
     with quiet():
         whole = len(reference.tokenizer(text)["input_ids"])
     yield from differences(
@@ -310,8 +313,8 @@ def _counts(reference: Reference, text: str, one: Answered) -> Iterator[str]:
 
 
 def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int) -> list[str]:
-    """What is wrong with the answer to a prompt that no token may end. tokenizer: transformers';
-    new: tokens that were asked for."""
+    """Return the faults of the answer to a prompt that no token may end. tokenizer: transformers';
+    new: number of requested tokens."""
 
     def read(ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(

@@ -151,7 +151,7 @@ class CorrectRuns:
         return self._m.with_continuations([traces[i] for i in self._m.sampled], model)
 
     def _samples(self, kind: str, *, extremes: bool = True) -> list[_Sample]:
-        """extremes: with the longest text, of which there are no pieces."""
+        """extremes: include the longest text, which is judged whole only."""
         m = self._m
         traces = m.folded_traces if kind == "folded" else m.simulated_traces
         chosen = [traces[i] for i in self._m.sampled]

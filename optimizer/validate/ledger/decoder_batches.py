@@ -51,23 +51,25 @@ def make(
 
 
 def extremes(
-    texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float, rows: int
+    texts: Sequence[str], contract: Contract, tokenizer: Any, longest: int, rows: int
 ) -> list[Batch]:
-    """[`rows` rows of unequal lengths, one text of as many tokens as all of `make` together have
-    or as the context holds]."""
+    """[`rows` rows of unequal lengths, one text of `longest` tokens or the context's length]."""
     ids = [i for text in texts for i in tokenizer.encode(text).ids]
-    longest = min(contract.text.max_length, contract.decoder.context, longest_of(bytes_per_token))
+    width = min(contract.text.max_length, contract.decoder.context, longest)
     begun = cycle(np.array(tokenizer.encode(text).ids, np.int64) for text in texts)
-    many = [next(begun)[: max(MANY[i % len(MANY)], 1)] for i in range(rows)]
-    return [
-        _batch([r for r in many if len(r)], contract),
-        _batch([np.resize(ids, longest)], contract),
-    ]
+    many = [next(begun)[: MANY[i % len(MANY)]] for i in range(rows)]
+    long = np.resize(ids, width)
+    return [_batch([r for r in many if len(r)], contract), _batch([long], contract)]
 
 
 def longest_of(bytes_per_token: float) -> int:
     """Tokens of the longest text of `extremes`, where the context holds them."""
     return int(_tokens(bytes_per_token))
+
+
+def extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
+    """(of the longest text, of the many rows) of `extremes`, padding included."""
+    return longest_of(bytes_per_token), rows * max(MANY)
 
 
 def _tokens(bytes_per_token: float) -> float:

@@ -1,5 +1,5 @@
-"""The longest text and the batch of many rows: faults that show nowhere else are caught, and what
-is not looked at is said."""
+"""The longest text and the batch of many rows catch faults that show nowhere else; entries list the
+other lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from optimizer.harness import tasks
-from optimizer.validate.ledger import extremes, ledger
+from optimizer.recipe.schema import Shapes, TensorRTTarget
+from optimizer.validate.ledger import extremes, hops, ledger
 from optimizer.validate.materials import Materials
 from tests.validate import mutations as m
 from tests.validate.ledger.test_mutants import assert_caught
@@ -54,7 +55,7 @@ def test_the_longest_text_has_as_many_tokens_as_the_model_takes(short: Materials
 def test_a_graph_that_reads_one_position_for_all_later_ones_is_caught(
     short: Materials, tmp_path: Path, folder: str
 ) -> None:
-    assert ledger.run_hop(ledger.hops.export, short).ok
+    assert ledger.run_hop(hops.export, short).ok
     edit = m.edit_onnx(folder, every_later_position_is(FAR))
     planted = "export" if folder == "graph" else "lower"
     assert_caught(damaged(short, tmp_path, edit), planted, first="export")
@@ -100,7 +101,7 @@ def in_large_batches(inputs: Any) -> Any:
 def test_pooling_that_goes_wrong_far_out_or_in_large_batches_is_caught_at_the_harness(
     short: Materials, monkeypatch: pytest.MonkeyPatch, mask: Callable[[Any], Any]
 ) -> None:
-    assert ledger.run_hop(ledger.hops.harness, short).ok
+    assert ledger.run_hop(hops.harness, short).ok
     decode = tasks.decode
 
     def careless(contract: Any, outputs: Any, inputs: Any) -> Any:
@@ -112,17 +113,19 @@ def test_pooling_that_goes_wrong_far_out_or_in_large_batches_is_caught_at_the_ha
 
 def test_the_entry_lists_the_lengths_and_batches_that_are_not_looked_at(short: Materials) -> None:
     usual = max(int(b.real.sum(1).max()) for b in short.batches)
-    unproven = ledger.run_hop(ledger.hops.export, short).unproven
+    unproven = ledger.run_hop(hops.export, short).unproven
     assert unproven == (
         f"not looked at: texts of {usual + 1} to {short.contract.longest - 1} tokens; "
         f"batches of more than {extremes.ROWS} texts"
     )
 
 
-def test_a_model_of_longer_texts_is_looked_at_up_to_a_limit_that_the_entry_names(
-    short: Materials, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_of_narrower_profiles_is_asked_what_they_take_and_the_rest_is_listed(
+    short: Materials,
 ) -> None:
-    monkeypatch.setattr(extremes, "LONGEST", 50)
-    made = extremes.make(short.texts, short.contract, short.encoder, 1)
-    assert made[-1].real.shape == (1, 50)
-    assert "texts of 51 to 64 tokens" in extremes.unseen(short.batches, made, short.contract)
+    shapes = Shapes(batch=(1, 4, 16), sequence=(4, 16, 50))
+    limits = extremes.Limits.of(TensorRTTarget(runtime="tensorrt-rtx", shapes=shapes))
+    made = extremes.make(short.texts, short.contract, short.encoder, 1, limits)
+    assert [b.real.shape[i] for i, b in enumerate(made)] == [16, 50]
+    unseen = extremes.unseen(short.batches, made, short.contract)
+    assert unseen.endswith("texts of 51 to 64 tokens; batches of more than 16 texts")
