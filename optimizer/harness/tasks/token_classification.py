@@ -86,9 +86,7 @@ def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "label": kind,
             "score": sum(w["score"] for w in group) / len(group),
-            "text": text[group[0]["start"] : group[-1]["end"]],
-            "start": group[0]["start"],
-            "end": group[-1]["end"],
+            **_place(text, group[0]["start"], group[-1]["end"]),
         }
         for kind, group in groups
     ]
