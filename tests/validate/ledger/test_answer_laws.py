@@ -54,7 +54,7 @@ def of_task(tagger_run: Run, classifier_run: Run, runs: dict[str, Run]) -> dict[
 
 
 Fault = Callable[[Any], Any]
-"""What a function of the harness gave -> what it gives with the fault."""
+"""The right value of a function of the harness -> the value with the fault."""
 
 
 def one_character_short(entities: Any) -> Any:
