@@ -107,10 +107,10 @@ class Reference:
             names = config.id2label
             count = len(self.contract.labels or ())
             config.id2label = {i: names.get(i, f"LABEL_{i}") for i in range(count)}
-            made = getattr(transformers, PIPELINES[self.contract.task])
+            pipeline = getattr(transformers, PIPELINES[self.contract.task])
             model = SimpleNamespace(config=config, device=torch.device("cpu"))
             text = self.contract.input_kind == "text"
-            return made(model=model, tokenizer=self.tokenizer if text else None, device=-1)
+            return pipeline(model=model, tokenizer=self.tokenizer if text else None, device=-1)
 
 
 FREE: Any = object()
@@ -161,11 +161,11 @@ def tagged(reference: Reference, text: str, logits: Array, _alone: Batch) -> dic
         token["is_subword"] = numbers[token["index"]] == previous
         previous = numbers[token["index"]]
     heads = [token for token in tokens if not token["is_subword"]]
-    found = pipeline.aggregate_words(tokens, first)
+    aggregated = pipeline.aggregate_words(tokens, first)
     bounds = [rounding(logits[token["index"]]) for token in heads]
     names = pipeline.model.config.id2label
     words = []
-    for word, token, bound in zip(found, heads, bounds, strict=True):
+    for word, token, bound in zip(aggregated, heads, bounds, strict=True):
         both = zip(token["scores"], bound, strict=True)
         each = {names[i]: Near(float(s), float(b)) for i, (s, b) in enumerate(both)}
         word["bound"] = float(bound.max())
@@ -178,13 +178,13 @@ def tagged(reference: Reference, text: str, logits: Array, _alone: Batch) -> dic
         )
     if any(len(word["label"].texts) > 1 for word in words):
         return {"words": words, "entities": FREE}
-    return {"words": words, "entities": _entities(pipeline, text, found)}
+    return {"words": words, "entities": _entities(pipeline, text, aggregated)}
 
 
 def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join words as group_entities does. It cuts every label at the first dash to name a group;
     get_tag, by which it compares words, cuts B- and I- only and names them here."""
-    made, rest = [], list(words)
+    entities, rest = [], list(words)
     for group in pipeline.group_entities(list(words)):
         count = next(i for i, word in enumerate(rest, 1) if word["end"] == group["end"])
         own, rest = rest[:count], rest[count:]
@@ -193,13 +193,13 @@ def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list
             continue
         bound = max(w["bound"] for w in own) + (len(own) + 2) * UNIT["fp32"]
         score = Near(float(group["score"]), bound)
-        made.append({"label": label, "score": score, **_place(text, group)})
-    return made
+        entities.append({"label": label, "score": score, **_place(text, group)})
+    return entities
 
 
-def _place(text: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
     """Offsets and text, without the white space before it that some tokens hold."""
-    start, end = int(found["start"]), int(found["end"])
+    start, end = int(place["start"]), int(place["end"])
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
 
@@ -265,11 +265,11 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     texts = list(dict.fromkeys(m.texts))
     inputs = texts[:: -(-len(texts) // ANSWERED)]
     inputs += [extremes.overlong(m.contract, texts)] if kind.size else []
-    asked: list[tuple[Mapping[str, Array], Array]] = []
+    runs: list[tuple[Mapping[str, Array], Array]] = []
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)
-        asked.append((arrays, np.asarray(outputs[m.contract.output], np.float32)))
+        runs.append((arrays, np.asarray(outputs[m.contract.output], np.float32)))
         return outputs
 
     queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]
@@ -279,20 +279,20 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     problems: list[str] = []
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
-        row = _row(alone, asked)
+        row = _row(alone, runs)
         if row is None or one.answer is None:
             problems.append(f"{query.where}: it has no answer, or no batch holds it")
             continue
-        wanted = expected(reference, query.input, row, alone)
-        problems += [f"{query.where}: {d}" for d in differences(one.answer, wanted)]
+        target = expected(reference, query.input, row, alone)
+        problems += [f"{query.where}: {d}" for d in differences(one.answer, target)]
         if kind.size:
             problems += [f"{query.where}: {d}" for d in _counts(reference, query.input, one)]
     return problems
 
 
-def _row(alone: Batch, asked: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:
+def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:
     """The output of the first row that holds the input, without what belongs to padding."""
-    for arrays, output in asked:
+    for arrays, output in runs:
         real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
         for i, out in enumerate(output):
             size = None if real is None else int(real[i].sum())
@@ -323,44 +323,44 @@ def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new
         return text
 
     before, whole = read(prompt), read([*prompt, *completion.tokens])
-    wanted = {
+    target = {
         "text": whole[len(before) :] if whole.startswith(before) else FREE,
         "tokens": new,
         "finish": "length",
         "prompt_tokens": len(prompt),
         "stop": None,
     }
-    return list(differences(completion.to_json(), wanted))
+    return list(differences(completion.to_json(), target))
 
 
-def differences(found: Any, expected: Any, where: str = "") -> Iterator[str]:
+def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
     """Each place where an answer is not the reference's."""
     if expected is FREE:
         return
     if isinstance(expected, Near):
-        yield from _far(found, expected, where)
+        yield from _far(actual, expected, where)
     elif isinstance(expected, OneOf):
-        if found not in expected.texts:
-            yield f"{where} is {found!r}, the reference's {' or '.join(sorted(expected.texts))}"
+        if actual not in expected.texts:
+            yield f"{where} is {actual!r}, the reference's {' or '.join(sorted(expected.texts))}"
     elif isinstance(expected, Mapping):
-        if not isinstance(found, Mapping) or {*found} != {*expected}:
-            yield f"{where or 'the answer'} has the fields {list(found)}, not {list(expected)}"
+        if not isinstance(actual, Mapping) or {*actual} != {*expected}:
+            yield f"{where or 'the answer'} has the fields {list(actual)}, not {list(expected)}"
             return
         for name, value in expected.items():
-            yield from differences(found[name], value, f"{where}.{name}".lstrip("."))
+            yield from differences(actual[name], value, f"{where}.{name}".lstrip("."))
     elif isinstance(expected, list):
-        if len(found) != len(expected):
-            yield f"{where} has {len(found)} elements, the reference's {len(expected)}"
+        if len(actual) != len(expected):
+            yield f"{where} has {len(actual)} elements, the reference's {len(expected)}"
             return
-        for i, (f, e) in enumerate(zip(found, expected, strict=True)):
+        for i, (f, e) in enumerate(zip(actual, expected, strict=True)):
             yield from differences(f, e, f"{where}[{i}]")
-    elif found != expected:
-        yield f"{where} is {found!r}, the reference's {expected!r}"
+    elif actual != expected:
+        yield f"{where} is {actual!r}, the reference's {expected!r}"
 
 
-def _far(found: Any, expected: Near, where: str) -> Iterator[str]:
+def _far(actual: Any, expected: Near, where: str) -> Iterator[str]:
     values = np.asarray(expected.values, np.float64)
-    numbers = np.asarray(found, np.float64)
+    numbers = np.asarray(actual, np.float64)
     if numbers.shape != values.shape:
         yield f"{where} is of shape {numbers.shape}, the reference's {values.shape}"
         return
