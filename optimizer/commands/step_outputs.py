@@ -20,6 +20,7 @@ from typing import Any
 
 from optimizer import atomic
 from optimizer.commands import step_formats
+from optimizer.harness.shown import many_lines, scrub, scrubbed
 from optimizer.package.report.metrics import metrics
 
 VALUES = ("verdict", "exit_code", "digest", "bundle")
@@ -48,14 +49,16 @@ def write(ended: Ended, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         flat = metrics(ended.document.get("reports", []))
         texts = {name: ended.value(name) for name in VALUES} | {
-            "result.json": json.dumps(ended.document, indent=1),
+            "result.json": json.dumps(scrubbed(ended.document), indent=1),
             "metrics.json": json.dumps(flat, indent=1, sort_keys=True),
             "metrics.prom": step_formats.prometheus(flat),
             "junit.xml": step_formats.junit(ended.document),
-            "summary.md": step_formats.markdown(ended.verdict, ended.digest, ended.text),
+            "summary.md": step_formats.markdown(
+                ended.verdict, ended.digest, many_lines(ended.text)
+            ),
         }
         for name, text in texts.items():
-            atomic.write(folder / name, text.encode("utf-8", "backslashreplace"))
+            atomic.write(folder / name, scrub(text).encode("utf-8", "backslashreplace"))
         (folder / "report.html").unlink(missing_ok=True)
         if ended.report is not None and ended.report.is_file():
             shutil.copyfile(ended.report, folder / "report.html")

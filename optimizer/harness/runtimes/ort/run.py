@@ -44,6 +44,10 @@ DTYPES = {
 }
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
 ERRORS_ONLY = 3
+FLOAT_ACTIVATIONS = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""Keeps the activations of a product with DequantizeLinear'd 4-bit weights in float32. ONNX
+Runtime fuses the two into MatMulNBits and by default (level 4) quantizes the activations to INT8,
+which the file does not ask for. A MatMulNBits that the file itself holds keeps its own level."""
 
 
 class OrtRunner(Closing):
@@ -288,7 +292,9 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
-    entries = exact_integers.settings(ort) if device == "cpu" else (RECORD_PLACEMENT,)
+    entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
+    if device == "cpu":
+        entries = (FLOAT_ACTIVATIONS, *exact_integers.settings(ort))
     for entry in entries:
         options.add_session_config_entry(*entry)
     as_written = (
