@@ -268,11 +268,12 @@ def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
 def _ledger_gate(entries: Sequence[Entry]) -> Gate:
     bad = next((e for e in entries if e.ok is False), None)
     if bad is None:
-        ran = sum(e.ok is True for e in entries)
         skipped = [e.hop for e in entries if e.ok is None]
-        message = f"{ran} hops within their limits"
+        message = f"{sum(e.ok is True for e in entries)} hops within their limits"
         message += f"; not run here: {', '.join(skipped)}" if skipped else ""
-        partly = [f"{e.hop}: {e.partly}" for e in entries if e.ok and e.unproven]
+        shortened = [e for e in entries if e.ok and e.unproven]
+        hops = {e.partly: [o.hop for o in shortened if o.partly == e.partly] for e in shortened}
+        partly = [f"{', '.join(names)}: {words}" for words, names in hops.items()]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
     measured = bad.measured.worst if bad.measured else None

@@ -9,6 +9,7 @@
              (CorrectRuns.gap), in units of the logits' deviation. As the runtime fuses it, and
              operator by operator, where inputs stay float. One text by itself draws the likeliest
              tokens of the same pieces, which have the same bits
+5. fields    of its answers: the text is transformers' of the tokens, and the rest follows from them
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
 from optimizer.validate import on_gpu
 from optimizer.validate.decoder import OnnxDecoder, inputs, logits_of
-from optimizer.validate.ledger import contract_laws
+from optimizer.validate.ledger import answer_laws, contract_laws
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.contract_laws import STRANGE
 from optimizer.validate.ledger.distance import Array, Distance
@@ -49,7 +50,7 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 
 
 def harness(m: Materials) -> Entry:
-    """Laws 1 to 4."""
+    """Laws 1 to 5."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokenizer = load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
@@ -140,6 +141,9 @@ def _greedy(
     by = "" if fuse else ", operator by operator"
     with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
         answers = generate(served, runner, tokenizer, prompts, options)
+        reference = answer_laws.Reference(m.contract, m.source / "checkpoint").tokenizer
+        for prompt, answer in zip(prompts, answers, strict=True):  # law 5
+            problems += answer_laws.generated(reference, prompt, answer, NEW)
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
         likeliest = _likeliest(m, runner, prompts[0], len(alone))
         if list(alone) != likeliest:

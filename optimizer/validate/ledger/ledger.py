@@ -57,9 +57,10 @@ DECODER_HOPS: tuple[Hop, ...] = (
 
 
 LAST_USED = {
-    "export": ("float_traces", "folded_traces", "unpruned_traces"),
+    "export": ("float_traces", "folded_traces", "folded_extremes", "unpruned_traces"),
     "harness": (
         "simulated_traces",
+        "simulated_extremes",
         "kernel_traces",
         "lowered_outputs",
         "correct",
