@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +15,12 @@ from optimizer.compress.simulate import simulated
 from optimizer.filters import Filters
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.tasks import text_generation
 from optimizer.load.datasets import alike_together, batches, calibration_rows, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe.data import Calibrate
 from optimizer.state import owner_of
-from optimizer.validate import decoder
 from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace
 from optimizer.validate.ledger.correct_runs import CorrectRuns
 from optimizer.validate.ledger.distance import Distance, distance, merged
@@ -104,8 +103,7 @@ class Materials(RunArtifacts):
         if task.calibration_items == "windows":
             cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
-                arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
-                yield Batch(arrays, (), (), np.ones_like(ids[None], bool))
+                yield text_generation.arrays(self.contract, [ids])
         else:
             rows = alike_together(rows, task)
             yield from batches(
