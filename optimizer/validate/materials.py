@@ -21,12 +21,14 @@ from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe.data import Calibrate
 from optimizer.state import owner_of
+from optimizer.validate import token_counts
 from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace
 from optimizer.validate.ledger.correct_runs import CorrectRuns
 from optimizer.validate.ledger.distance import Distance, distance, merged
 from optimizer.validate.ledger.rounding_limits import Rounding
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.token_counts import Counts
 
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
@@ -91,6 +93,13 @@ class Materials(RunArtifacts):
             width = groups[1].real.shape[1]
             groups.append(encode(texts[:3], length=min(longest, width + 7)))
         return groups
+
+    @cached_property
+    def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
+        """What the compress stage says it read of the calibration data, and what the recipe says it
+        must read, counted by other code."""
+        expected = token_counts.calibration(self.section, self.source, self.contract)
+        return token_counts.consumed(self.state_folder), expected
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none. other: as
