@@ -96,8 +96,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
-        """What the compress stage says it read of the calibration data, and what the recipe says it
-        must read, counted by other code."""
+        """Counts of the calibration data: those that the compress stage wrote, and those that the
+        recipe asks for, by other code."""
         expected = token_counts.calibration(self.section, self.source, self.contract)
         return token_counts.consumed(self.state_folder), expected
 

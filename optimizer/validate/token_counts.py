@@ -44,8 +44,8 @@ class Counts:
 
 
 def calibration(section: Validation, source: Path, contract: Contract) -> Counts | None:
-    """What the walk of compress must read of the recipe's data; None where there is no walk on
-    calibration data. source: of load, or of the step that made the checkpoint."""
+    """Count the recipe's data that the walk of compress must read; None without a walk on
+    calibration data. source: folder of load, or of the step that made the checkpoint."""
     settings = section.calibrate
     if settings is None or section.quantize.of_kind("pass-through"):
         return None
@@ -66,14 +66,14 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
 
 
 def consumed(state: Path) -> Counts | None:
-    """What the walk of compress says it read; None where it says nothing. state: its folder."""
+    """Read the counts that the walk of compress wrote; None without them. state: its folder."""
     file = state / CONSUMED
     return Counts(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
 
 
 def predicted(rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int) -> Counts:
-    """What a perplexity on windows of `length` tokens must take the probability of: in each window
-    all tokens but the first."""
+    """Count the tokens whose probability a perplexity on windows of `length` tokens must take: in
+    each window all but the first."""
     return _counts([ids[1:] for ids in _windows(rows, checkpoint, contract, length)])
 
 

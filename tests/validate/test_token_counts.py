@@ -1,4 +1,4 @@
-"""What was read is counted twice: less text, or other text, than the recipe says is an error."""
+"""Data are counted twice: to read less text than the recipe says, or other text, is an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Loaded:
     source: Path
 
     def compressed(self, out: Path, **calibrate: Any) -> Materials:
-        """What validate reads; calibrate: options of the recipe's that are others."""
+        """The state, compressed with other options of the recipe's `calibrate`."""
         assert self.recipe.calibrate is not None
         own = self.recipe.calibrate.model_copy(update=calibrate)
         made = self.recipe.model_copy(update={"calibrate": own})

@@ -8,8 +8,8 @@ decoders and the slots of ONNX Runtime.
           guesses that are undone
 
 Of every step the token ids, the mask and the positions are compared, and of every row the token ids
-of what its cache holds. From DENSE tokens on, the lengths around each power of two and before the
-end of the context are looked at.
+of what its cache holds. Beyond DENSE tokens only the lengths around each power of
+two and at the end of the context are covered.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Value:
 
 
 class _Binding:
-    """Remembers what is bound, as ONNX Runtime's IOBinding is told it."""
+    """Inputs and outputs bound for one run; has the methods of ONNX Runtime's IOBinding."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
@@ -140,7 +140,7 @@ class _Binding:
     ) -> None:
         if name == LOGITS:
             memory = (ctypes.c_float * math.prod(shape)).from_address(address)
-            self.logits = np.frombuffer(memory, np.float32).reshape(shape)
+            self.logits = np.frombuffer(memoryview(memory), np.float32).reshape(shape)
 
     def get_outputs(self) -> list[Any]:
         return [None, *self.present]
@@ -191,8 +191,8 @@ def _prompts(context: int) -> Iterator[tuple[list[int], int]]:
         yield [context - AROUND], AROUND
 
 
-def token(text: int, column: int | Array) -> Any:
-    """What stands in a column of a text. No two texts have a token in common."""
+def token(text: int | Array, column: int | Array) -> Any:
+    """Token id in a column of a text. No two texts have a token in common."""
     return 1 + TOKENS * text + column % (TOKENS - 1)
 
 

@@ -1,4 +1,4 @@
-"""What is drawn is what transformers' processors give: every fault of it is named."""
+"""Tokens are drawn as by transformers' processors, and each fault of the draw is named."""
 
 from __future__ import annotations
 

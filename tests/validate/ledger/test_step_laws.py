@@ -48,7 +48,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def high_beyond(length: int) -> Fault:
-    """Positions one too high behind so many cached tokens, for everything that counts them."""
+    """Positions one too high beyond `length` cached tokens, for everything that counts them."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         counted = kv_cache.position_ids
