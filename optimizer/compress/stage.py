@@ -83,7 +83,7 @@ def check(section: Compression, source: Path) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the walk over the blocks is carried out with. progress: the folder of what is done.
+    """Inputs of the walk over the blocks. progress: the folder of what is done.
     given: how many of the batches, the first, are of the recipe's data."""
 
     source: ModelSource

@@ -1,4 +1,4 @@
-"""What of the calibration data reached the first block, counted where it arrives.
+"""Counts of the calibration data, taken where they reach the first block.
 
 validate counts the same by other code (validate/token_counts.py, which defines the digest) and
 refuses a state whose walk read anything else than the recipe says.

@@ -34,7 +34,7 @@ ASKED: tuple[Mapping[str, Any], ...] = (
 )
 PROMPTS = ([3, 1, 3], [7, 2, 9])
 NEW = 24  # tokens after each prompt
-VOCABULARY = 2048  # at most, of the scores: so many that any change of the sum changes a token
+VOCABULARY = 2048  # scores at most: the more there are, the smaller a change that shows
 DEVIATION = 2.0  # of the scores
 SEED = 11
 
@@ -104,9 +104,9 @@ def _wrong(
     scores: Array,
     number: int,
 ) -> str:
-    """What is wrong with the first token that the processors would not give, or "". values: of all
-    options. text: token ids, of which the last were drawn by scores (steps, vocabulary). number: of
-    the text among those that were asked for."""
+    """Describe the first token that the processors would not give, or "". values: of all
+    options. text: token ids, of which the last were drawn by scores (steps, vocabulary). number:
+    place of the text in the request."""
     draws = asked.get("do_sample", True) and values["temperature"] != 0
     generator = np.random.default_rng([SEED, number])
     begun = len(text) - len(scores)

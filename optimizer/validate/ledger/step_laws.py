@@ -31,10 +31,10 @@ from optimizer.harness.runtimes.slots import SeparateDecoders, Slots
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.sampling_laws import NoText
 
-DENSE = 8192  # tokens up to which every length is looked at: its steps have half of DENSE^2 numbers
+DENSE = 8192  # tokens up to which every length is covered: its steps have half of DENSE^2 numbers
 AROUND = 6  # tokens that are generated around a longer length
 TEXTS = 3  # at once
-VOCABULARY, TOKENS = 64, 20  # ids of the stand-in, of which each text has so many of its own
+VOCABULARY, TOKENS = 64, 20  # ids of the stand-in, and of each text among them
 PIECE = 5  # tokens of a prompt that are read at once in the slots
 SHOWN = 3  # problems of one law
 

@@ -363,7 +363,7 @@ def test_a_loop_that_draws_another_token_is_caught_at_the_harness(
 
 
 def positions_high_beyond_64(patch: pytest.MonkeyPatch) -> None:
-    """Only the long prompts of the hop harness have as many tokens."""
+    """Only the long prompts of the hop harness are longer."""
 
     def high(made: Any, ids: Any, mask: Any) -> Any:
         arrays = text_generation.next_arrays(made, ids, mask)
