@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +15,13 @@ from optimizer.compress.simulate import simulated
 from optimizer.filters import Filters
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.tasks import text_generation
 from optimizer.load.datasets import alike_together, batches, calibration_rows, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe.data import Calibrate
 from optimizer.state import owner_of
-from optimizer.validate import decoder
+from optimizer.validate import token_counts
 from optimizer.validate.ledger import (
     decoder_batches,
     extremes,
@@ -35,6 +35,7 @@ from optimizer.validate.ledger.distance import Distance, distance, merged
 from optimizer.validate.ledger.rounding_limits import Rounding
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.token_counts import Counts
 
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
@@ -118,6 +119,13 @@ class Materials(RunArtifacts):
         """Size of a trace by tokens."""
         return 4 * sum(sum(self._shape(name)) for name in self.modules)
 
+    @cached_property
+    def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
+        """Counts of the calibration data: those that the compress stage wrote, and those that the
+        recipe asks for, by other code."""
+        expected = token_counts.calibration(self.section, self.source, self.contract)
+        return token_counts.consumed(self.state_folder), expected
+
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none. other: as
         a stage that was given these saw them."""
@@ -129,8 +137,7 @@ class Materials(RunArtifacts):
         if task.calibration_items == "windows":
             cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
-                arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
-                yield Batch(arrays, (), (), np.ones_like(ids[None], bool))
+                yield text_generation.arrays(self.contract, [ids])
         else:
             rows = alike_together(rows, task)
             yield from batches(

@@ -15,6 +15,8 @@ Writes report.json:
                   student also student: where it comes from; null without one
     latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table
                   that the smaller sizes follow from (reduce/latency_table.py); null without one
+    calibration   {read, expected}: rows, tokens and digest of the calibration data that compress
+                  read, and that the recipe says; null where there is none (token_counts.py)
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
@@ -109,6 +111,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "shared_rows": shared,
         "reduced": reduce_laws.figures(materials),
         "latencies": gain.table(materials),
+        "calibration": _calibration(materials),
         "learned": learned_laws.figures(materials),
         "quality": None,
         "also": {},
@@ -263,6 +266,14 @@ def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
         others = {n: rows[n] for n in rows if n not in learning and n != beside}
         check_disjoint({**together, **others})
     return rows
+
+
+def _calibration(m: Materials) -> dict[str, Any]:
+    read, expected = m.calibration_counts
+    if read is not None:
+        say(f"validate: calibration read {read}; the recipe says {expected}")
+    counted = {"read": read, "expected": expected}
+    return {name: None if c is None else c.as_dict() for name, c in counted.items()}
 
 
 def _ledger_gate(entries: Sequence[Entry]) -> Gate:

@@ -10,6 +10,7 @@ import numpy as np
 
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.tasks import text_generation
 from optimizer.validate import decoder
 from optimizer.validate.ledger.distance import Array
 
@@ -92,7 +93,6 @@ def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: floa
 
 
 def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
-    ids, mask = decoder.left_padded(rows, contract.text.pad_id, width)
-    arrays = decoder.inputs(contract, ids, mask)
+    made = text_generation.arrays(contract, rows, width)
     cache = decoder.empty_cache(contract.decoder, len(rows))
-    return Batch({**arrays, **cache}, (), (), mask.astype(bool))
+    return Batch({**made, **cache}, (), (), made.real)

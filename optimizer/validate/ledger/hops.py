@@ -171,6 +171,7 @@ def compress(m: Materials) -> Entry:
     seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration())
     problems += seen.problems
     unjudged += seen.unjudged
+    problems += [] if m.section.training else _read_otherwise(m)
     # What qat trained has its errors folded in: the budget is of the model that was compressed.
     source = m.float_traces
     if m.section.training:
@@ -242,6 +243,14 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
         suspects += rounding_laws.outputs(m, compressed, float_reference)
     refused, unjudged = resampled.judged(m, suspects)
     return problems + refused, unjudged + rounding_laws.without_law(m)
+
+
+def _read_otherwise(m: Materials) -> list[str]:
+    """A calibration that read other texts or tokens than the recipe says."""
+    read, expected = m.calibration_counts
+    if read == expected:
+        return []
+    return [f"calibration read {read or 'nothing'}; the recipe says {expected or 'nothing'}"]
 
 
 def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:

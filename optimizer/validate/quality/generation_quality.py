@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from optimizer.load.datasets import Window, windows
-from optimizer.progress import bar
-from optimizer.validate import on_gpu
+from optimizer.load.datasets import Sample, Window, windows
+from optimizer.progress import bar, say
+from optimizer.validate import on_gpu, token_counts
 from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import cached, divergence, perplexity
@@ -15,6 +16,7 @@ from optimizer.validate.quality.engine_rows import EngineRows
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.perplexity import Scores
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.token_counts import Counts
 
 
 def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
@@ -45,6 +47,7 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
             )
             scored[name] = some, scores
             gates, section = perplexity.judge(scores, settings)
+            gates += _counted(m, sets[name], scores)
             judged[name] = gates, {**section, "window_tokens": settings.sequence_length}
             if m.section.target.rounds_cache and name == FIRST:
                 read = cached.logits(runner, m.contract, some)
@@ -56,3 +59,15 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
     seen.decoders(scored)
     judged[FIRST][1]["divergence"] = common
     return judged
+
+
+def _counted(m: RunArtifacts, rows: Sequence[Sample], scores: perplexity.Scores) -> list[Gate]:
+    """A gate that fails where other tokens were judged than the windows of the rows hold."""
+    length = m.section.validate_.sequence_length
+    judged = Counts(len(scores.added), scores.tokens, scores.digest)
+    expected = token_counts.predicted(rows, m.source / "checkpoint", m.contract, length)
+    say(f"validate: perplexity of {judged}; {len(rows):,} texts make {expected}")
+    if judged == expected:
+        return []
+    message = f"perplexity was taken of {judged}; the windows of the texts hold {expected}"
+    return [Gate("quality.counted", "fail", scores.tokens, expected.tokens, None, message)]
