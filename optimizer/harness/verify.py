@@ -33,7 +33,7 @@ LARGEST = 16 << 20  # bytes of a manifest; one of 10,000 files has 2 MiB
 DEEPEST = 64  # objects and lists in each other; a manifest has about 12
 LONGEST = 1024  # characters of a file's name, and
 LONGEST_PART = 255  # bytes of what stands between two slashes
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
+STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 BRACKET = re.compile(r"[\[{\]}]")
 
 
@@ -50,6 +50,11 @@ def parse(data: bytes, *, finite: bool = True) -> Any:
         depth += 1 if bracket[0] in "[{" else -1
         if depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} objects and lists in each other")
+    return loaded(text, finite=finite)
+
+
+def loaded(text: str, *, finite: bool = True) -> Any:
+    """As `parse`, of a text whose depth is known to be small."""
     numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
     value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
     if "\\u" in text:

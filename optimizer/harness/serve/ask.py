@@ -56,8 +56,9 @@ async def _lines(
 ) -> AsyncIterator[str]:
     """Lines of an answer's body, as they come."""
     host, port = address
+    named = f"[{host}]" if ":" in host else host
     body = b"" if document is None else json.dumps(document).encode()
-    head = [f"{'GET' if document is None else 'POST'} {path} HTTP/1.1", f"host: {host}"]
+    head = [f"{'GET' if document is None else 'POST'} {path} HTTP/1.1", f"host: {named}"]
     head += ["connection: close", f"content-length: {len(body)}"]
     head += [f"authorization: Bearer {token}"] if token else []
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 24)
