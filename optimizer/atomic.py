@@ -180,6 +180,7 @@ def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
             errno.EACCES: f"Point {option} at a folder you may write to.",
             errno.EPERM: f"Point {option} at a folder you may write to.",
             errno.ENOTDIR: f"A file stands where a folder should; point {option} at a folder.",
+            errno.EISDIR: f"A folder stands where a file should; point {option} elsewhere.",
             errno.EEXIST: f"A file stands where a folder should; point {option} at a folder.",
         }
         if e.errno in fixes:
