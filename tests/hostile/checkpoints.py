@@ -467,12 +467,15 @@ def generation() -> list[Case]:
             ("chat_template",),
         )
         for name, text in {
-            "no Jinja": b"{% for m in messages %}{{",
+            "not Jinja": b"{% for m in messages %}{{",
             "an unknown tag": b"{% nonsense %}",
             "not UTF-8": b"\xff\xfe{{ messages }}",
             "a huge number": b"{{ 10**(10**8) }}",
             "a huge text": b"{{ 'a'*10**10 }}{{ 'x'|center(10**10) }}",
             "loops in loops": b"{% for a in range(99999) %}" * 3 + b"{% endfor %}" * 3,
+            "a slow method": b"{{ ('ab'*10**7).rfind('b'*10**6+'a'+'b'*10**6) }}" * 1000,
+            "a method that makes much": b"{{ ('a'*10**6).translate({97: 'b'*1000}) }}",
+            "a macro without end": b"{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
         }.items()
     ]
 
