@@ -41,7 +41,7 @@ from optimizer.commands.step import step
 from optimizer.commands.tune_serving import tune_serving
 from optimizer.commands.verify_rebuild import verify_rebuild
 from optimizer.commands.web import web
-from optimizer.errors import OptimizeError, RecipeError
+from optimizer.errors import MachineError, OptimizeError, RecipeError
 from optimizer.portable_kernels import ENVIRONMENT
 from optimizer.progress import leave, say, show
 
@@ -111,9 +111,10 @@ class Commands(click.Group):
                 raise
             from optimizer.harness.errors import HarnessError
 
-            if isinstance(e, HarnessError):
-                _report_error(e, ctx.params["json_output"])
-                raise SystemExit(e.exit_code) from None
+            known = _of_memory(e) or e
+            if isinstance(known, HarnessError | OptimizeError):
+                _report_error(known, ctx.params["json_output"])
+                raise SystemExit(known.exit_code) from None
             _report_error(
                 OptimizeError(
                     f"unexpected {type(e).__name__}: {e}",
@@ -123,6 +124,20 @@ class Commands(click.Group):
                 ctx.params["json_output"],
             )
             raise SystemExit(1) from None
+
+
+def _of_memory(error: Exception) -> OptimizeError | None:
+    """The machine's error for a lack of memory, which a library shows as an ImportError where it
+    cannot be mapped; None for any other error."""
+    mapped = isinstance(error, ImportError) and "failed to map segment" in str(error)
+    if not mapped and not isinstance(error, MemoryError):
+        return None
+    return MachineError(
+        f"there is not enough memory ({type(error).__name__}: {str(error) or 'none is left'})",
+        where="this machine",
+        fix="Use a machine with more, or raise the limit of this process (ulimit -v). Finished "
+        "steps are kept.",
+    )
 
 
 def _check_utf8(argument: str) -> None:

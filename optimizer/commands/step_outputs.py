@@ -74,7 +74,7 @@ def remove(folder: Path) -> None:
 def write(ended: Ended, folder: Path, run_id: str) -> None:
     """Write every file into the folder, which is made if it is not there; the verdict last.
 
-    run_id: of one line. Raises RecipeError for a value of several.
+    run_id: the run's name, one line. Raises RecipeError for a value of several lines.
     """
     values = {name: ended.value(name) for name in VALUES}
     for name, value in values.items():

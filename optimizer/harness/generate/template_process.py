@@ -2,12 +2,12 @@
 
 A template is a program that comes with a checkpoint. Jinja's sandbox keeps it from reaching into
 Python; `10**(10**8)`, `x.translate(y)` and loops in loops it lets run, and one call of a text's
-method can take hours without a turn of a loop in between. So it runs in a child that the system
-ends: by processor time (setitimer) and address space (setrlimit) where there are such limits, and
-after a wall-clock time everywhere.
+method can take hours without a turn of a loop in between. So templates run in a child process,
+which the system ends when it reaches a limit of processor time (setitimer) or address space
+(setrlimit), where the system has such limits, and of wall-clock time everywhere.
 
-The child is this file alone, which therefore imports nothing of ours. It answers one request
-after the other; each is a length in 8 bytes, little-endian, and so many bytes of JSON.
+The child runs this file alone, so nothing else of the package is imported here. It answers one
+request after the other. A message is its length in 8 bytes, little-endian, and then JSON.
 
     request   {"template", "variables": {"messages": [...], "bos_token", ...}}
     reply     {"text"} or {"error": "not Jinja" | "refused" | "too much", "message"}
@@ -33,7 +33,7 @@ TEMPLATE = 100_000  # characters; a long published one has 20,000
 SECONDS = 5.0  # of processor time for one rendering; a long conversation takes a tenth
 WALL = 60.0  # seconds for one, where the processor is shared or its time is not limited
 MEMORY = 512 << 20  # bytes beyond what Python and Jinja take
-REPLY = 16 << 20  # bytes: of a text longer than the prompt of any model here
+REPLY = 16 << 20  # bytes; the longest prompt that is accepted has a megabyte
 
 
 class NotJinja(Exception):
@@ -52,9 +52,12 @@ ERRORS = {"not Jinja": NotJinja, "refused": Refused, "too much": TooMuch}
 
 
 class Renderer:
-    """A child that renders templates; started with the first, and anew after one that was ended.
+    """A child that renders templates, started with the first one and again after it was ended.
+    Threads take turns.
 
-    seconds: of processor time, wall: of time, for one rendering. memory: bytes. Threads take turns.
+    seconds: processor time for one rendering, at most.
+    memory: bytes of addresses beyond what Python and Jinja take, at most.
+    wall: wall-clock seconds for one rendering, at most.
     """
 
     def __init__(self, seconds: float = SECONDS, memory: int = MEMORY, wall: float = WALL) -> None:
@@ -185,7 +188,10 @@ def answer_requests(seconds: float, memory: int) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Let this process take so many bytes of addresses more."""
+    """Limit the addresses that this process takes from now on.
+
+    size: bytes.
+    """
     try:
         import resource
 
@@ -198,7 +204,10 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """End this process after so many seconds of processor time; 0: never."""
+    """Have the system end this process after a processor time.
+
+    seconds: 0 for no limit.
+    """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
