@@ -91,11 +91,11 @@ def test_json_may_be_given_after_the_command(recipe: Path) -> None:
     assert json.loads(result.stdout)["name"] == "tiny"
 
 
-def test_debug_raises_the_error_itself(recipe: Path) -> None:
-    from optimizer.errors import RecipeError
-
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(recipe: Path) -> None:
     result = optimize("check", str(recipe), "--debug", "--set", "quantize.metod=rtn")
-    assert isinstance(result.exception, RecipeError)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "error: --set quantize.metod=rtn" in result.stderr
 
 
 def test_an_unexpected_failure_is_exit_1_and_is_called_our_bug(

@@ -24,6 +24,7 @@ from typing import Any
 from optimizer import atomic
 from optimizer.commands import step_formats
 from optimizer.errors import RecipeError
+from optimizer.harness.shown import many_lines, scrub, scrubbed
 from optimizer.package.report.metrics import metrics
 
 VALUES = ("verdict", "exit_code", "digest", "bundle")
@@ -87,16 +88,18 @@ def write(ended: Ended, folder: Path, run_id: str) -> None:
             atomic.write(folder / "report.html", ended.report.read_bytes())
         texts = {
             "run_id": run_id,
-            "result.json": json.dumps(document, indent=1),
+            "result.json": json.dumps(scrubbed(document), indent=1),
             "metrics.json": json.dumps(flat, indent=1, sort_keys=True),
             "metrics.prom": step_formats.prometheus(flat),
             "junit.xml": step_formats.junit(ended.document),
-            "summary.md": step_formats.markdown(ended.verdict, ended.digest, ended.text),
+            "summary.md": step_formats.markdown(
+                ended.verdict, ended.digest, many_lines(ended.text)
+            ),
         }
         for name in reversed(VALUES):
             texts[name] = values[name]
         for name, text in texts.items():
-            atomic.write(folder / name, text.encode("utf-8", "backslashreplace"))
+            atomic.write(folder / name, scrub(text).encode("utf-8", "backslashreplace"))
 
 
 def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:

@@ -33,6 +33,7 @@ from . import generation_commands as generation
 from .errors import HarnessError, InputError, MachineError
 from .opening import opened, opener, verified
 from .serve import options as serving
+from .shown import many_lines, one_line, scrub, scrubbed
 
 if TYPE_CHECKING:
     from .answering import Answered, Query
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(error: HarnessError, as_json: bool) -> int:
     """Say what went wrong; returns the exit code."""
     if as_json:
-        print(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
+        print(many_lines(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()}))))
     else:
         _say(str(error))
     return error.exit_code
@@ -79,7 +80,7 @@ def _failed(error: HarnessError, as_json: bool) -> int:
 
 def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
     """Print a document, for a person or as JSON; returns its exit code."""
-    print(json.dumps(document) if args.json else text)
+    print(many_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
 
 
@@ -265,7 +266,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     lines += [f"  unlisted  {name}" for name in extra]
     lines += [line for row in rows for line in _verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    return _shown(document, "\n".join(lines), args)
+    return _shown(document, "\n".join(map(one_line, lines)), args)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -375,4 +376,5 @@ def _cache() -> Path | None:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """See shown.py."""
+    print(one_line(scrub(message)), file=sys.stderr, flush=True)

@@ -74,9 +74,11 @@ def name_problem(name: object) -> str:
     if any(ord(c) < 32 for c in name):
         return "holds a control character"
     pure = PurePosixPath(name)
+    if str(pure) != name or not pure.parts:
+        return "is not written in its shortest form"
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in pure.parts[0]:
         return "leaves the bundle"
-    return "" if str(pure) == name and pure.parts else "is not written in its shortest form"
+    return ""
 
 
 def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -159,7 +161,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) if arguments else Path(__file__).parent
     actual, differences = problems(folder)
     for difference in differences:
-        print(f"{folder}: {difference}".encode(errors="backslashreplace").decode())
+        line = f"{folder}: {difference}"  # with names that a terminal may act on
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
     if differences:
         return 2
     print(f"{folder}: every file is the manifest's, and there is no other. Digest {actual}")

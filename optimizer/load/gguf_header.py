@@ -95,8 +95,8 @@ class _Header:
         blocks = {int(kind): GGML_QUANT_SIZES[kind] for kind in GGMLQuantizationType}
         described = []
         for _ in range(count):
-            given = self._string("the name of a tensor", KEY).decode("utf-8", "replace")
-            name = f"tensor {given!a:.100}"
+            key = self._string("the name of a tensor", KEY).decode("utf-8", "replace")
+            name = f"tensor {key!a:.100}"
             axes = self._whole("I", name)
             if axes > AXES:
                 raise self._refused(f"{name} has {axes:,} axes", f"{AXES} or fewer")
@@ -119,7 +119,10 @@ class _Header:
                 )
 
     def _count(self, what: str, most: int, least: int) -> int:
-        """How many of something follow. least: bytes of one."""
+        """Read a count.
+
+        least: bytes of one thing that is counted.
+        """
         count = self._whole("Q", f"the number of {what}")
         fitting = min(most, self._left // least)
         if count > fitting:
@@ -157,5 +160,5 @@ class _Header:
             )
         self._left -= size
 
-    def _refused(self, found: str, accepted: str) -> CheckpointError:
-        return CheckpointError(found, where=str(self._file), accepted=accepted, fix=FIX)
+    def _refused(self, problem: str, accepted: str) -> CheckpointError:
+        return CheckpointError(problem, where=str(self._file), accepted=accepted, fix=FIX)

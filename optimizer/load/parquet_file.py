@@ -24,20 +24,20 @@ BUFFER = 1 << 20  # bytes of the file that are read at once
 def shared(files: Sequence[str], spec: DataSpec) -> list[str]:
     """The columns that the spec names, where each file has all of them: no other need be read.
     Empty where one has not, which a message then says with the columns that there are."""
-    wanted = set(spec.columns.values())
+    columns = set(spec.columns.values())
     for file in map(Path, files):
         with reading(file, error=DataError):
-            if not wanted <= set(_opened(file).schema_arrow.names):
+            if not columns <= set(_opened(file).schema_arrow.names):
                 return []
-    return sorted(wanted)
+    return sorted(columns)
 
 
 def sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
-    """How many bytes its columns take decoded: as the footer says, then as far as they are read.
+    """Yield the bytes that the columns take decoded: by the footer, then as far as they are read.
 
-    columns: the names of those that count; None: all. most: columns, those inside of others
-    included. Raises DataError for more of them, for too many rows, and for a value that is too
-    long.
+    columns: names of the columns that are read; None for all.
+    most: maximum number of columns, nested ones included.
+    Raises DataError for more columns, for too many rows, and for a value that is too long.
     """
     parquet = _opened(file)
     footer = parquet.metadata

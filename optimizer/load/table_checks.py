@@ -21,9 +21,9 @@ COLUMNS = 1_000  # of a table; four are read at most
 HEADER = 1_000_000  # bytes of a csv file's first line
 LINE = 64_000_000  # bytes of a csv file's other lines
 DEPTH = 100  # of JSON; a row here has 2
-CHUNK = 1_000_000  # bytes of JSON that are looked at together
+CHUNK = 1_000_000  # bytes of JSON in a chunk
 UNFOLDED = 100_000_000  # bytes of a compressed file, unfolded,
-TIMES = 1_000  # or so many times its size; text unfolds to 3 to 20 times
+TIMES = 1_000  # or this multiple of its size; text unfolds to 3 to 20 times
 FOLDED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 """By the first bytes, as `datasets` tells them: the module that opens such a file."""
 # A name and its colon (1: the name); another string whole, so that brackets in it do not count, or

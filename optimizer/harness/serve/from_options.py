@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..plain_file import read
 from .app import App, Security
 from .tracing import Tracer, sending
 
@@ -29,8 +30,8 @@ def token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        text = path.read_text("utf-8").strip()
-    except (OSError, ValueError) as e:
+        text = read(path).decode("utf-8").strip()
+    except ValueError as e:
         raise InputError(f"cannot be read ({e})", where=str(path)) from None
     if not text:
         raise InputError("it is empty", where=str(path), accepted="a token on one line")
