@@ -87,6 +87,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     express the recipe or a wrong address, MachineError for what is missing to judge or publish.
     """
     _check(recipe, store)
+    store.recipe = recipe.name
     from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export

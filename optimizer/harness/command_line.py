@@ -227,10 +227,12 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     from .manifest import damaged_files, read_manifest, unlisted_files
     from .runtimes import table
     from .runtimes.ort.onnx_external import check_inside
+    from .verify import REPORT, unjudged_files
 
     manifest = read_manifest(folder)
     damaged = damaged_files(folder, manifest, reports=True)
     extra = unlisted_files(folder, manifest)
+    unjudged = [] if REPORT in damaged else unjudged_files(folder, manifest)
     for engine in manifest["engines"]:
         opened = engine["model"].endswith(".onnx") or table.of(engine["runtime"]).runs
         if opened and engine["model"] not in damaged:
@@ -251,10 +253,11 @@ def check(folder: Path, args: argparse.Namespace) -> int:
         for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
     ]
     document = {
-        "exit_code": 2 if damaged or extra else 5 if refused else 0,
+        "exit_code": 2 if damaged or extra or unjudged else 5 if refused else 0,
         "files": len(manifest["files"]),
         "damaged": sorted(damaged),
         "unlisted": extra,
+        "unjudged": unjudged,
         "decision": type(decision).__name__,
         "reason": decision.reason,
         "install": decision.install if isinstance(decision, Refuse) else "",
@@ -264,6 +267,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     lines = [f"{len(manifest['files'])} files, {len(damaged)} damaged, {len(extra)} unlisted"]
     lines += [f"  damaged   {name}" for name in sorted(damaged)]
     lines += [f"  unlisted  {name}" for name in extra]
+    lines += [f"  unjudged  {difference}" for difference in unjudged]
     lines += [line for row in rows for line in _verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
     return _shown(document, "\n".join(map(one_line, lines)), args)

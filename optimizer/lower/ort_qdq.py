@@ -81,7 +81,9 @@ def _static(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
 ) -> str:
     """Case 1."""
-    weight = dequantized_weight(surgeon, products[0][0], name, module.parameter, q)
+    first = products[0][0]
+    convolves = first.op_type == convolution.OPERATOR  # else it becomes one integer product
+    weight = dequantized_weight(surgeon, first, name, module.parameter, q, zero_points=convolves)
     for product, x in products:
         key = (x, covered.scale, covered.zero_point)
         if key not in surgeon.inputs:
