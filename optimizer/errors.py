@@ -96,7 +96,8 @@ def of_the_system(
     error: Exception, root: str | os.PathLike[str] = "", option: str = ""
 ) -> OptimizeError | None:
     """The error that explains what this machine or a path is at fault for: a full disk, a missing
-    permission, links in a circle, no home folder. None for anything else, which may be a bug.
+    permission, no memory, links in a circle, no home folder. None for anything else, which may be
+    a bug.
 
     root: the place that was worked in; option: the command line option that moves it elsewhere.
     """
@@ -104,6 +105,14 @@ def of_the_system(
     names = (getattr(error, "filename2", None), getattr(error, "filename", None), root)
     place = str(next(filter(None, names), ""))
     number = error.errno if isinstance(error, OSError) else None
+    # as a library says it that cannot be mapped
+    unmapped = isinstance(error, ImportError) and "failed to map segment" in text
+    if unmapped or isinstance(error, MemoryError):
+        return MachineError(
+            f"there is not enough memory ({text or type(error).__name__})",
+            where="this machine",
+            fix=f"Use a machine with more, or raise this process's limit (ulimit -v). {KEPT}",
+        )
     if number == errno.ELOOP or text.startswith("Symlink loop"):
         return RecipeError("its links lead in a circle", where=place, fix="Name another path.")
     if isinstance(error, ValueError) and "embedded null" in text:
@@ -115,6 +124,12 @@ def of_the_system(
         )
     if option and number == errno.ENOENT and os.path.realpath(place).startswith(KERNEL):
         return MachineError("nothing can be kept there", where=place, fix=f"Move {option}.")
+    if option and number == errno.EISDIR:
+        return MachineError(
+            os.strerror(number).lower(),
+            where=place,
+            fix=f"A folder stands where a file should; point {option} elsewhere.",
+        )
     if option and number in (errno.ENOTDIR, errno.EEXIST):
         return MachineError(
             os.strerror(number).lower(),

@@ -331,3 +331,14 @@ def test_a_label_without_a_name(
 def test_fewer_blocks_than_the_files_hold(load: Load, bert: Path) -> None:
     edit_json(bert / "config.json", num_hidden_layers=1)
     refused(load, bert, "encoder.layer.1.", "fewer blocks than the files", "num_hidden_layers")
+
+
+@pytest.mark.parametrize("value", [-5, 1, "x", True, [64]])
+def test_a_length_that_is_none(value: object, load: Load, bert: Path) -> None:
+    edit_json(bert / "sentence_bert_config.json", max_seq_length=value)
+    refused(load, bert, "sentence_bert_config.json: max_seq_length", str(value), "2 or more")
+
+
+def test_a_feed_forward_in_chunks(load: Load, bert: Path) -> None:
+    edit_json(bert / "config.json", chunk_size_feed_forward=7)
+    refused(load, bert, "config.json: chunk_size_feed_forward", "7 was found", "Accepted: 0")

@@ -228,7 +228,7 @@ def test_tags_without_their_words(spec: Spec, text: Any, tags: Any) -> None:
 
 def test_a_pair_that_is_no_text(spec: Spec) -> None:
     rows = [{"text": "x", "b": ["y"]}]
-    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is no text")
+    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is not a text")
 
 
 def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -391,3 +391,8 @@ def test_a_header_that_can_be_read_is_accepted_and_its_rows_are_too(
 
 def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
     check_header(DataSpec(source="nobody/has-this", columns={"text": "no such column"}))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_is_not_a_text(value: bool, spec: Spec) -> None:
+    refused(spec([{"text": value}] * 3), "is not a text")
