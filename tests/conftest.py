@@ -70,7 +70,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Generator[None, object, object]:
+def pytest_runtest_setup() -> Generator[None, object, object]:
     try:
         return (yield)
     except NO_MACHINE as e:
