@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, Task, encode
-from optimizer.load.labels import ids_in_model, label_id, names_of, normal
+from optimizer.load.labels import ids_in_model, label_id, names_of
 from optimizer.load.pictures import picture, undecoded
 from optimizer.load.sample import Sample as Sample
 from optimizer.load.tables import folder_files, is_local, local_files, open_table, where_of
@@ -29,13 +29,16 @@ from optimizer.reading import reading
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
+TokenIds = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+"""All token ids of each text, whatever its length: TextTokenizer.ids."""
 FIELDS = ("text", "text_pair", "image", "label", "score", "tags")
 INPUTS = ("text", "image")
 LABELS = ("label", "tags")
 
 
 def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
-    """The rows of a spec, null rows and repeated ones dropped, in the data set's order.
+    """The rows of a spec, null rows and repeated ones dropped, in the data set's order. Texts that
+    differ in a character are different rows here; `unique` knows those of a tokenizer.
 
     spec.samples rows are drawn with spec.seed; of those, `limit` with `seed` (spec.seed when
     None). Drawing is by hash of the row's position, so a smaller draw is part of a larger one,
@@ -142,21 +145,45 @@ def labelled_as(
     ]
 
 
-def check_disjoint(sets: Mapping[str, Sequence[Sample]]) -> None:
+def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None) -> None:
     """Raise DataError when an input, on either side of a pair, is in two sets: measured on what it
-    was tuned on, a model looks better than it is. Texts are equal when they are after
-    `labels.normal`, images when their files are."""
-    seen: dict[str, str] = {}
+    was tuned on, a model looks better than it is. Images are equal when their files are, texts when
+    their `ids` are, or where there is no tokenizer their characters."""
+    same = "the same characters" if ids is None else "the same token ids"
+    seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():
-        for identity, shown in (i for r in rows for i in r.identities):
-            other = seen.setdefault(identity, name)
+        keys = text_keys([t for r in rows for t in _texts(r)], ids)
+        inputs = [
+            i
+            for r in rows
+            for i in (
+                [(r.image.sha256, r.image.name)] if r.image else [(keys[t], t) for t in _texts(r)]
+            )
+        ]
+        for key, shown in inputs:
+            other = seen.setdefault(key, name)
             if other != name:
                 raise DataError(
-                    f"{shown[:80]!r} is also in the {other} data",
+                    f"{shown[:80]!r} is also in the {other} data "
+                    f"({'the same file' if shown not in keys else same})",
                     where=f"{name} data",
                     accepted="sets without an input in common",
                     fix="Take different rows: another split, file or seed.",
                 )
+
+
+def _texts(row: Sample) -> tuple[str, ...]:
+    return () if row.image is not None else tuple(t for t in (row.text, row.text_pair) if t)
+
+
+def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
+    """{text: what it shares with the texts that a model cannot tell from it}: a digest of its token
+    ids, or the text itself where there are none."""
+    distinct = list(dict.fromkeys(texts))
+    if ids is None:
+        return {text: text for text in distinct}
+    digests = (hashlib.sha256(np.array(i, np.int64).tobytes()).digest() for i in ids(distinct))
+    return dict(zip(distinct, digests, strict=True))
 
 
 def alike_together(rows: Sequence[Sample], task: Task) -> list[Sample]:
@@ -263,7 +290,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
             where=where_of(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _Rows(tuple(_unique(parsed, where_of(spec))), names)
+    return _Rows(tuple(unique(parsed, where_of(spec))), names)
 
 
 def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
@@ -272,27 +299,24 @@ def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
         yield from table
 
 
-def _unique(rows: list[Sample], where: str) -> list[Sample]:
-    """The first of the rows with the same inputs: a repeated one is no further evidence."""
-    first: dict[tuple[str, ...], Sample] = {}
+def unique(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
+    """The first of the rows with the same inputs, as check_disjoint tells them: a repeated one is
+    not further evidence."""
+    keys = text_keys([t for r in rows for t in _texts(r)], ids)
+    first: dict[tuple[str | bytes, ...], Sample] = {}
     differ = 0
     for row in rows:
-        kept = first.setdefault(_key(row), row)
+        pair = (keys.get(row.text, ""), keys.get(row.text_pair or "", ""))
+        kept = first.setdefault((row.image.sha256,) if row.image else pair, row)
         differ += (row.label, row.score, row.tags) != (kept.label, kept.score, kept.tags)
     if len(first) < len(rows):
         more = f"; {differ} of them had another label than the one kept" if differ else ""
-        count = len(rows) - len(first)
-        what = "image" if rows[0].image is not None else "text"
+        what = "image" if rows[0].image is not None else "text" if ids is None else "token ids"
         say(
-            f"{where}: {count} of {len(rows)} rows dropped: the same {what} as an earlier one{more}"
+            f"{where}: {len(rows) - len(first)} of {len(rows)} rows dropped: the same {what} as an "
+            f"earlier one{more}"
         )
     return list(first.values())
-
-
-def _key(row: Sample) -> tuple[str, ...]:
-    if row.image is not None:
-        return (row.image.sha256,)
-    return normal(row.text), normal(row.text_pair or "")
 
 
 def _columns(spec: DataSpec, table: Any) -> dict[str, str]:

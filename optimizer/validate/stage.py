@@ -40,9 +40,19 @@ import torch
 
 from optimizer import missing_packages, targets
 from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.machine import this_machine
 from optimizer.harness.tasks import Task
-from optimizer.load.datasets import Sample, calibration_rows, check_disjoint, digest, samples
+from optimizer.load.datasets import (
+    Sample,
+    TokenIds,
+    calibration_rows,
+    check_disjoint,
+    digest,
+    samples,
+    unique,
+)
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
@@ -88,7 +98,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(folders[0] / "contract.json")
     task = contract.task_record
-    data = _data(section, task)
+    data = _data(section, task, _token_ids(folders[0], contract))
     inputs = ledger_texts(data["validate.data"], task.inputs)
     materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
@@ -234,10 +244,17 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     return named
 
 
-def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
+def _token_ids(source: Path, contract: Contract) -> TokenIds | None:
+    """Of the model's tokenizer: texts it makes the same of are one row. None where it has none."""
+    if contract.tokenizer is None:
+        return None
+    return load_tokenizer(source / "checkpoint", contract).ids
+
+
+def _data(section: Validation, task: Task, ids: TokenIds | None) -> dict[str, list[Sample]]:
     """Every set's rows; those used for one purpose occur in no other, but that a model may learn
     from the texts of validate.train, which judge nothing."""
-    rows = {name: samples(spec) for name, spec in specs(section).items()}
+    rows = {n: unique(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
     if section.calibrate:
         rows["calibrate"] = calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:
@@ -247,7 +264,7 @@ def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
         together = {" or ".join(names): [r for name in names for r in rows[name]]}
         others = {n: rows[n] for n in rows if n not in learning and n != beside}
-        check_disjoint({**together, **others})
+        check_disjoint({**together, **others}, ids)
     return rows
 
 
@@ -281,7 +298,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would for its texts and their labels, before anything is
     compressed, and print what is odd of them."""
     contract = contracts.read(source / "contract.json")
-    data = _data(section, contract.task_record)
+    data = _data(section, contract.task_record, _token_ids(source, contract))
     evaluation.check(section.validate_, data, contract)
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
