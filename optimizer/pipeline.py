@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from optimizer import missing_packages, targets, timed_targets
@@ -74,23 +74,20 @@ class _Targets:
             LeftOut(target=i, stage=stage, message=str(error)) for i, (stage, error) in errors
         )
 
-    @contextmanager
-    def at(self, stage: str, place: int) -> Iterator[None]:
-        """What is made for the target at that place. Its error ends the way of a target with
+    def each(self, stage: str, make: Callable[[int], Step]) -> dict[int, Step]:
+        """{place: step} of those on their way. An error of `make` ends the way of a target with
         `on_fail: drop`, where others are left, and is raised of any other."""
-        try:
-            yield
-        except ExplainedError as error:
-            target = self.recipe.targets[place]
-            if target.on_fail != "drop" or self.places == [place]:
-                raise
-            self.errors[place] = stage, error
-            say(f"{stage}: {target.name} is dropped, as its on_fail says: {error}")
-
-
-def _places() -> dict[int, Step]:
-    """{place of a target in the recipe: what a stage made of it}."""
-    return {}
+        steps = {}
+        for place in self.places:
+            try:
+                steps[place] = make(place)
+            except ExplainedError as error:
+                target = self.recipe.targets[place]
+                if target.on_fail != "drop" or self.places == [place]:
+                    raise
+                self.errors[place] = stage, error
+                say(f"{stage}: {target.name} is dropped, as its on_fail says: {error}")
+        return steps
 
 
 def _gated(smaller: Step, recipe: Recipe, reference: Step) -> Step:
@@ -130,16 +127,12 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     express the recipe or a wrong address, MachineError for what is missing to judge or publish.
     """
     _check(recipe, store)
-    from optimizer.build.stage import STAGE as build
     from optimizer.compress.stage import STAGE as compress
-    from optimizer.export.stage import STAGE as export
     from optimizer.latencies.stage import STAGE as latencies
     from optimizer.load.stage import STAGE as load
-    from optimizer.lower.stage import STAGE as lower
     from optimizer.reduce.qat import STAGE as qat
     from optimizer.reduce.recover import STAGE as recover
     from optimizer.reduce.stage import STAGE as reduce
-    from optimizer.validate.stage import STAGE as validate
     from optimizer.validate.stage import check_inputs
 
     outcome, step, timed = Outcome(), store.step, list[Step]()
@@ -155,42 +148,57 @@ def run(recipe: Recipe, store: Store) -> Outcome:
         state, untrained = step(compress, recipe.compression, base), base
         if recipe.qat:
             base = state = step(qat, recipe.training, reference, base, state)
-        each = [t.without_on_fail for t in recipe.targets]
+        # Where base is another model: the reference, and what the steps between made.
+        others = (reference, smaller, untrained) if recipe.reduce or recipe.qat else ()
         on = _Targets(recipe)
-        graphs, models, engines, reports = _places(), _places(), _places(), _places()
-        for i in on.places:
-            with on.at("export", i):
-                # A target without a graph is lowered from the checkpoint itself.
-                section = each[i].export
-                graphs[i] = step(export, section, base, state) if section else base
-        for i in on.places:
-            with on.at("lower", i):
-                models[i] = step(lower, each[i], base, state, graphs[i])
-        for i in on.places:
-            with on.at("build", i):
-                engines[i] = step(build, each[i], models[i])
-        # Where base is another model: the reference, its float graph, what the steps between made.
-        originals: dict[int, tuple[Step, ...]] = {}
-        if recipe.reduce or recipe.qat:
-            for i in on.places:
-                with on.at("export", i):
-                    section = each[i].export
-                    whole = step(export, section, reference) if section else base
-                    originals[i] = (reference, whole, smaller, untrained)
-        if recipe.reduce and timed and recipe.reduce.measure_on in originals:
-            originals[recipe.reduce.measure_on] += (*timed,)
-        for i in on.places:
-            with on.at("validate", i):
-                made = (base, state, graphs[i], models[i], engines[i])
-                judged = recipe.validation(each[i])
-                reports[i] = step(validate, judged, *made, *originals.get(i, ()))
+        outcome.built = _built(on, store, (base, state), others, timed)
         outcome.left_out = on.left_out
-        outcome.built = tuple(
-            Built(recipe.targets[i], models[i], engines[i], reports[i]) for i in on.places
-        )
         if verdict(outcome.built) == "pass":
             _bundled(recipe, store, outcome, (base, state))
     return outcome
+
+
+def _built(
+    on: _Targets,
+    store: Store,
+    model: tuple[Step, Step],
+    others: Sequence[Step],
+    timed: Sequence[Step],
+) -> tuple[Built, ...]:
+    """Every target that the stages could make. model: its base and its state. others: where base is
+    another model, the reference, the smaller one and the one that was compressed. timed: the table
+    of latencies, of the target that it was measured on."""
+    from optimizer.build.stage import STAGE as build
+    from optimizer.export.stage import STAGE as export
+    from optimizer.lower.stage import STAGE as lower
+    from optimizer.validate.stage import STAGE as validate
+
+    recipe, step, (base, state) = on.recipe, store.step, model
+    parts = [t.without_on_fail for t in recipe.targets]
+
+    def graph(place: int, *of: Step) -> Step:
+        """A target without a graph is lowered from the checkpoint itself."""
+        section = parts[place].export
+        return step(export, section, *of) if section else base
+
+    graphs = on.each("export", lambda i: graph(i, base, state))
+    models = on.each("lower", lambda i: step(lower, parts[i], base, state, graphs[i]))
+    engines = on.each("build", lambda i: step(build, parts[i], models[i]))
+    originals: dict[int, tuple[Step, ...]] = {}
+    if others:
+        reference, *between = others
+        wholes = on.each("export", lambda i: graph(i, reference))
+        originals = {i: (reference, whole, *between) for i, whole in wholes.items()}
+    if recipe.reduce and recipe.reduce.measure_on in originals:
+        originals[recipe.reduce.measure_on] += (*timed,)
+
+    def report(place: int) -> Step:
+        judged = base, state, graphs[place], models[place], engines[place]
+        section = recipe.validation(parts[place])
+        return step(validate, section, *judged, *originals.get(place, ()))
+
+    reports = on.each("validate", report)
+    return tuple(Built(recipe.targets[i], models[i], engines[i], reports[i]) for i in on.places)
 
 
 def _bundled(recipe: Recipe, store: Store, outcome: Outcome, model: tuple[Step, Step]) -> None:

@@ -141,10 +141,10 @@ def _document(
 ) -> dict[str, Any]:
     """What the report is drawn from: see package/report/page.py."""
     from optimizer.package import on_fail
-    from optimizer.package.stage import left_out, made
+    from optimizer.package.stage import kept_targets, left_out
 
     packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
-    names, targets = made(packaging)
+    names, targets = kept_targets(packaging)
     loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
     reports = [_report(b.report) for b in outcome.built]
     dropped = left_out(packaging)

@@ -76,7 +76,7 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
     bundle = out / "bundle"
     bundle.mkdir()
     per_target = [folders[i : i + 3] for i in range(0, len(folders), 3)]
-    names, sections = made(section)
+    names, sections = kept_targets(section)
     rules = [t.on_fail for t in sections]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
     _add_tokenizer(bundle, source)
@@ -136,7 +136,7 @@ def target_names(sections: Sequence[TargetSection]) -> list[str]:
     return names
 
 
-def made(section: Packaging) -> tuple[list[str], list[TargetSection]]:
+def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
     """The names and sections of the targets that every stage made, in the recipe's order."""
     missing, sections = {x.target for x in section.left_out}, section.recipe.targets
     named = enumerate(zip(target_names(sections), sections, strict=True))

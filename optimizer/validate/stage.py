@@ -40,19 +40,10 @@ import torch
 
 from optimizer import missing_packages, targets
 from optimizer.harness import contract as contracts
-from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.machine import this_machine
 from optimizer.harness.tasks import Task
-from optimizer.load.datasets import (
-    Sample,
-    TokenIds,
-    calibration_rows,
-    check_disjoint,
-    digest,
-    samples,
-    unique,
-)
+from optimizer.load.datasets import Sample, calibration_rows, digest, samples
+from optimizer.load.same_rows import TokenIds, check_disjoint, token_ids, unique
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
@@ -98,7 +89,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(folders[0] / "contract.json")
     task = contract.task_record
-    data = _data(section, task, _token_ids(folders[0], contract))
+    data = _data(section, task, token_ids(folders[0], contract))
     inputs = ledger_texts(data["validate.data"], task.inputs)
     materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
@@ -244,14 +235,7 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     return named
 
 
-def _token_ids(source: Path, contract: Contract) -> TokenIds | None:
-    """Of the model's tokenizer: texts it makes the same of are one row. None where it has none."""
-    if contract.tokenizer is None:
-        return None
-    return load_tokenizer(source / "checkpoint", contract).ids
-
-
-def _data(section: Validation, task: Task, ids: TokenIds | None) -> dict[str, list[Sample]]:
+def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[str, list[Sample]]:
     """Every set's rows; those used for one purpose occur in no other, but that a model may learn
     from the texts of validate.train, which judge nothing."""
     rows = {n: unique(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
@@ -278,9 +262,8 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
         partly = [f"{e.hop}: {e.partly}" for e in entries if e.ok and e.unproven]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
-    measured = bad.measured.worst if bad.measured else None
     message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'out of tolerance'}"
-    return Gate("ledger", "fail", measured, bad.tolerance, None, message)
+    return Gate("ledger", "fail", bad.reached, bad.tolerance, None, message)
 
 
 def _fallbacks(m: Materials) -> list[dict[str, str] | str]:
@@ -298,7 +281,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would for its texts and their labels, before anything is
     compressed, and print what is odd of them."""
     contract = contracts.read(source / "contract.json")
-    data = _data(section, contract.task_record, _token_ids(source, contract))
+    data = _data(section, contract.task_record, token_ids(source, contract))
     evaluation.check(section.validate_, data, contract)
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")

@@ -17,15 +17,8 @@ from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import datasets as ours
 from optimizer.load import tables
-from optimizer.load.datasets import (
-    Sample,
-    batches,
-    check_disjoint,
-    check_header,
-    digest,
-    samples,
-    unique,
-)
+from optimizer.load.datasets import Sample, batches, check_header, digest, samples
+from optimizer.load.same_rows import check_disjoint, unique
 from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load
 
@@ -422,3 +415,20 @@ def test_a_header_that_can_be_read_is_accepted_and_its_rows_are_too(
 
 def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
     check_header(DataSpec(source="nobody/has-this", columns={"text": "no such column"}))
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"text": [{"role": "user", "content": "hi"}], "label": 0}, "is no text"),
+        ({"text": "hi", "label": -1}, "'?-1'? is not a label id"),
+        ({"text": "hi", "label": 0.5}, "0.5 is not a label id"),
+    ],
+)
+def test_check_says_of_the_first_rows_what_run_would(
+    spec: Spec, row: dict[str, Any], found: str
+) -> None:
+    asked = spec([row, {**row, "label": 1}], columns=LABELLED)
+    for reader in (check_header, samples):
+        with pytest.raises(DataError, match=found):
+            reader(asked)

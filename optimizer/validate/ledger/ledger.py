@@ -152,7 +152,7 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def _accepted(entry: Entry) -> str:
-    if entry.tolerance is None or entry.measured is None:
+    if entry.tolerance is None or entry.reached is None:
         return ""
-    _, limit = breach(entry.measured.worst, entry.tolerance)
+    _, limit = breach(entry.reached, entry.tolerance)
     return f"relative L2 up to {limit} from {entry.start}"

@@ -245,13 +245,13 @@ def _inputs(
     forms = {e.input: _form(traces[0], key) or (most,) for e, key in uses}
     # one number of inputs for all, which holds each tensor's probes
     count = max((-(-len(rows) // math.prod(forms[n])) for n, rows in free.items()), default=1)
-    given = {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in free.items()}
-    held = {name: math.prod(shape[:-1]) for name, shape in whole.items()}
-    for run in range(max((-(-len(joined[n]) // rows) for n, rows in held.items()), default=1)):
+    arrays = {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in free.items()}
+    room = {name: math.prod(shape[:-1]) for name, shape in whole.items()}
+    for run in range(max((-(-len(joined[n]) // rows) for n, rows in room.items()), default=1)):
         for name, shape in whole.items():
-            at = range(run * held[name], (run + 1) * held[name])
-            given[name] = joined[name].take(at, axis=0, mode="wrap").reshape(shape)
-        yield dict(given), False
+            at = range(run * room[name], (run + 1) * room[name])
+            arrays[name] = joined[name].take(at, axis=0, mode="wrap").reshape(shape)
+        yield dict(arrays), False
 
 
 def _whole(uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace]) -> dict[str, tuple[int, ...]]:

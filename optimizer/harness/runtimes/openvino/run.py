@@ -373,9 +373,9 @@ def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Ite
     except (BundleError, MachineError):
         raise
     except Exception as e:  # the binding raises RuntimeError for everything
-        fix, found = DAMAGED if kind is BundleError else KERNELS, _first_line(e)
+        fix, line = DAMAGED if kind is BundleError else KERNELS, _first_line(e)
         raise kind(
-            f"OpenVINO {ov.get_version()} cannot open it ({found})", where=str(file), fix=fix
+            f"OpenVINO {ov.get_version()} cannot open it ({line})", where=str(file), fix=fix
         ) from e
 
 

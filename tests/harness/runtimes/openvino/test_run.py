@@ -138,7 +138,7 @@ def test_a_file_that_is_read_and_does_not_compile_or_run_is_this_machines(
         raise RuntimeError("could not create a primitive")
 
     monkeypatch.setattr(opened, "request", lambda: SimpleNamespace(infer=forbidden))
-    with pytest.raises(MachineError, match="cannot run it on this cpu .could not create"):
+    with pytest.raises(MachineError, match=r"cannot run it on this cpu .could not create"):
         opened.infer(arrays())
     with monkeypatch.context() as patched:
         patched.setattr(type(run.core()), "compile_model", forbidden)
