@@ -24,9 +24,10 @@ from optimizer.recipe.schema import Recipe
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS, CALIBRATION, SEQUENCE = 8, 16, 32
 
-ENCODERS = ("bert", "roberta", "mpnet", "distilbert", "albert", "electra")
+ENCODERS = ("bert", "roberta", "mpnet", "distilbert", "albert", "electra", "deberta-v2")
 DECODERS = ("llama", "qwen3", "gpt2", "opt")
-REAL = ("minilm", "classifier")
+CLASSIFIERS = ("classifier", "undecided")
+REAL = ("minilm", *CLASSIFIERS)
 SMOLLM2 = "smollm2"
 ROTATED = {"llama": {}, "qwen3": {}, SMOLLM2: {}, "opt": {"residual": False}}
 """Rotations need a decoder with RMSNorm; the values alone can be rotated of one with LayerNorm
@@ -34,8 +35,10 @@ whose projections are apart (compress/apply/rotation.py)."""
 
 ATEN = ("default", "avx2", "avx512")
 """ATEN_CPU_CAPABILITY: torch's own kernels. default: of any x86-64."""
-ONEDNN = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "DEFAULT")
-"""ONEDNN_MAX_CPU_ISA: the kernels of oneDNN. DEFAULT: whatever the processor has."""
+ATEN_NEEDS = {"avx2": "avx2", "avx512": "avx512f"}
+"""The processor's flag without which torch's kernels end in an illegal instruction."""
+ONEDNN = ("SSE41", "AVX", "AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "DEFAULT")
+"""ONEDNN_MAX_CPU_ISA: the kernels of oneDNN, at most those that the processor has."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "model": (*REAL, *ENCODERS, *DECODERS),
@@ -114,15 +117,19 @@ class Cell:
         return " → ".join(parts)
 
 
-def cells(count: int, seed: int, with_smollm2: bool = False) -> list[Cell]:
+def cells(
+    count: int, seed: int, with_smollm2: bool = False, aten: Sequence[str] = ATEN
+) -> list[Cell]:
     """`count` different cells, the same for the same arguments; fewer are the beginning of more.
+
+    aten: values of ATEN_CPU_CAPABILITY that this processor can run.
 
     Axes that bind each other take turns: the models, the methods of a model, their schemes, the
     dialects of a scheme. Of CANDIDATES such cells the one is taken whose values, and pairs of
     values, have occurred least.
     """
     chance = random.Random(seed)
-    axes = dict(AXES)
+    axes = AXES | {"compress_aten": tuple(aten), "validate_aten": tuple(aten)}
     if with_smollm2:
         axes["model"] = (*axes["model"], SMOLLM2)
     seen: Counter[Any] = Counter()
@@ -232,7 +239,7 @@ def model_section(model: str, source: str) -> dict[str, Any]:
     if model in (*DECODERS, SMOLLM2):
         packed = {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"} if model == SMOLLM2 else {}
         return {"source": source, "task": "text-generation", **packed}
-    task = "text-classification" if model == "classifier" else "sentence-embedding"
+    task = "text-classification" if model in CLASSIFIERS else "sentence-embedding"
     return {"source": source, "task": task, "max_length": SEQUENCE}
 
 

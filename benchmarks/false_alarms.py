@@ -40,7 +40,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 from encoder_int8 import cpu_flags  # noqa: E402
-from false_alarm_cells import Cell, cells  # noqa: E402
+from false_alarm_cells import ATEN, ATEN_NEEDS, Cell, cells  # noqa: E402
 from false_alarm_table import markdown, summary  # noqa: E402
 
 from optimizer.harness.machine import this_machine  # noqa: E402
@@ -257,7 +257,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="keys of cells, separated by commas")
     parser.add_argument("--list", action="store_true", help="print the cells and end")
     args = parser.parse_args()
-    chosen = cells(args.cells, args.seed, args.with_smollm2)
+    flags = {"default", *cpu_flags()}
+    aten = [a for a in ATEN if ATEN_NEEDS.get(a, a) in flags]
+    chosen = cells(args.cells, args.seed, args.with_smollm2, aten)
     if args.only:
         wanted = args.only.split(",")
         chosen = [c for c in chosen if c.key in wanted]
@@ -268,6 +270,8 @@ def main() -> None:
         print("\n".join(f"{c.key} {c.title}; {c.personalities}" for c in chosen))
         return
     args.work.mkdir(parents=True, exist_ok=True)
+    if args.results:
+        args.results.mkdir(parents=True, exist_ok=True)
     rows = run(chosen, args.work, args.jobs)
     about = {
         "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"}

@@ -85,7 +85,7 @@ class Connection:
             self._open = True
         body = json.dumps(target.body(text)).encode()
         head = (
-            f"POST {target.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"POST {target.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"x-request-id: {identity}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         if self._socket.send(head.encode() + body) != len(head) + len(body):

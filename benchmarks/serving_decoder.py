@@ -87,7 +87,7 @@ async def complete(port: int, model: str, prompt: str, tokens: int) -> tuple[str
     """(text, seconds to the first token, seconds to the last) of a stream."""
     document = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     body = json.dumps({**document, "ignore_eos": True, "stream": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     head += "content-type: application/json"  # vLLM refuses what does not say so
     start, first, text, ended = time.perf_counter(), 0.0, "", False
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,7 +125,7 @@ async def round_of(served: Server, model: str, seed: int) -> tuple[dict[str, Any
 async def sampled(port: int) -> float:
     """The sum of the seconds in which first tokens were sampled, of all texts so far."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     lines = (await reader.read()).decode().splitlines()
     writer.close()
     return float(next(line for line in lines if line.startswith(FIRST)).split()[-1])

@@ -50,7 +50,7 @@ WORDS = [
 ]
 WORDS += ["x-y", "<b>", "\\n", '"', "%s", "../", ";", "--", "NUL"]
 PATIENCE = 20.0  # seconds until an answer is lost
-HEAD = "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n"
+HEAD = "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n{more}\r\n"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from optimizer.errors import MachineError, OptimizeError
+from optimizer.errors import MachineError, of_the_system
+from optimizer.harness.errors import ExplainedError
 from optimizer.progress import say
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -161,29 +162,16 @@ def _check_lock_file(path: Path) -> None:
 
 @contextmanager
 def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
-    """A full or read-only disk is the machine's fault, and says what to do.
+    """A full or read-only disk is the machine's fault, and says what to do (errors.of_the_system).
 
     option: the command line option that moves `root` elsewhere.
     """
     try:
         yield
-    except OptimizeError:
+    except ExplainedError:
         raise
-    except OSError as e:
-        kept = "finished steps are kept."
-        fixes = {
-            errno.ENOSPC: f"Free space, or point {option} at another disk; {kept}",
-            errno.EDQUOT: f"Free quota, or point {option} at another disk; {kept}",
-            errno.ENAMETOOLONG: f"Give {option} a shorter name.",
-            errno.EFBIG: "Raise the limit of a file's size (ulimit -f).",
-            errno.EROFS: f"Point {option} at a writable folder.",
-            errno.EACCES: f"Point {option} at a folder you may write to.",
-            errno.EPERM: f"Point {option} at a folder you may write to.",
-            errno.ENOTDIR: f"A file stands where a folder should; point {option} at a folder.",
-            errno.EEXIST: f"A file stands where a folder should; point {option} at a folder.",
-        }
-        if e.errno in fixes:
-            raise MachineError(
-                f"{os.strerror(e.errno).lower()}", where=str(e.filename or root), fix=fixes[e.errno]
-            ) from e
-        raise
+    except (OSError, RuntimeError, ValueError) as e:
+        explained = of_the_system(e, root, option)
+        if explained is None:
+            raise
+        raise explained from e

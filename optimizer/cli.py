@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -41,12 +41,14 @@ from optimizer.commands.step import step
 from optimizer.commands.tune_serving import tune_serving
 from optimizer.commands.verify_rebuild import verify_rebuild
 from optimizer.commands.web import web
-from optimizer.errors import OptimizeError, RecipeError
+from optimizer.errors import MachineError, OptimizeError, RecipeError, of_the_system
+from optimizer.harness.errors import ExplainedError
+from optimizer.harness.shown import one_line, scrub, scrubbed
 from optimizer.portable_kernels import ENVIRONMENT
 from optimizer.progress import leave, say, show
 
-if TYPE_CHECKING:
-    from optimizer.harness.errors import HarnessError
+FORBIDDEN = 0o002
+"""Of what is written: that others change it. What a group may do is the user's to say (umask)."""
 
 
 class Commands(click.Group):
@@ -62,13 +64,19 @@ class Commands(click.Group):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
             return super().make_context(*args, **kwargs)
+        except click.ClickException as e:
+            raise _shown_safely(e) from None
         except BrokenPipeError:  # nobody reads the help
             leave(sys.stdout)
             raise SystemExit(0) from None
+        except OSError as e:  # of the help: standard output is a file on a full disk
+            leave(sys.stdout)
+            _report_error(of_the_system(e) or OptimizeError(str(e)), as_json=False)
+            raise SystemExit(MachineError.exit_code) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for argument in args:
-            _check_utf8(argument)
+            _check_text(argument)
         if args and args[0] not in self.commands and args[0].endswith((".yaml", ".yml")):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -89,17 +97,12 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except OptimizeError as e:
-            if ctx.params["debug"]:
-                raise
-            _report_error(e, ctx.params["json_output"], aloud=not ctx.params["portable_kernels"])
-            raise SystemExit(e.exit_code) from None
         except (click.exceptions.Exit, click.Abort):
             raise
         except click.ClickException as e:
             if ctx.params["json_output"]:
                 _show_document(RecipeError(e.format_message(), where="command line"))
-            raise
+            raise _shown_safely(e) from None
         except BrokenPipeError:  # nobody reads the help of a command
             leave(sys.stdout)
             raise SystemExit(0) from None
@@ -107,26 +110,49 @@ class Commands(click.Group):
             say("interrupted; finished steps are kept, run the same command to go on")
             raise SystemExit(130) from None
         except Exception as e:
+            error = _explained(e)
             if ctx.params["debug"]:
-                raise
-            from optimizer.harness.errors import HarnessError
-
-            if isinstance(e, HarnessError):
-                _report_error(e, ctx.params["json_output"])
-                raise SystemExit(e.exit_code) from None
+                _show_traceback(e)
             _report_error(
-                OptimizeError(
-                    f"unexpected {type(e).__name__}: {e}",
-                    fix="This is a bug here, not in your recipe. Run again with --debug for the "
-                    "traceback; finished steps are kept.",
-                ),
+                error,
                 ctx.params["json_output"],
+                aloud=not ctx.params["portable_kernels"] or not isinstance(error, OptimizeError),
             )
-            raise SystemExit(1) from None
+            raise SystemExit(error.exit_code) from None
 
 
-def _check_utf8(argument: str) -> None:
-    """The libraries take names of files and texts in UTF-8 only."""
+def _explained(error: Exception) -> ExplainedError:
+    """One of ours as it is; what the system refused, in words; anything else is a bug here."""
+    if isinstance(error, ExplainedError):
+        return error
+    return of_the_system(error) or OptimizeError(
+        f"unexpected {type(error).__name__}: {error}",
+        fix="This is a bug here, not in your recipe. Run again with --debug for the traceback; "
+        "finished steps are kept.",
+    )
+
+
+def _show_traceback(error: Exception) -> None:
+    import traceback
+
+    for part in traceback.format_exception(error):
+        text = part.strip("\n")
+        for line in text.split("\n") if part.startswith("  File ") else [text]:
+            say(line)  # a message of several lines stays on one
+
+
+def _shown_safely(error: click.ClickException) -> click.ClickException:
+    """Escape and scrub the message, which repeats words of the command line."""
+    text = one_line(scrub(error.format_message()))
+    if isinstance(error, click.UsageError):
+        return click.UsageError(text, error.ctx)
+    return click.ClickException(text)
+
+
+def _check_text(argument: str) -> None:
+    """The libraries take names of files and texts in UTF-8 only, and the system no NUL in one."""
+    if "\0" in argument:
+        raise click.UsageError(f"{argument!a:.200} holds a NUL character. Leave it out.")
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -138,9 +164,7 @@ def _check_utf8(argument: str) -> None:
         ) from None
 
 
-def _report_error(
-    error: OptimizeError | HarnessError, as_json: bool, *, aloud: bool = True
-) -> None:
+def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -> None:
     """aloud: False in the child of another run, which reads the document and says it itself."""
     if aloud:
         with suppress(SystemExit):  # where nobody reads it: the exit code says it too
@@ -149,8 +173,9 @@ def _report_error(
         _show_document(error)
 
 
-def _show_document(error: OptimizeError | HarnessError) -> None:
-    show(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
+def _show_document(error: ExplainedError) -> None:
+    with suppress(OptimizeError):  # where standard output is full: the exit code says it too
+        show(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()})))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -175,6 +200,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: b
     3 a gate failed, 4 inconclusive, 5 this machine cannot do what was asked.
     """
     ctx.obj = {"debug": debug, "json": json_output, "portable_kernels": portable_kernels}
+    os.umask(os.umask(0o077) | FORBIDDEN)
     if portable_kernels:
         os.environ.update(ENVIRONMENT)
     _quiet_libraries()

@@ -22,6 +22,9 @@ what to do. Raise with all four when they exist:
 
 from __future__ import annotations
 
+import errno
+import os
+
 from optimizer.harness.errors import ExplainedError
 
 
@@ -67,6 +70,77 @@ class MachineError(OptimizeError):
     """This machine lacks what was asked of it: a package, a device, space, a permission."""
 
     exit_code = 5
+
+
+KEPT = "Finished steps are kept."
+UNPLACED = "Free space on the disk of --store, --artifacts, and of temporary files (TMPDIR)."
+OF_THE_MACHINE = {
+    errno.ENOSPC: ("Free space, or point {option} at another disk.", UNPLACED),
+    errno.EDQUOT: ("Free quota, or point {option} at another disk.", UNPLACED),
+    errno.EROFS: ("Point {option} at a writable folder.", "Name a writable folder."),
+    errno.EACCES: ("Point {option} at a folder you may write to.", "Change its permissions."),
+    errno.EPERM: ("Point {option} at a folder you may write to.", "Change its permissions."),
+    errno.ENAMETOOLONG: ("Give {option} a shorter name.", "Give a shorter name."),
+    errno.EFBIG: ("Raise the limit of a file's size (ulimit -f).",) * 2,
+    errno.EIO: ("The disk answers with an error: look at the system's log.",) * 2,
+    errno.EMFILE: ("Raise the limit of open files (ulimit -n).",) * 2,
+    errno.ENFILE: ("Raise the limit of open files (fs.file-max).",) * 2,
+    errno.ENOMEM: ("Use a machine with more memory.",) * 2,
+}
+"""Advice by an error's number: where an option names the place, and where none does."""
+KERNEL = ("/proc/", "/sys/")
+"""File systems of the kernel, which refuse a new file with ENOENT."""
+
+
+def of_the_system(
+    error: Exception, root: str | os.PathLike[str] = "", option: str = ""
+) -> OptimizeError | None:
+    """The error that explains what this machine or a path is at fault for: a full disk, a missing
+    permission, no memory, links in a circle, no home folder. None for anything else, which may be
+    a bug.
+
+    root: the place that was worked in; option: the command line option that moves it elsewhere.
+    """
+    text = str(error)
+    names = (getattr(error, "filename2", None), getattr(error, "filename", None), root)
+    place = str(next(filter(None, names), ""))
+    number = error.errno if isinstance(error, OSError) else None
+    # as a library says it that cannot be mapped
+    unmapped = isinstance(error, ImportError) and "failed to map segment" in text
+    if unmapped or isinstance(error, MemoryError):
+        return MachineError(
+            f"there is not enough memory ({text or type(error).__name__})",
+            where="this machine",
+            fix=f"Use a machine with more, or raise this process's limit (ulimit -v). {KEPT}",
+        )
+    if number == errno.ELOOP or text.startswith("Symlink loop"):
+        return RecipeError("its links lead in a circle", where=place, fix="Name another path.")
+    if isinstance(error, ValueError) and "embedded null" in text:
+        return RecipeError("a path holds a NUL character", where=place, fix="Name another path.")
+    if "Could not determine home directory" in text or "getpwuid()" in text:
+        return MachineError(
+            "this user has no home folder and no name here",
+            fix="Set HOME to a folder that this user may write to, and USER to any name.",
+        )
+    if option and number == errno.ENOENT and os.path.realpath(place).startswith(KERNEL):
+        return MachineError("nothing can be kept there", where=place, fix=f"Move {option}.")
+    if option and number == errno.EISDIR:
+        return MachineError(
+            os.strerror(number).lower(),
+            where=place,
+            fix=f"A folder stands where a file should; point {option} elsewhere.",
+        )
+    if option and number in (errno.ENOTDIR, errno.EEXIST):
+        return MachineError(
+            os.strerror(number).lower(),
+            where=place,
+            fix=f"A file stands where a folder should; point {option} at a folder.",
+        )
+    if number not in OF_THE_MACHINE:
+        return None
+    with_option, without = OF_THE_MACHINE[number]
+    fix = with_option.format(option=option) if option else without
+    return MachineError(os.strerror(number).lower(), where=place, fix=f"{fix} {KEPT}")
 
 
 def closest(word: str, choices: list[str]) -> str:

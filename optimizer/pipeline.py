@@ -127,6 +127,7 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     express the recipe or a wrong address, MachineError for what is missing to judge or publish.
     """
     _check(recipe, store)
+    store.recipe = recipe.name
     from optimizer.compress.stage import STAGE as compress
     from optimizer.latencies.stage import STAGE as latencies
     from optimizer.load.stage import STAGE as load

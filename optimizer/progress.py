@@ -16,27 +16,42 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
+from optimizer.errors import MachineError
+from optimizer.harness.shown import many_lines, one_line, scrub
+
 T = TypeVar("T")
 UNREAD = 128 + 13  # the exit code of a process that SIGPIPE ended
 
 
 def say(message: str) -> None:
-    """One line on stderr. Where nobody reads the progress any more (`2>&1 | head`) the process ends
-    as the shell's tools do."""
+    """One line on stderr, without secrets and whatever is in it (harness/shown.py). Where nobody
+    reads the progress any more (`2>&1 | head`) the process ends as the shell's tools do; where a
+    log is on a full disk, the run continues without it."""
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(one_line(scrub(message)), file=sys.stderr, flush=True)
     except BrokenPipeError:
         leave(sys.stdout)
         leave(sys.stderr)
         raise SystemExit(UNREAD) from None
+    except OSError:
+        leave(sys.stderr)
 
 
 def show(text: str) -> None:
-    """The result of a command, on stdout. A reader that has enough of it (`| head`) is no error."""
+    """The result of a command, on stdout, without secrets and with nothing that a terminal acts on
+    (harness/shown.py). A reader that has enough of it (`| head`) is not an error. Raises
+    MachineError where stdout cannot be written, as a file on a full disk."""
     try:
-        print(text, flush=True)
+        print(many_lines(scrub(text)), flush=True)
     except BrokenPipeError:
         leave(sys.stdout)
+    except OSError as e:
+        leave(sys.stdout)
+        raise MachineError(
+            f"the result cannot be written ({os.strerror(e.errno or 0).lower()})",
+            where="standard output",
+            fix="Free space on its disk, or send it elsewhere; finished steps are kept.",
+        ) from e
 
 
 def leave(stream: TextIO) -> None:

@@ -112,6 +112,7 @@ class Store:
     dry: only compute keys and say which steps would run (`optimize plan`); nothing is written.
     until: the stage after which no step is begun: `step` raises Stopped. stages: their order.
     again: names of stages to redo even when they are done (a measurement, say).
+    recipe: name of the recipe that runs, noted in each folder made; it is not part of a key.
     """
 
     root: Path
@@ -119,6 +120,7 @@ class Store:
     again: frozenset[str] = frozenset()
     until: str | None = None
     stages: tuple[str, ...] = STAGES
+    recipe: str = ""
     log: list[dict[str, Any]] = field(default_factory=list)
     _verified: set[Path] = field(default_factory=set)
 
@@ -203,6 +205,7 @@ class Store:
                 fix="Run the same command again; finished steps are kept.",
             )
         document = {**made_from, "key": step.key, "files": listing(partial)}
+        document["recipe"] = self.recipe
         (partial / MADE_FROM).write_text(json.dumps(document, indent=1, sort_keys=True))
         replace(partial, step.path)
         remove(partial)  # what was replaced

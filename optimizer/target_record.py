@@ -137,6 +137,11 @@ class Target:
     extras: Mapping[str, str] = field(default_factory=dict)
     cost: BuildCost = BuildCost()
 
+    def model_files(self, lowered: Path) -> list[Path]:
+        """The files of a lowered model that a bundle needs, the model first. lowered: the lower
+        stage's folder."""
+        return list(dict.fromkeys(p for glob in self.files for p in sorted(lowered.glob(glob))))
+
     def code(self, *parts: str) -> dict[str, str]:
         """{module: digest of its source and what it imports} of the functions named by `parts`."""
         references = [str(getattr(self, part)) for part in parts]

@@ -91,11 +91,11 @@ def test_json_may_be_given_after_the_command(recipe: Path) -> None:
     assert json.loads(result.stdout)["name"] == "tiny"
 
 
-def test_debug_raises_the_error_itself(recipe: Path) -> None:
-    from optimizer.errors import RecipeError
-
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(recipe: Path) -> None:
     result = optimize("check", str(recipe), "--debug", "--set", "quantize.metod=rtn")
-    assert isinstance(result.exception, RecipeError)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "error: --set quantize.metod=rtn" in result.stderr
 
 
 def test_an_unexpected_failure_is_exit_1_and_is_called_our_bug(
@@ -111,6 +111,31 @@ def test_an_unexpected_failure_is_exit_1_and_is_called_our_bug(
     assert result.exit_code == 1
     assert "unexpected KeyError" in result.stderr
     assert "--debug" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object")],
+)
+def test_a_lack_of_memory_is_the_machines_wherever_it_shows(
+    error: Exception, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("optimizer.commands.checked.read", fail)
+    result = optimize("check", str(recipe))
+    assert result.exit_code == 5
+    assert "not enough memory" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v")
+@pytest.mark.parametrize("command", ["check", "plan", "run"])
+def test_a_limit_of_addresses_ends_in_a_sentence(command: str, recipe: Path) -> None:
+    words = [sys.executable, "-m", "optimizer", command, str(recipe)]
+    limited = ["bash", "-c", 'ulimit -v 500000 && exec "$@"', "bash", *words]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert (done.returncode, "ulimit -v" in done.stderr) == (5, True), done.stderr
 
 
 def test_schema_is_json() -> None:

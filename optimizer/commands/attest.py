@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import with_debug_and_json
+from optimizer.harness.shown import one_line
 from optimizer.progress import show
 
 
@@ -33,4 +34,5 @@ def attest(obj: dict[str, bool], bundle: Path, key: Path | None) -> None:
 
     parts, how = write(bundle, key)
     document = {"exit_code": 0, "bundle": str(bundle), "sbom": str(parts), "provenance": str(how)}
-    show(json.dumps(document) if obj["json"] else f"{parts}\n{how}")
+    text = "\n".join(one_line(str(file)) for file in (parts, how))
+    show(json.dumps(document) if obj["json"] else text)

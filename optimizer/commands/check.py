@@ -9,6 +9,7 @@ import click
 
 from optimizer.commands.harness import harness
 from optimizer.commands.options import with_recipe
+from optimizer.harness.shown import one_line
 from optimizer.progress import show
 
 
@@ -87,4 +88,4 @@ def check(
         show(resolved.model_dump_json(by_alias=True, indent=1))
     else:
         goes = f" Publishes to: {', '.join(map(str, places))}." if places else ""
-        show(f"{recipe}: fine. Targets: {', '.join(names)}.{goes}")
+        show(f"{one_line(str(recipe))}: fine. Targets: {', '.join(names)}.{goes}")

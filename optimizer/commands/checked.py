@@ -14,10 +14,12 @@ def read(
 ) -> tuple[Recipe, Lines]:
     """The recipe and where its values stand: by the schema, its targets, and the configs of its
     model and student (of one on a hub only where `fetch`), and by a lock. Raises RecipeError,
-    CheckpointError."""
+    CheckpointError, MachineError."""
+    from optimizer.commands.room import check_addresses
     from optimizer.harness.temporary import check_place
     from optimizer.recipe import file as recipe_file
 
+    check_addresses()
     check_place()  # libraries want one as soon as they are imported
     from optimizer.load import covered, lengths, student_vocabulary, target_models
 

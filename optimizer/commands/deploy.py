@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def deploy(
             "digest": deployed.manifest["digest"],
             "files": sorted(n for n in names if "/bundle/" not in f"/{n}"),
             "server": written.server,
-            "start": [line.replace("OUT", str(out)) for line in written.start],
+            "start": [line.replace("OUT", shlex.quote(str(out))) for line in written.start],
         }
 
     document = {"exit_code": 0, "out": str(out), **place.write(out, fill)}

@@ -12,6 +12,7 @@ import click
 
 from optimizer.commands.options import with_debug_and_json
 from optimizer.errors import DataError
+from optimizer.harness.plain_file import read
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
     from optimizer.load_test.grpc_client import SCHEME, GrpcClient
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import served
+    from optimizer.publish.address import refuse_credentials
 
+    refuse_credentials(target, "URL", "A bearer token is read from a file: --token-file FILE.")
     url, name, grpc = target, options["name"], options["grpc"] or target.startswith(SCHEME)
     if "://" not in target:
         arguments = ["--grpc-port", "0"] if grpc else []
@@ -139,6 +142,6 @@ def _token(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        return file.read_text("utf-8").strip()
-    except (OSError, ValueError) as e:
+        return read(file).decode("utf-8").strip()
+    except ValueError as e:
         raise DataError(f"cannot be read ({e})", where=str(file)) from None

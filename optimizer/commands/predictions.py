@@ -7,10 +7,17 @@ through each stage's `estimate`.
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from optimizer.store import MADE_FROM, Estimate, Shapes, Store
+
+NAMED = 3
+"""Changed settings that `why` names; the others are counted."""
+
+BRIEF = 30
+"""Characters of an old or a new value in `why`, so that a row stays one line of a terminal."""
 
 
 def document(store: Store) -> list[dict[str, Any]]:
@@ -27,7 +34,7 @@ def document(store: Store) -> list[dict[str, Any]]:
         stage = logged["of"]
         own = stage.shapes(logged["section"], *inputs) if stage.shapes else inputs[0]
         written[logged["key"]] = own
-        entries.append(_entry(logged, store.root, inputs[0] if inputs else own))
+        entries.append(_entry(logged, store.root, store.recipe, inputs[0] if inputs else own))
     return entries
 
 
@@ -44,14 +51,14 @@ def _refuse_misfits(store: Store) -> None:
         check(compress["section"], compress["inputs"][0].path)
 
 
-def _entry(logged: dict[str, Any], root: Path, shapes: Shapes) -> dict[str, Any]:
+def _entry(logged: dict[str, Any], root: Path, recipe: str, shapes: Shapes) -> dict[str, Any]:
     step, stage = logged["step"], logged["of"]
     entry = {"stage": step.stage, "key": step.key, "what": "reuse", "why": "finished before"}
     if step.done:
         return entry
     estimate = stage.estimate(logged["section"], shapes) if stage.estimate else Estimate()
     remark = stage.remark(logged["section"]) if stage.remark else ""
-    why = _why(logged["made_from"], root / step.stage)
+    why = _why(logged["made_from"], root / step.stage, recipe)
     return {
         **entry,
         "what": "run",
@@ -62,22 +69,27 @@ def _entry(logged: dict[str, Any], root: Path, shapes: Shapes) -> dict[str, Any]
     }
 
 
-def _why(made_from: dict[str, Any], folder: Path) -> str:
-    """What differs from the nearest finished step of the same stage."""
+def _why(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
+    """Name what changed since the nearest finished step that a recipe of this name made.
+
+    folder: finished steps of one stage. Steps of other recipes are not compared: every one of their
+    settings may differ, and none of that is why this step runs.
+    """
     best: list[str] | None = None
     for file in folder.glob(f"*/{MADE_FROM}"):
         try:
             finished = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError):
             finished = None
-        if not isinstance(finished, dict):  # damaged; that step is made again
-            continue
+        if not isinstance(finished, dict) or finished.get("recipe") != recipe:
+            continue  # damaged, so that it is made again, or another recipe's
         differences = _differences(made_from, finished)
         if best is None or len(differences) < len(best):
             best = differences
     if best is None:
-        return "never done in this store"
-    return "changed: " + ", ".join(best[:4]) + (" ..." if len(best) > 4 else "")
+        return f"new for recipe {recipe}" if recipe else "never done in this store"
+    more = f" and {len(best) - NAMED} more" if len(best) > NAMED else ""
+    return "changed: " + ", ".join(best[:NAMED]) + more
 
 
 def _differences(new: Any, old: Any, at: str = "") -> list[str]:
@@ -96,7 +108,11 @@ def _differences(new: Any, old: Any, at: str = "") -> list[str]:
         return ["the code of this step"]
     if at.startswith("reads."):
         return [f"the content of {at.removeprefix('reads.')}"]
-    return [f"{at.removeprefix('section.')}: {old} -> {new}"]
+    return [f"{at.removeprefix('section.')}: {_brief(old)} -> {_brief(new)}"]
+
+
+def _brief(value: Any) -> str:
+    return textwrap.shorten(str(value), BRIEF, placeholder="...")
 
 
 def text(entries: list[dict[str, Any]]) -> str:

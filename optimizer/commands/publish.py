@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from optimizer.commands.options import with_debug_and_json, with_policy
+from optimizer.harness.shown import one_line
 from optimizer.progress import show
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ R = TypeVar("R")
 class Access:
     """How registries are reached: see the options of `with_registry`."""
 
-    docker_config: Path
+    docker_config: Path | None
     plain_http: bool
     hf_endpoint: str | None
+    token_services: tuple[str, ...] = ()
 
 
 def with_registry(command: Callable[..., R]) -> Callable[..., R]:
@@ -52,11 +54,27 @@ def with_registry(command: Callable[..., R]) -> Callable[..., R]:
     @click.option(
         "--plain-http", is_flag=True, help="HTTP to a registry that is not on this machine, too."
     )
+    @click.option(
+        "--token-service",
+        "token_services",
+        multiple=True,
+        metavar="HOST[:PORT]",
+        help="May get the registry's password, though of another domain; by https; repeatable.",
+    )
     @wraps(command)
     def with_access(
-        *args: Any, docker_config: Path, plain_http: bool, hf_endpoint: str | None, **kwargs: Any
+        *args: Any,
+        docker_config: Path,
+        plain_http: bool,
+        hf_endpoint: str | None,
+        token_services: tuple[str, ...],
+        **kwargs: Any,
     ) -> R:
-        access = Access(docker_config.expanduser(), plain_http, hf_endpoint)
+        try:
+            kept: Path | None = docker_config.expanduser()
+        except RuntimeError:  # a user without a home folder has no passwords in it
+            kept = None
+        access = Access(kept, plain_http, hf_endpoint, token_services)
         return command(*args, access=access, **kwargs)
 
     return with_access
@@ -100,7 +118,9 @@ def publish(
             raise click.UsageError("ADDRESS names a digest; give a tag, or none.")
         receipt = push(bundle, place, tag, replace=replace)
     at = changed(parsed, tag=tag, digest=receipt.digest)
-    text = f"{at}\n{receipt.sent:,} bytes sent, {receipt.shared:,} were there already"
+    text = (
+        f"{one_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} were there already"
+    )
     show(json.dumps(as_document(receipt, str(at))) if obj["json"] else text)
 
 
@@ -140,7 +160,7 @@ def pull(
         pulled = fetch(place, parsed, folder, key, at_least)
     document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
     signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
-    text = f"{pulled.folder}: {pulled.digest}{signed}"
+    text = one_line(f"{pulled.folder}: {pulled.digest}{signed}")
     show(json.dumps({"exit_code": 0, **document}) if obj["json"] else text)
 
 
@@ -162,7 +182,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
         tags = [tag for tag in place.tags() if not tag.endswith(".history")]
         read = {tag: place.read_manifest(tag) for tag in tags}
     named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
-    lines = [f"{digest}  {tag}" for tag, digest in named.items()]
+    lines = [f"{digest}  {one_line(tag)}" for tag, digest in named.items()]
     document = {"exit_code": 0, "address": address, "versions": named}
     show(json.dumps(document) if obj["json"] else "\n".join(lines) or "there is none yet")
 
@@ -173,6 +193,12 @@ def opened(address: str, access: Access) -> Iterator[tuple[Address, Place | Fold
     from optimizer.publish.places import place_of
 
     parsed = parse(address)
-    place = place_of(parsed, access.docker_config, plain=access.plain_http, hub=access.hf_endpoint)
+    place = place_of(
+        parsed,
+        access.docker_config,
+        plain=access.plain_http,
+        hub=access.hf_endpoint,
+        token_services=access.token_services,
+    )
     with closing(place):
         yield parsed, place

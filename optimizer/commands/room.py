@@ -10,6 +10,10 @@ from typing import Any
 from optimizer.commands.predictions import in_bytes
 from optimizer.errors import MachineError
 
+ADDRESSES = 3 << 30
+"""Bytes of addresses that torch, transformers, datasets and ONNX Runtime take before a model is
+read: 2.6 GB (VmPeak after their imports), rounded up. With fewer they abort or cannot be loaded."""
+
 PHYSICAL = Path("/proc/meminfo")
 LIMITS = (  # of the control group a container runs in
     Path("/sys/fs/cgroup/memory.max"),
@@ -64,3 +68,20 @@ def _there(folder: Path) -> Path:
     """The folder, or the nearest above it that exists."""
     folder = folder.resolve()
     return next(p for p in (folder, *folder.parents) if p.exists())
+
+
+def check_addresses() -> None:
+    """Raise MachineError where a limit of this process leaves too few addresses for the libraries,
+    which end it without a word."""
+    try:
+        from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
+    except ImportError:  # a system without such limits
+        return
+    limit = getrlimit(RLIMIT_AS)[0]
+    if limit != RLIM_INFINITY and limit < ADDRESSES:
+        raise MachineError(
+            f"a process may have {limit >> 20:,} MiB of addresses here (ulimit -v)",
+            where="this machine",
+            accepted=f"{ADDRESSES >> 20:,} MiB or more, and what the model takes",
+            fix="Run ulimit -v unlimited first, and limit memory by a container instead.",
+        )

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import with_debug_and_json, with_policy
+from optimizer.harness.shown import one_line
 from optimizer.progress import show
 
 
@@ -27,9 +28,14 @@ from optimizer.progress import show
     type=click.Path(path_type=Path),
     help="The file.  [default: BUNDLE.age, beside the folder]",
 )
+@click.option("--replace", is_flag=True, help="Let it take the place of a file that is there.")
 @click.pass_obj
 def seal(
-    obj: dict[str, bool], bundle: Path, recipients: tuple[str, ...], file: Path | None
+    obj: dict[str, bool],
+    bundle: Path,
+    recipients: tuple[str, ...],
+    file: Path | None,
+    replace: bool,
 ) -> None:
     """Encrypt the folder BUNDLE, and what lies beside it, into one file of the age format.
 
@@ -42,9 +48,10 @@ def seal(
     from optimizer.publish.seal import seal as encrypt
 
     whole = bundle.resolve()
-    into = encrypt(bundle, recipients, file or whole.with_name(f"{whole.name}.age"))
+    default = whole.with_name(f"{whole.name}.age")
+    into = encrypt(bundle, recipients, file or default, replace=replace)
     document = {"exit_code": 0, "bundle": str(bundle), "file": str(into)}
-    show(json.dumps(document) if obj["json"] else str(into))
+    show(json.dumps(document) if obj["json"] else one_line(str(into)))
 
 
 @click.command("open")
@@ -81,4 +88,4 @@ def unseal(
     hint = decrypt(sealed, identity, folder, key, at_least)
     signed = f", signed by the key {hint[:16]}..." if hint else ""
     document = {"exit_code": 0, "folder": str(folder), "key": hint}
-    show(json.dumps(document) if obj["json"] else f"{folder}{signed}")
+    show(json.dumps(document) if obj["json"] else one_line(f"{folder}{signed}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import with_debug_and_json
+from optimizer.harness.shown import one_line
 from optimizer.progress import show
 
 
@@ -43,4 +44,5 @@ def sign(obj: dict[str, bool], bundle: Path, key: Path, signature: Path | None) 
     file = signature or beside(bundle.resolve())
     hint = sign_bundle(bundle, key, file)
     document = {"exit_code": 0, "bundle": str(bundle), "signature": str(file), "key": hint}
-    show(json.dumps(document) if obj["json"] else f"{file}: signed by the key {hint[:16]}...")
+    text = one_line(f"{file}: signed by the key {hint[:16]}...")
+    show(json.dumps(document) if obj["json"] else text)

@@ -134,7 +134,15 @@ COLUMNS = {kind.name: kind.columns[0] for kind in (TEXT, IMAGE)}
 
 
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
-    """The text of the recipe. Raises RecipeError for an unknown task or one it cannot guess."""
+    """The text of the recipe. Raises RecipeError for an unknown task or one it cannot guess, and
+    for a name that a recipe cannot hold."""
+    for name, where in ((model, "MODEL"), (gguf_file, "--gguf-file")):
+        if name is not None and not (name.strip() and name.isprintable()):
+            raise RecipeError(
+                f"{name!r:.200} was given",
+                where=where,
+                accepted="a hub id (owner/name), a folder, a file, or python-package:<name>",
+            )
     task = task or _guess(model, gguf_file)
     known = tasks.names()
     if task not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,18 @@ CHANNELS = ("github", "gitlab", "argo", "tekton", "kfp")
     "--outputs",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder for result.json, verdict, exit_code, digest, bundle, metrics.json, metrics.prom, "
-    "junit.xml, summary.md and report.html.",
+    help="Folder for result.json, run_id, verdict, exit_code, digest, bundle, metrics.json, "
+    "metrics.prom, junit.xml, summary.md and report.html.",
 )
 @click.option(
     "--outputs-to",
     type=click.Choice(CHANNELS),
     help="A tool's own channel, too: GITHUB_OUTPUT and GITHUB_STEP_SUMMARY, or optimize.env.",
+)
+@click.option(
+    "--run-id",
+    metavar="ID",
+    help="The pipeline's name for this run, written to run_id and result.json.  [default: random]",
 )
 @with_artifacts
 @with_lock
@@ -51,6 +57,7 @@ def step(
     store: Path,
     outputs: Path,
     outputs_to: str | None,
+    run_id: str | None,
     artifacts: Path,
     lock: Path | None,
     access: Access,
@@ -59,6 +66,8 @@ def step(
 ) -> None:
     """Run RECIPE as one step of a pipeline: the exit code of `optimize run`, and files that any
     tool reads, also where the run fails or ends in an error.
+
+    The files of an earlier run are removed first; a run that is killed or interrupted leaves none.
 
     \b
     Examples:
@@ -69,21 +78,31 @@ def step(
     from optimizer.commands.request import Request, carry_out
     from optimizer.harness.errors import ExplainedError
 
+    step_outputs.remove(outputs)
+    run_id = run_id or uuid.uuid4().hex
+    step_outputs.check_value("--run-id", run_id)
+
+    def finish(ended: Ended) -> None:
+        step_outputs.write(ended, outputs, run_id)
+        if outputs_to is not None:
+            channel = step_outputs.CHANNELS[outputs_to]
+            channel(ended, outputs, github_output, github_summary)
+
     ended: Ended
     try:
+        step_outputs.check_value("--artifacts", str(artifacts))
         request = Request(
             *(recipe, overrides, store, artifacts, lock), until="publish", access=access
         )
         ended = _ended(carry_out(request))
     except ExplainedError as e:
-        _finish(_failed(e), outputs, outputs_to, github_output, github_summary)
+        finish(_failed(e))
         raise
     except Exception as e:
         document = {"exit_code": 1, "error": type(e).__name__, "found": str(e)}
-        ended = step_outputs.Ended(1, "error", document, f"unexpected {type(e).__name__}: {e}")
-        _finish(ended, outputs, outputs_to, github_output, github_summary)
+        finish(step_outputs.Ended(1, "error", document, f"unexpected {type(e).__name__}: {e}"))
         raise
-    _finish(ended, outputs, outputs_to, github_output, github_summary)
+    finish(ended)
     show(json.dumps(ended.document, indent=1) if obj["json"] else ended.text)
     raise SystemExit(ended.exit_code)
 
@@ -109,17 +128,3 @@ def _failed(error: ExplainedError) -> Ended:
     document = {"exit_code": error.exit_code, **error.as_dict()}
     verdicts = {3: "fail", 4: "inconclusive"}
     return Ended(error.exit_code, verdicts.get(error.exit_code, "error"), document, str(error))
-
-
-def _finish(
-    ended: Ended,
-    folder: Path,
-    outputs_to: str | None,
-    github_output: Path | None,
-    github_summary: Path | None,
-) -> None:
-    from optimizer.commands import step_outputs
-
-    step_outputs.write(ended, folder)
-    if outputs_to is not None:
-        step_outputs.CHANNELS[outputs_to](ended, folder, github_output, github_summary)

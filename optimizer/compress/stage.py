@@ -3,6 +3,8 @@
 out/state.json, tensors.safetensors   the state (optimizer/state.py)
 out/modules.json                      a line per weighted module: scheme, errors, saturation, why
 out/corrections.safetensors           {bias: what bias_correction added}, where it was asked for
+out/calibration.json                  {rows, tokens, digest} of the recipe's data that reached the
+                                      first block, where there is a calibration
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
 newest also the stream behind it, so that a killed run resumes where it was, bit-identical.
@@ -38,7 +40,7 @@ from optimizer.compress.estimate import estimate
 from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk import precision
+from optimizer.compress.walk import consumed, precision
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
@@ -81,13 +83,15 @@ def check(section: Compression, source: Path) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the walk over the blocks is carried out with. progress: the folder of what is done."""
+    """Inputs of the walk over the blocks. progress: the folder of what is done.
+    given: how many of the batches, the first, are of the recipe's data."""
 
     source: ModelSource
     section: Compression
     selection: Selection
     batches: Sequence[Batch]
     progress: Path
+    given: int
 
 
 def compress(
@@ -116,7 +120,7 @@ def compress(
     own, tuning_only = _own_text(opened, windows.train, section, progress)
     tuning_only += calibration.for_tuning(section, source)
     train = [*windows.train, *own]
-    parts = _walk(_Job(opened, section, selection, train, progress))
+    parts = _walk(_Job(opened, section, selection, train, progress, len(windows.train)))
     if quantize.model_tuning:
         windows = Windows(train + tuning_only, windows.held_out)
         parts.insert(0, _tuned(opened, windows, section, parts, progress))
@@ -127,8 +131,9 @@ def compress(
             _keep(folder, part, rows, None)
         parts.append(folder)
     _assemble(parts, opened, selection, out)
-    if (progress / products.FILE).exists():
-        shutil.copyfile(progress / products.FILE, out / products.FILE)
+    for name in (products.FILE, consumed.FILE):
+        if (progress / name).exists():
+            shutil.copyfile(progress / name, out / name)
     progress.rename(out / ASSEMBLED)
     shutil.rmtree(out / ASSEMBLED)
 
@@ -160,6 +165,8 @@ def _walk(job: _Job) -> list[Path]:
     reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
     stream = capture(job.source, selection.blocks, job.batches, hidden, reference)
     stream.float = job.section.compress.decided
+    if job.given:
+        consumed.write(stream.consumed[: job.given], progress)
     groups = (
         walk.segments(stream.uses[0])
         if job.batches

@@ -24,7 +24,7 @@ RUN python -m harness check
 USER {user}:{user}
 EXPOSE {port}
 ENTRYPOINT ["python", "-m", "harness"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve", "--host", "0.0.0.0", "--insecure"]
 """
 
 

@@ -7,6 +7,7 @@ probe of its own.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     image.write(source, out, PORT)
     documents = list(manifests(source, settings, server))
     (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
-    built = [f"docker build -t {settings.image} OUT", f"docker push {settings.image}"]
+    named = shlex.quote(str(settings.image))
+    built = [f"docker build -t {named} OUT", f"docker push {named}"]
     return Written([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 

@@ -7,6 +7,7 @@ ends is first left out of the Service (endpoint_seconds), then answers what it a
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     documents = list(manifests(source, settings, server, scaler))
     image.write(source, out, PORT)
     (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
-    built = [f"docker build -t {settings.image} OUT", f"docker push {settings.image}"]
+    named = shlex.quote(str(settings.image))
+    built = [f"docker build -t {named} OUT", f"docker push {named}"]
     return Written([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 

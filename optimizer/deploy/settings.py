@@ -16,6 +16,7 @@ REFUSED = (
     "port",
     "grpc_port",
     "ask",
+    "insecure",
     "token_file",
     "beside",
     "settings",

@@ -80,7 +80,8 @@ def damage(package: str) -> str:
 def _refuse(folder: str, problem: str) -> None:
     """End `python -m harness` with a sentence (exit 2, as for any damaged bundle); a program that
     imports this package gets it as an ImportError."""
-    message = f"{folder}: {problem}. {AGAIN}"
+    message = f"{folder}: {problem}. {AGAIN}"  # with names that nobody looked at yet
+    message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
     if not STARTING:
         raise ImportError(message)
     if "--json" in sys.argv:

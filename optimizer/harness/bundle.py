@@ -41,12 +41,12 @@ BATCH = 8
 class Bundle(Closing):
     """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
 
-    runtime: use engines of this runtime only. threads: overrides the recipe's. workers: runs at
-    once, of a server, which share the recipe's threads or the machine's. say: receives one line
-    when an earlier engine was passed over, and lines while an engine is built. genai: generate with
-    onnxruntime-genai instead of the plain loop, one prompt at a time. prompt_lookup: most tokens to
-    guess at once (generate/prompt_lookup.py), one of bounds.GUESSES. cache: where engines built
-    here are kept; None: none is built.
+    runtime: use engines of this runtime only. target: use this target's engine only. threads:
+    overrides the recipe's. workers: runs at once, of a server, which share the recipe's threads or
+    the machine's. say: receives one line when an earlier engine was passed over, and lines while an
+    engine is built. genai: generate with onnxruntime-genai instead of the plain loop, one prompt at
+    a time. prompt_lookup: most tokens to guess at once (generate/prompt_lookup.py), one of
+    bounds.GUESSES. cache: where engines built here are kept; None: none is built.
     An engine that fits and yet does not open here is built here if it can be; one that does not
     build or start is passed over, which is said, and the next one tried.
     Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
@@ -57,6 +57,7 @@ class Bundle(Closing):
         folder: Path,
         *,
         runtime: str | None = None,
+        target: str | None = None,
         threads: int | None = None,
         workers: int = 1,
         machine: Machine | None = None,
@@ -80,7 +81,10 @@ class Bundle(Closing):
             self.contract,
             damaged=damaged,
         )
-        self._choose(damaged, runtime, threads, workers, genai)
+        engines = enumerate(self.manifest["engines"])
+        others = [i for i, e in engines if target not in (None, e["target"])]
+        unasked = dict.fromkeys(others, f"the target to open is {target}")
+        self._choose(damaged, runtime, threads, workers, genai, unasked)
         if isinstance(self.decision, FallBack) and say is not None:
             say(f"falling back: {self.decision.reason}")
         self.lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
@@ -92,9 +96,10 @@ class Bundle(Closing):
         threads: int | None,
         workers: int,
         genai: bool,
+        failed: dict[int, str],
     ) -> None:
-        """Decide and open, again without each engine that does not open."""
-        failed: dict[int, str] = {}
+        """Decide and open, again without each engine that does not open. failed: those that are
+        not to be tried, and why."""
         unopened: dict[int, str] = {}
         fix = ""
         self._genai: GenaiRunner | None = None

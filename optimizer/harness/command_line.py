@@ -33,6 +33,7 @@ from . import generation_commands as generation
 from .errors import HarnessError, InputError, MachineError
 from .opening import opened, opener, verified
 from .serve import options as serving
+from .shown import many_lines, one_line, scrub, scrubbed
 
 if TYPE_CHECKING:
     from .answering import Answered, Query
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(error: HarnessError, as_json: bool) -> int:
     """Say what went wrong; returns the exit code."""
     if as_json:
-        print(json.dumps({"exit_code": error.exit_code, **error.as_dict()}))
+        print(many_lines(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()}))))
     else:
         _say(str(error))
     return error.exit_code
@@ -79,7 +80,7 @@ def _failed(error: HarnessError, as_json: bool) -> int:
 
 def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
     """Print a document, for a person or as JSON; returns its exit code."""
-    print(json.dumps(document) if args.json else text)
+    print(many_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
 
 
@@ -226,10 +227,12 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     from .manifest import damaged_files, read_manifest, unlisted_files
     from .runtimes import table
     from .runtimes.ort.onnx_external import check_inside
+    from .verify import REPORT, unjudged_files
 
     manifest = read_manifest(folder)
     damaged = damaged_files(folder, manifest, reports=True)
     extra = unlisted_files(folder, manifest)
+    unjudged = [] if REPORT in damaged else unjudged_files(folder, manifest)
     for engine in manifest["engines"]:
         opened = engine["model"].endswith(".onnx") or table.of(engine["runtime"]).runs
         if opened and engine["model"] not in damaged:
@@ -250,10 +253,11 @@ def check(folder: Path, args: argparse.Namespace) -> int:
         for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
     ]
     document = {
-        "exit_code": 2 if damaged or extra else 5 if refused else 0,
+        "exit_code": 2 if damaged or extra or unjudged else 5 if refused else 0,
         "files": len(manifest["files"]),
         "damaged": sorted(damaged),
         "unlisted": extra,
+        "unjudged": unjudged,
         "decision": type(decision).__name__,
         "reason": decision.reason,
         "install": decision.install if isinstance(decision, Refuse) else "",
@@ -263,9 +267,10 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     lines = [f"{len(manifest['files'])} files, {len(damaged)} damaged, {len(extra)} unlisted"]
     lines += [f"  damaged   {name}" for name in sorted(damaged)]
     lines += [f"  unlisted  {name}" for name in extra]
+    lines += [f"  unjudged  {difference}" for difference in unjudged]
     lines += [line for row in rows for line in _verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    return _shown(document, "\n".join(lines), args)
+    return _shown(document, "\n".join(map(one_line, lines)), args)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -375,4 +380,5 @@ def _cache() -> Path | None:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """See shown.py."""
+    print(one_line(scrub(message)), file=sys.stderr, flush=True)

@@ -27,6 +27,10 @@ from .schema import (
 )
 
 NAME = text(200, r"[^\x00-\x1f]+", "a text of 1 to 200 characters, on one line")
+PRODUCT = text(
+    100, r"[a-z0-9][a-z0-9._-]*", "a-z, 0-9, '.', '_' and '-', 100 at most, as a recipe has it"
+)
+"""A name that becomes part of paths, addresses and other tools' files."""
 PROSE = text(100_000)
 SHA256 = text(64, "[0-9a-f]{64}", "64 hexadecimal digits")
 SIZE = whole(0, 1 << 50)  # bytes
@@ -221,8 +225,8 @@ MANIFEST = record(
     {
         "digest": SHA256,
         "content_digest": SHA256,
-        "name": NAME,
-        "version": NAME,
+        "name": PRODUCT,
+        "version": PRODUCT,
         "verdict": NAME,
         "source": record({"source": text(10_000)}, {"revision": null_or(NAME)}),
         "contract": CONTRACT,

@@ -131,6 +131,9 @@ def driver(a: FitContext) -> str:
     return f"driver {a.gpu.driver} is older than {lowest}"
 
 
+SATURATES = "it multiplies int8 by int8, whose sums saturate without VNNI"
+
+
 def processor(a: FitContext) -> str:
     """An engine that computes in what this processor has not, of those that say what they have.
 
@@ -146,7 +149,7 @@ def processor(a: FitContext) -> str:
     if a.fit.get("float") == "fp16" and not FP16 & features:
         return f"it computes in fp16, of which this processor has none ({listed})"
     if a.fit.get("integer_products", False) and not VNNI & features:
-        return f"it multiplies int8 by int8, whose sums saturate without VNNI ({listed})"
+        return f"{SATURATES} ({listed})"
     return ""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import bounds
 from .errors import InputError
+from .shown import many_lines
 from .verify import parse
 
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
@@ -252,9 +253,9 @@ def _streamed(
     text, tokens, last = "", 0, None
     for piece in bundle.stream([prompt], options, numbers=[number]):
         if args.json:
-            print(json.dumps({**asdict(piece), "row": number}), flush=True)
+            print(many_lines(json.dumps({**asdict(piece), "row": number})), flush=True)
         else:
-            sys.stdout.write(piece.text)
+            sys.stdout.write(many_lines(piece.text))
             sys.stdout.flush()
         text, tokens, last = text + piece.text, tokens + 1, piece
     assert last is not None

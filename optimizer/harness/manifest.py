@@ -45,13 +45,12 @@ from .errors import BundleError
 from .runtimes import table
 from .runtimes.trt.header import belongs
 from .schema import refuse
-from .verify import LARGEST, MANIFEST, canonical, digest, parse, problem, unlisted
+from .verify import LARGEST, MANIFEST, REPORT, canonical, digest, parse, problem, unlisted
 
-__all__ = ["MANIFEST", "canonical", "digest"]
+__all__ = ["MANIFEST", "REPORT", "canonical", "digest"]
 
 VERSION = 2
 AGAIN = "Get the bundle again, or package the model again: optimize RECIPE."
-REPORT = "report.json"
 REPORTS = ("report.html", REPORT)
 MEASURED = ("engines/", *REPORTS)
 """Beginnings of the names of files that differ from run to run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answering import Answered
+from .shown import many_lines, one_line
 from .tasks.task import Task
 
 
@@ -74,16 +75,17 @@ def json_line(answered: Answered, engine: str) -> str:
     many the text has) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.
     """
     if answered.answer is None:
-        return json.dumps({} if answered.error is None else answered.error.as_dict())
+        return many_lines(json.dumps({} if answered.error is None else answered.error.as_dict()))
     more: dict[str, Any] = {"engine": engine}
     if answered.tokens is not None:
         more |= {"tokens": answered.tokens, "truncated": answered.truncated}
-    return json.dumps({**answered.answer, **more})
+    return many_lines(json.dumps({**answered.answer, **more}))
 
 
 def text_line(answered: Answered, task: Task) -> str:
-    """One answer for a person, on one line; a generated text as it is."""
+    """One answer for a person, on one line; a generated text with its lines. Nothing in it is
+    for a terminal to act on: see shown.py. With --json it is to the character."""
     if answered.answer is None:
-        return f"error: {answered.error}".replace("\n", " ")
+        return one_line(f"error: {answered.error}")
     line = task.line(answered.answer)
-    return line if task.generates else line.replace("\n", " ")
+    return many_lines(line) if task.generates else one_line(line.replace("\n", " "))

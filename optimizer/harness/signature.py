@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BundleError, InputError, MachineError
-from .verify import LARGEST, entries, name_problem, parse
+from .plain_file import read
+from .verify import entries, name_problem, parse
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -74,23 +75,12 @@ def require(folder: Path, key: Path, signature: Path) -> str:
     return hint(public_key)
 
 
-def read(path: Path) -> bytes:
-    """The bytes of a key or a signature. Raises InputError."""
-    try:
-        with path.open("rb") as f:
-            data = f.read(LARGEST + 1)
-    except (OSError, ValueError) as e:
-        raise InputError(f"cannot be read ({e})", where=str(path)) from None
-    if len(data) > LARGEST:
-        raise InputError(f"more than {LARGEST:,} bytes", where=str(path))
-    return data
-
-
 def load_public(path: Path) -> Any:
     """A public key of cryptography's. Raises InputError and MachineError."""
     serialization, _ = _cryptography()
+    data = read(path)
     try:
-        key = serialization.load_pem_public_key(read(path))
+        key = serialization.load_pem_public_key(data)
     except (ValueError, TypeError) as e:
         raise InputError(f"no public key ({e})", where=str(path), accepted=KEYS, fix=MAKE) from None
     except Exception as e:  # cryptography has its own for an algorithm it does not know

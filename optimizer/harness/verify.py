@@ -3,7 +3,8 @@
     python -I -S verify.py [BUNDLE]        the folder of this file by default
 
 Checked: the manifest's digest; size and sha256 of every file it lists; that there is no other file,
-no link, no device and no bytecode, which Python would run in place of the sources. Nothing is
+no link, no device and no bytecode, which Python would run in place of the sources; and that the
+models, engines, tokenizer and contract are those that report.json says were judged. Nothing is
 imported from the bundle, and nothing in it is run or written. Exit: 0 the bundle is what its
 manifest says; 2 it is not, a line for each difference.
 
@@ -20,16 +21,19 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 MANIFEST = "manifest.json"
+REPORT = "report.json"
+OPENED_WITH = ("runtime", "device", "provider", "threads", "fit")
+"""Fields of an engine in the manifest that decide how it is opened."""
 LARGEST = 16 << 20  # bytes of a manifest; one of 10,000 files has 2 MiB
 DEEPEST = 64  # objects and lists in each other; a manifest has about 12
 LONGEST = 1024  # characters of a file's name, and
 LONGEST_PART = 255  # bytes of what stands between two slashes
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
+STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 BRACKET = re.compile(r"[\[{\]}]")
 
 
@@ -46,6 +50,11 @@ def parse(data: bytes, *, finite: bool = True) -> Any:
         depth += 1 if bracket[0] in "[{" else -1
         if depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} objects and lists in each other")
+    return loaded(text, finite=finite)
+
+
+def loaded(text: str, *, finite: bool = True) -> Any:
+    """As `parse`, of a text whose depth is known to be small."""
     numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
     value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
     if "\\u" in text:
@@ -74,9 +83,11 @@ def name_problem(name: object) -> str:
     if any(ord(c) < 32 for c in name):
         return "holds a control character"
     pure = PurePosixPath(name)
+    if str(pure) != name or not pure.parts:
+        return "is not written in its shortest form"
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in pure.parts[0]:
         return "leaves the bundle"
-    return "" if str(pure) == name and pure.parts else "is not written in its shortest form"
+    return ""
 
 
 def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -148,7 +159,45 @@ def problems(folder: Path) -> tuple[str, list[str]]:
         differences += [f"{n} is {kind}" for n, kind in unlisted(folder, plain).items()]
     except OSError as e:
         differences.append(f"{e.filename} cannot be listed ({e.strerror})")
-    return actual, differences
+    return actual, differences or unjudged_files(folder, manifest)
+
+
+def unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """As `unjudged`, by the report inside the bundle; its digest is not checked here. None where
+    the bundle has no report."""
+    if REPORT not in manifest["files"]:
+        return []
+    try:
+        return unjudged(manifest, parse((folder / REPORT).read_bytes(), finite=False))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        return [f"{REPORT} cannot be read ({type(e).__name__}: {e})"]
+
+
+def unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every difference between what the manifest lists and what was judged, a sentence each.
+
+    reports: as report.json has them, one of each target in the recipe's order; `judged` is
+    described in validate/judged.py. Of a report without it nothing is compared.
+    """
+    kept = [report for report in reports if not report.get("dropped")]
+    if all(report.get("judged") is None for report in kept):
+        return []
+    if len(kept) != len(manifest["engines"]):
+        return [f"{REPORT} judges {len(kept)} targets, and there are {len(manifest['engines'])}"]
+    differences: list[str] = []
+    for engine, report in zip(manifest["engines"], kept, strict=True):
+        judged = report.get("judged")
+        if judged is not None:
+            differences += _other_files(engine, manifest, judged)
+            differences += _other_settings(engine, manifest["contract"], judged)
+    return list(dict.fromkeys(differences))  # targets share files
+
+
+def judged_settings(contract: Any, engine: Mapping[str, Any]) -> dict[str, str]:
+    """{"contract", "opened_with": sha256 of the canonical JSON}, of which a report's `judged` and a
+    manifest must have the same. engine: of the manifest, or with its OPENED_WITH."""
+    values = {"contract": contract, "opened_with": {k: engine.get(k) for k in OPENED_WITH}}
+    return {name: hashlib.sha256(canonical(value)).hexdigest() for name, value in values.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -159,11 +208,54 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) if arguments else Path(__file__).parent
     actual, differences = problems(folder)
     for difference in differences:
-        print(f"{folder}: {difference}".encode(errors="backslashreplace").decode())
+        line = f"{folder}: {difference}"  # with names that a terminal may act on
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
     if differences:
         return 2
     print(f"{folder}: every file is the manifest's, and there is no other. Digest {actual}")
     return 0
+
+
+def _other_files(
+    engine: Mapping[str, Any], manifest: Mapping[str, Any], judged: Mapping[str, Any]
+) -> list[str]:
+    """Of an engine, the files that are not those that were judged."""
+    tokenizer = manifest["contract"].get("tokenizer")
+    listed = {
+        "model": engine["model_files"],
+        "engine": [n for n in (engine["engine"], engine.get("timing_cache")) if n],
+        "tokenizer": [] if tokenizer is None else [f"tokenizer/{tokenizer['file']}"],
+    }
+    differences = []
+    for kind, names in listed.items():
+        expected = dict(judged[kind])
+        for name in names:
+            actual = manifest["files"][name]["sha256"]
+            own = expected.pop(PurePosixPath(name).name, None)
+            if own is None:
+                differences.append(f"{name} was not judged for {engine['target']}")
+            elif own != actual:
+                differences.append(f"{name} has sha256 {actual}, and the one judged has {own}")
+        differences += [
+            f"{name} (sha256 {digest}) was judged for {engine['target']}, and is missing"
+            for name, digest in expected.items()
+        ]
+    return differences
+
+
+def _other_settings(
+    engine: Mapping[str, Any], contract: Any, judged: Mapping[str, Any]
+) -> list[str]:
+    """Of an engine, contract and settings that are not those that were judged."""
+    titles = {
+        "contract": f"{MANIFEST}: contract",
+        "opened_with": f"{MANIFEST}: {', '.join(OPENED_WITH)} of {engine['target']}",
+    }
+    return [
+        f"{titles[name]} has sha256 {actual}, and the one judged has {judged[name]}"
+        for name, actual in judged_settings(contract, engine).items()
+        if actual != judged[name]
+    ]
 
 
 def _check_surrogates(value: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -79,6 +79,8 @@ class Named(BaseModel):
     layer_norm_epsilon: Epsilon = None
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     quantization_config: dict[str, Any] | None = None
+    # to save memory, of texts whose length it divides; no value depends on it, and no graph has it
+    chunk_size_feed_forward: Literal[0] | None = None
 
 
 MORE: dict[str, Any] = {

@@ -321,9 +321,10 @@ def _sample(
 
 def _text(value: Any, where: str) -> str:
     """Numbers are texts too: a column of nothing else was read as such."""
-    if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str) or (number and math.isfinite(value)):
         return str(value)
-    raise DataError(f"{str(value)[:80]} is no text", where=where, accepted="a string")
+    raise DataError(f"{str(value)[:80]} is not a text", where=where, accepted="a string")
 
 
 def _score(value: Any, where: str) -> float:

@@ -12,7 +12,7 @@ from optimizer.harness.contract import SAMPLING
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate import chat
 from optimizer.harness.generate.options import Options
-from optimizer.harness.generate.sandbox import TooMuch
+from optimizer.harness.generate.template_process import NotJinja, Refused, TooMuch
 from optimizer.harness.tasks import text_generation
 from optimizer.load.checkpoint import read_json
 from optimizer.load.model import auto_class
@@ -162,7 +162,7 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
 
 def _template(tokenizer: Any, folder: Path) -> str | None:
     """The chat template in chat_template.jinja or tokenizer_config.json, as transformers reads it;
-    of several, the one called default. Raises CheckpointError for what is no Jinja, or takes too
+    of several, the one called default. Raises CheckpointError for what is not Jinja, or takes too
     much memory or time for a conversation of one message."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
@@ -175,17 +175,15 @@ def _template(tokenizer: Any, folder: Path) -> str | None:
     where = f"{folder}: chat_template in chat_template.jinja or tokenizer_config.json"
     fix = "Correct it, or remove it: prompts are then given as plain texts."
     try:
-        chat.compiled(str(template))
-    except Exception as e:  # of Jinja's own kinds, and a few of Python's
-        raise CheckpointError(
-            f"the chat template is no Jinja ({words(e)})", where=where, fix=fix
-        ) from e
-    try:
         chat.laid_out(str(template), [{"role": "user", "content": "Hello"}], {})
-    except (TooMuch, MemoryError) as e:
+    except NotJinja as e:
+        raise CheckpointError(
+            f"the chat template is not Jinja ({words(e)})", where=where, fix=fix
+        ) from e
+    except TooMuch as e:
         raise CheckpointError(
             f"the chat template cannot be rendered ({words(e)})", where=where, fix=fix
         ) from e
-    except Exception as e:  # it may want other messages
+    except Refused as e:  # it may want other messages
         say(f"load: the chat template refuses one message of a user ({words(e)})")
     return str(template)

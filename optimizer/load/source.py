@@ -168,9 +168,11 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def digest(file: Path) -> str:
-    """sha256 of a file, read once per process while it stays as it is."""
-    status = file.stat()
-    return _digest(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
+    """sha256 of a file, read once per process while it stays as it is. Raises MachineError for one
+    that this user may not read."""
+    with reading(file):
+        status = file.stat()
+        return _digest(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)

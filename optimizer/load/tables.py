@@ -6,40 +6,22 @@ cache (for hub ids).
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from optimizer.errors import DataError, MachineError, closest
 from optimizer.harness.temporary import temporary_folder
+from optimizer.load import parquet_file
+from optimizer.load.table_checks import CHECKS, check_columns, check_parquet
 from optimizer.progress import say
 from optimizer.reading import check_regular, reading
 from optimizer.recipe.schema import DataSpec
 
 FILES = 10_000  # in a folder that is a data set
-COLUMNS = 1_000  # of a table; four are read at most
-HEADER = 1_000_000  # bytes of a csv file's first line
-LINE = 64_000_000  # bytes of a csv file's other lines
-DEPTH = 100  # of JSON; a row here has 2
-CHUNK = 1_000_000  # bytes of JSON that are looked at together
-UNFOLDED = 100_000_000  # bytes of a compressed file, unfolded,
-TIMES = 1_000  # or so many times its size; text unfolds to 3 to 20 times
-FOLDED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
-"""By the first bytes, as `datasets` tells them: the module that opens such a file."""
-# A name and its colon (1: the name); another string whole, so that brackets in it do not count, or
-# up to the chunk's end (2: what closes it); an opening bracket (3); a closing one (4). Each byte is
-# read once: no part gives back what it took, and a string without an end is one match, too.
-TOKENS = re.compile(
-    rb'("(?:[^"\\]++|\\.)*+")\s*+:|"(?:[^"\\]++|\\.)*+("?)|([\[{])|([\]}])', re.DOTALL
-)
-STRING_END = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
-QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 
 
@@ -151,10 +133,14 @@ def _opened(spec: DataSpec, cache: Path) -> Any:
             raise DataError("files is missing", where=where_of(spec), fix="Give files: [...].")
         files = [str(f) for f in local_files(spec)]
         _check_not_empty(files)
-        for file in files if spec.source in CHECKS else ():
-            CHECKS[spec.source](Path(file))
+        check, options = CHECKS.get(spec.source), dict[str, Any]()
+        if spec.source == "parquet" and (columns := parquet_file.shared(files, spec)):
+            check, options = partial(check_parquet, columns=columns), {"columns": columns}
+        if check is not None:
+            for file in files:
+                check(Path(file))
         try:
-            return _of_files(spec, files, cache)
+            return _of_files(spec, files, cache, **options)
         except datasets.exceptions.DatasetGenerationError as e:
             if len(files) == 1 or not isinstance(e.__cause__, datasets.table.CastError):
                 raise
@@ -170,7 +156,7 @@ def _opened(spec: DataSpec, cache: Path) -> Any:
     return datasets.load_dataset(spec.source, spec.name, split=spec.split, revision=revision)
 
 
-def _of_files(spec: DataSpec, files: list[str], cache: Path) -> Any:
+def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> Any:
     import datasets
 
     return datasets.load_dataset(
@@ -179,6 +165,7 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path) -> Any:
         split=spec.split,
         cache_dir=str(cache),
         keep_in_memory=True,
+        **options,
     )
 
 
@@ -216,146 +203,6 @@ def _check_folder(folder: Path, cache: Path) -> None:
         for file in map(Path, files):
             if file.is_file():
                 check(file)
-
-
-@contextmanager
-def _unfolded(file: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed where it is compressed with gzip, bzip2 or xz.
-
-    Raises DataError for one whose compressed bytes are damaged.
-    """
-    with reading(file, error=DataError):
-        with file.open("rb") as plain:
-            start = plain.read(max(map(len, FOLDED)))
-        opener = next((FOLDED[magic] for magic in FOLDED if start.startswith(magic)), None)
-        with file.open("rb") if opener is None else opener.open(file, "rb") as content:
-            yield cast(BinaryIO, content)
-
-
-def _check_unfolded(size: int, file: Path) -> None:
-    """Raise DataError where `size` bytes are more than a file may unfold to."""
-    limit = max(UNFOLDED, TIMES * file.stat().st_size)
-    if size > limit:
-        raise DataError(
-            f"it unfolds to more than {limit:,} bytes",
-            where=str(file),
-            accepted=f"{UNFOLDED:,} bytes, or {TIMES:,} times the file's size",
-            fix="Is it the file you mean? If so, give it unpacked.",
-        )
-
-
-def check_depth(file: Path) -> None:
-    """Raise DataError for JSON that is nested more than DEPTH levels deep, whose readers recurse,
-    one until the process ends; or that has more than COLUMNS names, each a column or a part of one,
-    which they read for minutes."""
-    enclosing: list[int] = []  # of each open bracket, what it is the value of
-    current = 0  # the name that a value would belong to, as the hash of all names on the way to it
-    names: set[int] = set()
-    for token, line in _json_tokens(file):
-        if token.group(1):
-            current = hash((enclosing[-1] if enclosing else 0, token.group(1)))
-            names.add(current)
-        elif token.group(3):
-            enclosing.append(current)
-        elif token.group(4) and enclosing:
-            current = enclosing.pop()
-        if len(enclosing) > DEPTH:
-            raise DataError(
-                f"it is nested more than {DEPTH} levels deep",
-                where=f"{file}:{_line(token, line)}",
-                fix="One text, label or score per column is read; leave the others out.",
-            )
-        if len(names) > COLUMNS:
-            raise DataError(
-                f"it has more than {COLUMNS:,} columns",
-                where=f"{file}:{_line(token, line)}",
-                accepted=f"{COLUMNS:,} or fewer, the names inside of others included",
-                fix="Leave out the columns that hold neither texts nor labels.",
-            )
-
-
-def _line(token: re.Match[bytes], first: int) -> int:
-    return first + token.string.count(b"\n", 0, token.start())
-
-
-def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
-    """Each name and bracket outside of strings, with the line that its chunk begins in."""
-    size, line, rest, in_string = 0, 1, b"", False
-    with _unfolded(file) as content:
-        while chunk := content.read(CHUNK):
-            size += len(chunk)
-            _check_unfolded(size, file)
-            chunk, rest, start = rest + chunk, b"", 0
-            if in_string:
-                end = cast(re.Match[bytes], STRING_END.match(chunk))
-                in_string, start = not end.group(1), end.end()
-                rest = chunk[start:] if in_string else b""  # of an escape, its first half
-            for token in () if in_string else TOKENS.finditer(chunk, start):
-                if token.group(2) == b"":
-                    in_string, rest = True, chunk[token.end() :]
-                    break
-                if token.group(2) is None:
-                    yield token, line
-            line += chunk.count(b"\n", 0, len(chunk) - len(rest))
-
-
-def check_columns(file: Path, separator: bytes = b",") -> None:
-    """Raise DataError for a csv file of more than COLUMNS columns, by its first line, or cells in
-    a row; and for a line of more than LINE bytes."""
-    cell = re.compile(
-        rb'(?:"(?:[^"]++|"")*+("?))?[^S\r\n]*+([S\r\n]?)'.replace(b"S", re.escape(separator))
-    )
-    cells, quoted = 0, False  # separators of the row so far; whether a quote is open
-    for number, line in _csv_lines(file, separator):
-        start = 0
-        if quoted:
-            end = cast(re.Match[bytes], QUOTED_END.match(line))
-            quoted, start = not end.group(1), end.end()
-        elif b'"' not in line and line.count(separator) < COLUMNS:
-            continue
-        for match in () if quoted else cell.finditer(line, start):
-            quoted = match.group(1) == b""
-            cells = cells + 1 if match.group(2) == separator else cells
-            cells = 0 if match.group(2) in (b"\r", b"\n") else cells
-            _check_cells(cells + 1, "cells", f"{file}:{number}")
-            if quoted:
-                break
-
-
-def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines and their numbers, without those between which no quote and few separators are."""
-    size, number = 0, 1
-    with _unfolded(file) as content:
-        _check_cells(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")
-        content.seek(0)
-        while chunk := content.read(CHUNK):
-            end = content.readline(LINE)
-            size += len(chunk) + len(end)
-            _check_unfolded(size, file)
-            if len(end) == LINE:
-                raise DataError(
-                    "a line is too long",
-                    where=f"{file}, after line {number}",
-                    accepted=f"less than {LINE:,} bytes",
-                )
-            chunk += end
-            if b'"' in chunk or chunk.count(separator) >= COLUMNS:
-                yield from enumerate(chunk.splitlines(keepends=True), number)
-            number += chunk.count(b"\n")
-
-
-def _check_cells(count: int, what: str, where: str) -> None:
-    if count > COLUMNS:
-        raise DataError(
-            f"it has {count:,} {what}",
-            where=where,
-            accepted=f"{COLUMNS:,} or fewer",
-            fix="Leave out the columns that hold neither texts nor labels.",
-        )
-
-
-CHECKS: dict[str, Callable[[Path], None]] = {"json": check_depth, "csv": check_columns}
-"""By format: what its library would not survive."""
 
 
 def _check_not_empty(files: Sequence[str]) -> None:

@@ -165,16 +165,25 @@ def _plain(file: Path) -> Any:
 
 def max_length(source: Path, root: Path, positions: int | None) -> int | None:
     """The longest sequence in tokens: what the checkpoint says first (sentence_bert_config.json,
-    then tokenizer_config.json), and never more than it has positions for."""
-    configured: list[Any] = []
-    for folder, file, key in (
-        (root, "sentence_bert_config.json", "max_seq_length"),
-        (source, "sentence_bert_config.json", "max_seq_length"),
-        (source, "tokenizer_config.json", "model_max_length"),
+    then tokenizer_config.json), and never more than it has positions for. Raises CheckpointError
+    for what is not a length."""
+    known: list[int] = []
+    for file, key in (
+        (root / "sentence_bert_config.json", "max_seq_length"),
+        (source / "sentence_bert_config.json", "max_seq_length"),
+        (source / "tokenizer_config.json", "model_max_length"),
     ):
-        if (folder / file).is_file():
-            configured.append(read_json(folder / file).get(key))
-    # transformers writes 1e30 for "no limit"
-    known = [int(n) for n in configured if isinstance(n, int | float) and 2 <= n < 1_000_000]
+        value = read_json(file).get(key) if file.is_file() else None
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 2:
+            raise CheckpointError(
+                f"{str(value)[:80]!r} was found",
+                where=f"{file}: {key}",
+                accepted="a number of tokens, 2 or more",
+                fix="Correct it, or remove it: the model's positions are then the limit.",
+            )
+        if value < 1_000_000:  # transformers writes 1e30 for "no limit"
+            known.append(int(value))
     limits = [n for n in (known[:1] or []) + [positions] if n is not None]
     return min(limits) if limits else None

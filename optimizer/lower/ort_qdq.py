@@ -86,7 +86,10 @@ def _static(
 ) -> str:
     """Case 1."""
     for copy, (product, x) in enumerate(products):
-        weight = dequantized_weight(surgeon, product, name, module.parameter, q)
+        convolves = product.op_type == convolution.OPERATOR  # else it becomes one integer product
+        weight = dequantized_weight(
+            surgeon, product, name, module.parameter, q, zero_points=convolves
+        )
         dequantizes = weight.producer()
         if copy and dequantizes is not None and dequantizes.inputs[0] is not None:
             again = _again(surgeon, dequantizes, name, dequantizes.inputs[0], copy)

@@ -174,8 +174,15 @@ def dequantized_weight(
     q: QTensor,
     unsigned: bool = False,
     copy: int = 0,
+    zero_points: bool = True,
 ) -> ir.Value:
-    """Insert a DequantizeLinear of the weight before that node and return the float value."""
+    """Insert a DequantizeLinear of the weight before that node and return the float value.
+
+    zero_points: write the zero points of 8-bit weights also where they are 0. On processors without
+    VNNI, ONNX Runtime turns int8 weights into uint8 for exact products
+    (session.x64quantprecision) and then fails on a DequantizeLinear that has several scales and no
+    zero points, unless it fuses it into an integer product.
+    """
     filters = before.inputs[1].shape if before.op_type == "Conv" and before.inputs[1] else None
     if filters is not None:
         shape = tuple(filters.numpy())
@@ -184,6 +191,9 @@ def dequantized_weight(
         zero, attributes = None, {"axis": 0}
     else:
         codes, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
+    if zero_points and zero is None and q.scheme.bits == 8 and scale.shape:
+        zeros = np.zeros(tuple(scale.shape.numpy()), np.int8)
+        zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), zeros)
     operands = [codes, scale] if zero is None else [codes, scale, zero]
     label = surgeon.fresh(f"{name}/weight")
     return surgeon.insert(before, "DequantizeLinear", [*operands], label, name, **attributes)

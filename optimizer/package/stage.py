@@ -33,7 +33,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes import table
 from optimizer.load.source import LICENCES
 from optimizer.package import manifest as manifests
-from optimizer.package import on_fail, tokenizer_check
+from optimizer.package import on_fail, shipped, tokenizer_check
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
 from optimizer.references import resolve
@@ -71,7 +71,8 @@ TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
 def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path) -> None:  # noqa: ARG001
     """folders: for each target in the recipe's order its lower, build and validate folders.
 
-    state: not read; it is an input so that the bundle's key depends on it.
+    state: not read; it is an input so that the bundle's key depends on it. Raises GateError where
+    the finished bundle is not what was judged (shipped.py).
     """
     bundle = out / "bundle"
     bundle.mkdir()
@@ -122,6 +123,7 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
         _check_tokenizer(bundle, section.recipe, document["contract"], reports)
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
+    shipped.check(bundle, [validated for _, _, validated in per_target])
     if section.package.tar:
         label = f"{section.name}-{section.package.version}"
         write_tar(bundle, out / f"{label}.tar", label)
@@ -246,7 +248,7 @@ def _add_target(
     earlier: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Copy one target's model and engine, and return its entry in the manifest."""
-    files = _add_model(bundle, name, model_files(target, model), earlier)
+    files = _add_model(bundle, name, targets.of(target.runtime).model_files(model), earlier)
     built = _read(engine / "engine.json")
     folder = bundle / "engines" / name
     folder.mkdir(parents=True)
@@ -269,12 +271,6 @@ def _add_target(
         "fit": built["fit"],
         "fallbacks": built["fallbacks"],
     }
-
-
-def model_files(section: TargetSection, model: Path) -> list[Path]:
-    """The files of a lowered model that a bundle needs. model: the lower stage's folder."""
-    globs = targets.of(section.runtime).files
-    return list(dict.fromkeys(p for glob in globs for p in sorted(model.glob(glob))))
 
 
 def _add_model(
@@ -351,15 +347,17 @@ def _read(path: Path) -> Any:
 
 
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
-    """Every target's model once, again in its engine, and all of it again in the tar."""
-    size = sum(
-        (4 if t.float_type == "fp32" else 2)
-        * sum(map(prod, shapes.values()))
-        * (2 if targets.of(t.runtime).engine_files else 1)
-        for t in section.recipe.targets
-    )
+    """Every target's model once, again in its engine, and all of it again in the tar. Memory is
+    that of the process that opens one engine at a time and answers judged rows."""
+    records = [targets.of(t.runtime) for t in section.recipe.targets]
+    weights = sum(map(prod, shapes.values()))
+    sizes = [(4 if t.float_type == "fp32" else 2) * weights for t in section.recipe.targets]
+    size = sum(s * (2 if r.engine_files else 1) for s, r in zip(sizes, records, strict=True))
+    opened = [r.cost.memory + r.cost.copies * s for s, r in zip(sizes, records, strict=True)]
     copies = 2 if section.package.tar else 1
-    return Estimate(memory=100 << 20, disk=copies * size, seconds=1 + copies * size / 200e6)
+    return Estimate(
+        memory=max(opened), disk=copies * size, seconds=len(records) + copies * size / 200e6
+    )
 
 
 def files(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.errors import RecipeError
+from optimizer.harness.shown import has_credentials
 
 ACCEPTED = (
     "oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG, file:///FOLDER:TAG, hf://OWNER/NAME:TAG, "
@@ -74,7 +75,8 @@ def is_address(text: str) -> bool:
 
 
 def parse(text: str) -> Address:
-    """Raises RecipeError for what is no address."""
+    """Raises RecipeError for what is not an address, and for one with a user or a password."""
+    refuse_credentials(text, "address", CREDENTIALS)
     if match := REGISTRY.fullmatch(text):
         return Address(
             match["tag"] or "", match["digest"] or "", host=match["host"], name=match["name"]
@@ -96,11 +98,23 @@ def parse(text: str) -> Address:
             *(match["tag"] or "", match["digest"] or ""), name=match["name"], store=match["store"]
         )
     if "?" in text or "@" in text.replace("@sha256:", ""):
-        raise RecipeError(  # without the text, which may hold a password or a signed URL
-            "an address holds no user, no password and no query",
-            where="address",
-            accepted=ACCEPTED,
-            fix=CREDENTIALS,
-        )
+        raise _with_credentials("address", CREDENTIALS)
     hint = "A name is written in small letters." if text.startswith("oci://") else ""
     raise RecipeError(f"{text!r:.200} is no address", accepted=ACCEPTED, fix=hint)
+
+
+def refuse_credentials(address: str, where: str, fix: str) -> None:
+    """Raises RecipeError for an address with a user or a password: it would stand in logs, reports
+    and the shell's history. where: what the address was given as; fix: where credentials belong."""
+    if has_credentials(address):
+        raise _with_credentials(where, fix)
+
+
+def _with_credentials(where: str, fix: str) -> RecipeError:
+    """Without the text, which may hold a password or a signed URL."""
+    return RecipeError(
+        "an address holds no user, no password and no query",
+        where=where,
+        accepted=ACCEPTED if where == "address" else "SCHEME://HOST[:PORT]",
+        fix=fix,
+    )

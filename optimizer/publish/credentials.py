@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.errors import MachineError
+from optimizer.harness.errors import InputError
+from optimizer.harness.plain_file import read
 
 HELPER_SECONDS = 30
 
@@ -31,12 +33,12 @@ def basic(folder: Path, host: str) -> str | None:
     if not path.is_file():
         return None
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(read(path))
         helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
         entry = (config.get("auths") or {}).get(host) or {}
         kept = entry.get("auth") or ""
         base64.b64decode(kept, validate=True)
-    except (OSError, ValueError, AttributeError, TypeError, binascii.Error):
+    except (InputError, ValueError, AttributeError, TypeError, RecursionError, binascii.Error):
         raise MachineError(
             "docker's settings cannot be read", where=str(path), fix=f"docker login {host}"
         ) from None

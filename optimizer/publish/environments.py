@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.errors import GateError, InconclusiveError, RecipeError
-from optimizer.harness import signature, verify
+from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import SIGNATURE
 from optimizer.publish.comparison import Comparison, compare
+from optimizer.publish.folders import Folders
 from optimizer.publish.history import SUFFIX, digests_in, history_manifest
 from optimizer.publish.model_pack import layers_of
 from optimizer.publish.place import EMPTY, Json, Releases, digest_of
-from optimizer.publish.pull import attachments, resolve, small
+from optimizer.publish.pull import resolve
+from optimizer.publish.signatures import find_signature
+from optimizer.publish.small import small
 
 LONGEST = 1000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
@@ -67,7 +69,8 @@ def promote(
     key: the public key that must have signed it. compared: False leaves out the comparison with
     what is there. Raises GateError for a bundle whose gates did not pass or that is worse than what
     is there; InconclusiveError where that cannot be told; BundleError for a signature that is
-    missing or another's; RecipeError when another promotion came first.
+    missing or another's; RecipeError for the name of a version, and when another promotion came
+    first.
     """
     check_name(environment)
     candidate = release(place, resolve(place, address), str(address))
@@ -76,9 +79,10 @@ def promote(
             f"its verdict is {candidate.manifest.get('verdict')!r:.50}", where=str(address)
         )
     if key is not None:
-        _check_signature(place, candidate, key, str(address))
+        find_signature(place, candidate.digest, candidate.layers, key, str(address))
     current = place.read_manifest(environment)
     before = "" if current is None else digest_of(current)
+    _check_environment(place, environment, current, candidate)
     if before == candidate.digest:
         return Move(environment, before, before)
     comparisons: tuple[Comparison, ...] = ()
@@ -158,28 +162,21 @@ def release(place: Releases, data: bytes, where: str) -> Release:
     return Release(digest_of(data), data, layers, manifest, reports)
 
 
-def _check_signature(place: Releases, candidate: Release, key: Path, where: str) -> None:
-    """A signature of the key is about the very files that the layers are."""
-    public_key = signature.load_public(key)
-    files = {
-        name: layer["digest"].removeprefix("sha256:") for name, layer in candidate.layers.items()
-    }
-    contents = attachments(place, candidate.digest).get(SIGNATURE, [])
-    problem = BundleError(
-        "it has no signature, and one is required",
-        where=where,
-        fix="Sign it and publish it again: optimize sign, optimize publish.",
-    )
-    for content in contents:
-        try:
-            signed = signature.signed_files(content, public_key, where)
-        except BundleError as e:
-            problem = e
-            continue
-        if signed == files:
-            return
-        problem = BundleError("its signature is of other files", where=where)
-    raise problem
+def _check_environment(
+    place: Releases, environment: str, current: bytes | None, candidate: Release
+) -> None:
+    """Raises RecipeError for a tag that is a version: `publish` moves one only with --replace. The
+    tag of an environment has a history tag, which is written first."""
+    if isinstance(place, Folders):  # which knows its versions, and refuses to move one
+        return
+    own_version = str(candidate.manifest.get("version")) == environment
+    if own_version or (current is not None and not history(place, environment)):
+        raise RecipeError(
+            "a published version has this name, and a promotion does not move it",
+            where=f"--to {environment}",
+            accepted="the name of an environment, e.g. production",
+            fix="To let a version name another bundle: optimize publish --replace.",
+        )
 
 
 def _check_comparisons(comparisons: tuple[Comparison, ...], where: str, environment: str) -> None:

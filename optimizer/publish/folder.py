@@ -8,7 +8,6 @@ next run removes what it left beside.
 
 from __future__ import annotations
 
-import errno
 import filecmp
 import os
 import shutil
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optimizer import atomic
-from optimizer.errors import MachineError, RecipeError
+from optimizer.errors import RecipeError
 from optimizer.harness.manifest import MANIFEST
 from optimizer.harness.temporary import private_folder
 from optimizer.progress import say
@@ -167,30 +166,13 @@ def _copy(folder: Path, to: Path) -> None:
 
 @contextmanager
 def _disk_errors_explained(artifacts: Path) -> Iterator[None]:
-    """A disk that is full or may not be written is the machine's fault."""
-    full = "Free space, or point --artifacts at another disk; finished steps are kept."
-    closed = "Point --artifacts at a folder you may write to; finished steps are kept."
-    fixes = {
-        errno.ENOSPC: full,
-        errno.EDQUOT: full,
-        errno.EFBIG: full,
-        errno.EROFS: closed,
-        errno.EACCES: closed,
-        errno.EPERM: closed,
-    }
-    try:
-        yield
-    except (FileExistsError, NotADirectoryError) as e:
-        raise RecipeError(
-            "a file stands where a folder is needed",
-            where=str(e.filename or artifacts),
-            fix="Move it away, or give another --artifacts.",
-        ) from e
-    except OSError as e:
-        if e.errno not in fixes:
-            raise
-        raise MachineError(
-            os.strerror(e.errno).lower(),
-            where=str(e.filename2 or e.filename or artifacts),
-            fix=fixes[e.errno],
-        ) from e
+    """A full or closed disk is the machine's fault; a file in the way is not."""
+    with atomic.disk_errors_explained(artifacts, "--artifacts"):
+        try:
+            yield
+        except (FileExistsError, NotADirectoryError) as e:
+            raise RecipeError(
+                "a file stands where a folder is needed",
+                where=str(e.filename or artifacts),
+                fix="Move it away, or give another --artifacts.",
+            ) from e

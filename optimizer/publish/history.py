@@ -32,5 +32,6 @@ def history_manifest(digests: Sequence[str]) -> bytes:
 
 def digests_in(data: bytes, where: str) -> list[str]:
     """The list in a manifest's bytes. Raises BundleError for what is no manifest."""
-    annotations = document(data, where).get("annotations") or {}
-    return str(annotations.get(HISTORY, "")).split()
+    annotations = document(data, where).get("annotations")
+    listed = annotations.get(HISTORY, "") if isinstance(annotations, dict) else ""
+    return listed.split() if isinstance(listed, str) else []

@@ -66,8 +66,13 @@ def without_tags(index: Json, tags: Collection[str]) -> bytes:
 
 def named_blobs(manifest: Json) -> list[str]:
     """The digests that a manifest or an index names."""
-    entries = [manifest.get("config"), *manifest.get("layers", ()), *manifest.get("manifests", ())]
-    return [e["digest"] for e in entries if isinstance(e, dict) and "digest" in e]
+    entries = [manifest.get("config")]
+    for key in ("layers", "manifests"):
+        listed = manifest.get(key)
+        entries += listed if isinstance(listed, list) else []
+    return [
+        e["digest"] for e in entries if isinstance(e, dict) and isinstance(e.get("digest"), str)
+    ]
 
 
 def _tag(entry: Json) -> str:

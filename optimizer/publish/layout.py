@@ -22,6 +22,7 @@ from optimizer import atomic
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish import index as indexes
+from optimizer.publish.objects import LARGEST_READ, too_large
 from optimizer.publish.place import (
     LARGEST_MANIFEST,
     Blob,
@@ -165,6 +166,8 @@ class Layout:
 
     def _index(self) -> Json:
         path = self.folder / indexes.FILE
+        if path.is_file() and (size := path.stat().st_size) > LARGEST_READ:
+            raise too_large(size, str(path))
         return indexes.read(path.read_bytes() if path.is_file() else None, str(path))
 
     @contextmanager

@@ -153,7 +153,8 @@ def layers_of(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, J
         )
     named: dict[str, Json] = {}
     for layer in layers:
-        name = (layer.get("annotations") or {}).get(TITLE) if isinstance(layer, dict) else None
+        annotations = layer.get("annotations") if isinstance(layer, dict) else None
+        name = annotations.get(TITLE) if isinstance(annotations, dict) else None
         why = name_problem(name)
         if why or name in named or not well_described(layer):
             reason = why or "comes twice, or has no digest and size that can be"

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from optimizer.errors import MachineError, RecipeError
-from optimizer.publish.address import Address
+from optimizer.publish.address import Address, refuse_credentials
 from optimizer.publish.az import AzureObjects
 from optimizer.publish.credentials import basic
 from optimizer.publish.folders import Folders
@@ -57,21 +57,26 @@ def check_installed(address: Address) -> None:
 
 
 def place_of(
-    address: Address, docker: Path, *, plain: bool = False, hub: str | None = None
+    address: Address,
+    docker: Path | None,
+    *,
+    plain: bool = False,
+    hub: str | None = None,
+    token_services: tuple[str, ...] = (),
 ) -> Place | Folders:
-    """docker: the folder with docker's config.json. plain: HTTP to a registry elsewhere. hub: the
-    address of another server than huggingface_hub's own default. Raises MachineError where a
-    package is missing."""
+    """docker: the folder with docker's config.json, None where there is none. plain: HTTP to a
+    registry elsewhere. hub: the address of another server than huggingface_hub's own default.
+    token_services: see Transport. Raises MachineError where a package is missing."""
     if address.store == "hf":
+        refuse_credentials(hub or "", "--hf-endpoint", "The token is that of `hf auth login`.")
         return Folders(Hub(address.name, hub))
     if address.store == "mlflow":
         check_installed(address)
         return Folders(RegisteredModel(address.name, address.host or None))
     if address.folder is not None or address.store:
         return prunable(address)
-    return Registry(
-        Transport(address.host, partial(basic, docker, address.host), plain), address.name
-    )
+    basic_of = partial(basic, docker, address.host) if docker else lambda: None
+    return Registry(Transport(address.host, basic_of, plain, token_services), address.name)
 
 
 def prunable(address: Address) -> Prunable:

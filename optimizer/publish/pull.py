@@ -16,18 +16,17 @@ from pathlib import Path
 
 from optimizer import atomic
 from optimizer.errors import RecipeError, closest
-from optimizer.harness import signature, verify
+from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
 from optimizer.harness.manifest import REPORT, read_manifest
 from optimizer.harness.signed import check_age
 from optimizer.progress import bar, say
 from optimizer.publish.address import Address
-from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, beside
-from optimizer.publish.model_pack import layers_of, well_described
-from optimizer.publish.place import LARGEST_MANIFEST, Json, Releases, digest_of
-
-MOST_REFERRERS = 100
-SWAPPED = "Do not use it: what is there is not what the manifest names. Get it from another place."
+from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, beside
+from optimizer.publish.model_pack import layers_of
+from optimizer.publish.place import Json, Releases, digest_of, document
+from optimizer.publish.signatures import attachments, find_signature
+from optimizer.publish.small import SWAPPED, small
 
 
 @dataclass(frozen=True)
@@ -94,46 +93,37 @@ def pull(
             work = final.parent / f".{final.name}.{digest[7:19]}.pull"
             folder = final if present else work / "bundle"
             received = 0 if present else _fetch(place, layers, folder)
-            attached = attachments(place, digest)
-            hint = _check(folder, attached, key, work)
+            _, differences = verify.problems(folder)
+            if differences:
+                raise BundleError(differences[0], where=str(folder), fix=SWAPPED)
+            read_manifest(folder)
+            kinds = ATTACHMENTS if key is None else (SBOM, PROVENANCE)
+            attached, hint = attachments(place, digest, layers, folder, kinds), ""
+            if key is not None:
+                attached[SIGNATURE], hint = find_signature(place, digest, layers, key, str(address))
             if at_least is not None:
                 check_age(read_manifest(folder)["version"], at_least, str(address))
-            for attachment, contents in attached.items():
+            for attachment, content in attached.items():
                 work.mkdir(parents=True, exist_ok=True)
-                atomic.write(beside(final, attachment), contents[-1], work / "attachment")
+                atomic.write(beside(final, attachment), content, work / "attachment")
             if present:
                 say(f"pull: {final} is this bundle already")
             else:
                 atomic.finish(folder, final)
             atomic.remove(work)
-    names = tuple(a.suffix for a in attached)
+    names = tuple(a.suffix for a in ATTACHMENTS if a in attached)
     return Pulled(final, digest, received, names, hint)
 
 
 def _default(place: Releases, layers: dict[str, Json], address: Address) -> Path:
     """artifacts/NAME/VERSION, from the manifest of the bundle itself."""
     layer = layers[verify.MANIFEST]
-    manifest = verify.parse(small(place, layer, str(address)))
+    manifest = document(small(place, layer, str(address)), str(address))
     name, version = str(manifest.get("name")), str(manifest.get("version"))
     for part in (name, version):
         if verify.name_problem(part) or "/" in part or part.startswith("."):
             raise BundleError(f"{part!r:.80} is no name of a folder", where=str(address))
     return Path("artifacts") / name / version
-
-
-def small(place: Releases, layer: Json, where: str) -> bytes:
-    """A blob that fits in memory, its digest compared."""
-    if layer["size"] > verify.LARGEST:
-        raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
-    from optimizer.harness.temporary import temporary_folder
-
-    with temporary_folder("pull") as folder:
-        file = folder / "blob"
-        place.receive(layer["digest"], layer["size"], file)
-        data = file.read_bytes()
-    if digest_of(data) != layer["digest"]:
-        raise BundleError(f"the blob {layer['digest']} has other bytes", where=where, fix=SWAPPED)
-    return data
 
 
 def pull_description(place: Releases, address: Address, folder: Path) -> None:
@@ -199,56 +189,3 @@ def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
 def _digest(path: Path) -> str:
     with path.open("rb") as f:
         return f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"
-
-
-def attachments(place: Releases, digest: str) -> dict[Attachment, list[bytes]]:
-    """{attachment: the bytes of each that a registry has, the last one last}."""
-    attached: dict[Attachment, list[bytes]] = {}
-    for attachment in ATTACHMENTS:
-        listed = [
-            e
-            for e in place.referrers(digest)
-            if e.get("artifactType") == attachment.media_type and well_described(e)
-        ][-MOST_REFERRERS:]
-        contents = []
-        for entry in listed:
-            data = place.read_manifest(entry["digest"])
-            if data is None or len(data) > LARGEST_MANIFEST:
-                continue
-            (layer,) = layers_of(data, entry["digest"], attachment.media_type).values()
-            contents.append(small(place, layer, entry["digest"]))
-        if contents:
-            attached[attachment] = contents
-    return attached
-
-
-def _check(
-    folder: Path, attached: dict[Attachment, list[bytes]], key: Path | None, work: Path
-) -> str:
-    """The bundle against its manifest, and its signature where a key is required: the one that the
-    key made is then put last. Returns the key's hint."""
-    _, differences = verify.problems(folder)
-    if differences:
-        raise BundleError(differences[0], where=str(folder), fix=SWAPPED)
-    read_manifest(folder)
-    if key is None:
-        return ""
-    work.mkdir(parents=True, exist_ok=True)
-    file = work / "signature"
-    contents = attached.get(SIGNATURE, [])
-    for content in reversed(contents):
-        file.write_bytes(content)
-        try:
-            hint = signature.require(folder, key, file)
-        except BundleError:
-            if content is contents[0]:
-                raise
-            continue
-        contents.append(content)
-        return hint
-    signature.load_public(key)
-    raise BundleError(
-        "it has no signature, and one is required",
-        where=str(folder),
-        fix="Have whoever published it sign it: optimize sign, then publish again.",
-    )

@@ -7,31 +7,27 @@ it named before, or all of the new; the next run sends what is missing.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from optimizer.errors import RecipeError
 from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import MANIFEST, read_manifest, read_reports
+from optimizer.harness.manifest import read_manifest, read_reports
 from optimizer.progress import bar
 from optimizer.publish.attachments import (
     ATTACHMENTS,
-    PROVENANCE,
     REPORT,
-    SBOM,
     SIGNATURE,
     Attachment,
+    belongs,
     beside,
 )
 from optimizer.publish.folders import Folder, Folders, attachment_name
+from optimizer.publish.history import SUFFIX
 from optimizer.publish.model_pack import Artifact, artifact, referrer
 from optimizer.publish.place import EMPTY, Blob, Json, Place, descriptor, digest_of
-from optimizer.store import digest_file
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
         if file.stat().st_size > verify.LARGEST:
             raise BundleError(f"above {verify.LARGEST:,} bytes", where=str(file))
         data = file.read_bytes()
-        if not _belongs(attachment, data, bundle):
+        if not belongs(attachment, data, bundle):
             command = "sign" if attachment is SIGNATURE else "attest"
             raise BundleError(
                 "it is of another bundle than the folder beside it",
@@ -139,30 +135,22 @@ def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
     return attached
 
 
-def _belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
-    """Whether an attachment says that it is of this folder. Who wrote it is not asked here."""
-    if attachment is REPORT:
-        return True
-    try:
-        document: Any = json.loads(data)
-        if attachment is SBOM:
-            properties = document["metadata"]["component"]["properties"]
-            values = {p["name"]: p["value"] for p in properties}
-            return bool(values["optimize:digest"] == read_manifest(bundle)["digest"])
-        if "dsseEnvelope" in document:
-            document = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
-        digests = {r["name"]: r["digest"] for r in document["predicate"].get("resources", ())}
-        if attachment is PROVENANCE:
-            digests = {s["name"]: s["digest"]["sha256"] for s in document["subject"]}
-        return bool(digests.get(MANIFEST) == digest_file(bundle / MANIFEST))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
 def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> str:
     """The digest that the tag names, "" for nothing."""
+    if tag.endswith(SUFFIX):
+        raise RecipeError(
+            "the list of what an environment has had has such a name",
+            where=f"tag {tag}",
+            fix="Give another tag.",
+        )
     data = place.read_manifest(tag)
     before = "" if data is None else digest_of(data)
+    if before not in ("", digest) and place.read_manifest(f"{tag}{SUFFIX}") is not None:
+        raise RecipeError(
+            "an environment has this name, and a promotion asks whether it may be moved",
+            where=f"tag {tag}",
+            fix="Publish the bundle under its version, then: optimize promote.",
+        )
     if before not in ("", digest) and not replace:
         raise RecipeError(
             f"it names another bundle, {before[:19]}..., and this one is {digest[:19]}...",

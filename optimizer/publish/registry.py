@@ -8,9 +8,11 @@ OCI-Subject), and else by an index under the tag sha256-<hex>.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlencode, urljoin
+from typing import Any
+from urllib.parse import urlencode
 
 from optimizer.errors import MachineError
 from optimizer.harness.errors import BundleError
@@ -20,6 +22,7 @@ from optimizer.publish.place import (
     MANIFEST_TYPE,
     Blob,
     Json,
+    canonical,
     descriptor,
     digest_of,
     document,
@@ -33,6 +36,10 @@ from optimizer.publish.transport import Answer, Sink, Transport
 ROUNDS = 5
 """How often an index of referrers is written again when another writer's took its place."""
 MOST_PAGES = 1000
+MOST_LISTED = 100_000
+"""Tags, or referrers, of all pages."""
+NEXT = re.compile(r'<([^<>]*)>\s*;(?:[^,]*;)?\s*rel="?next"?')
+"""Of a header Link, as RFC 8288 has it."""
 
 
 class Registry:
@@ -49,7 +56,7 @@ class Registry:
     def send(self, blob: Blob) -> None:
         begun = self.transport.request("POST", f"{self.root}/blobs/uploads/")
         self._checked(begun, 202)
-        place = urljoin(self.transport.base, begun.headers.get("location", ""))
+        place = self.transport.joined(self.transport.base, begun.headers.get("location", ""))
         joint = "&" if "?" in place else "?"
         answer = self.transport.request(
             "PUT",
@@ -111,25 +118,40 @@ class Registry:
         )
 
     def referrers(self, subject: str) -> list[Json]:
-        answer = self.transport.request("GET", f"{self.root}/referrers/{subject}")
-        if self._checked(answer, 200, 404, 405).status == 200:
-            return listed_in(answer.data)
+        pages = self._pages(f"{self.root}/referrers/{subject}", "manifests", 405)
+        if pages is not None:
+            return listed_in(canonical({"manifests": pages}))
         return listed_in(self.read_manifest(fallback_tag(subject)))
 
     def tags(self) -> list[str]:
-        tags: list[str] = []
-        url = f"{self.root}/tags/list"
-        for _ in range(MOST_PAGES):
-            answer = self.transport.request("GET", url)
-            if self._checked(answer, 200, 404).status == 404:
-                break
-            listed = document(answer.data, "tags").get("tags") or []
-            tags += [tag for tag in listed if isinstance(tag, str)]
-            link = answer.headers.get("link", "")
-            if 'rel="next"' not in link:
-                break
-            url = urljoin(url, link[link.index("<") + 1 : link.index(">")])
+        listed = self._pages(f"{self.root}/tags/list", "tags") or []
+        tags = {tag for tag in listed if isinstance(tag, str)}
         return sorted(tag for tag in tags if not is_fallback(tag))
+
+    def _pages(self, url: str, key: str, *absent: int) -> list[Any] | None:
+        """Collect what all pages list under the key; None for a first page that is missing (404, or
+        a status in `absent`). Raises MachineError for pages that do not end."""
+        listed: list[Any] = []
+        seen: set[str] = set()
+        while url not in seen and len(seen) < MOST_PAGES and len(listed) < MOST_LISTED:
+            seen.add(url)
+            answer = self.transport.request("GET", url)
+            if self._checked(answer, 200, 404, *absent).status != 200:
+                return listed if len(seen) > 1 else None
+            page = document(answer.data, key).get(key) or []
+            if not isinstance(page, list):
+                raise BundleError(f"its {key} are not a list", where=self.transport.host)
+            listed += page
+            following = NEXT.search(answer.headers.get("link", ""))
+            if following is None:
+                return listed
+            url = self.transport.joined(self.transport.base + url, following[1])
+            url = url.removeprefix(self.transport.base)
+        raise MachineError(
+            f"its pages of {key} do not end ({len(seen):,} of them, {len(listed):,} entries)",
+            where=f"{self.transport.host}/{self.name}",
+            accepted=f"{MOST_PAGES:,} pages and {MOST_LISTED:,} entries",
+        )
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
         """Compared just before and not in one step, which the specification does not have."""

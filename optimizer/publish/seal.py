@@ -19,31 +19,41 @@ from optimizer import atomic
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness import signature, verify
 from optimizer.harness.archive import unpack
-from optimizer.harness.errors import BundleError
+from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.manifest import read_manifest
+from optimizer.harness.plain_file import open_regular, read
 from optimizer.harness.signed import check_age
 from optimizer.harness.temporary import private_folder
 from optimizer.package.stage import plain_member
 from optimizer.publish.attachments import ATTACHMENTS, beside
 from optimizer.publish.push import attachments_of
+from optimizer.publish.sign import read_secret
 
 WORK = ".optimize-seal"
 BUNDLE = "bundle"
 LARGEST_KEYS = 1 << 20
+SECRET_KEY = "AGE-SECRET-KEY-"
 RECIPIENTS = "public keys of age, age1...: typed, or a file with one on a line"
 IDENTITIES = (
     "a file with secret keys of age, AGE-SECRET-KEY-1... on a line, as age-keygen writes it"
 )
 
 
-def seal(bundle: Path, recipients: tuple[str, ...], into: Path) -> Path:
-    """Encrypt the folder `bundle`, and what lies beside it, into the new file `into`.
+def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool = False) -> Path:
+    """Encrypt the folder `bundle`, and what lies beside it, into the file `into`.
 
-    Any one of the recipients can open it. Raises BundleError for a folder that is not what its
-    manifest says; RecipeError for what is no recipient, and where the file is inside the bundle.
+    Any one of the recipients can open it. replace: let it take the place of a file. Raises
+    BundleError for a folder that is not what its manifest says; RecipeError for what is not a
+    recipient, and where the file is inside the bundle or, without `replace`, there already.
     """
     pyrage = _pyrage()
     keys = [_recipient(pyrage, text) for recipient in recipients for text in _lines(recipient)]
+    if os.path.isdir(into) or (os.path.lexists(into) and not replace):
+        raise RecipeError(
+            "something is here, and it is not replaced",
+            where=str(into),
+            fix="Give another file: --to FILE, or let it be replaced: --replace.",
+        )
     if not keys:
         raise RecipeError("there is none", where="--recipient", accepted=RECIPIENTS)
     read_manifest(bundle)
@@ -87,7 +97,9 @@ def unseal(
     nothing is left of it then.
     """
     pyrage = _pyrage()
-    identities = [_identity(pyrage, line, identity) for line in _keys(identity)]
+    _refuse_secret(str(identity), "--identity", IDENTITIES)
+    lines = _keys(identity, secret=True)
+    identities = [_identity(pyrage, line, identity) for line in lines]
     if os.path.lexists(into):
         raise RecipeError(
             "something is here, and it is not replaced",
@@ -122,10 +134,8 @@ def unseal(
 
 def _decrypt(pyrage: Any, sealed: Path, identities: list[Any], into: Path) -> None:
     try:
-        with sealed.open("rb") as source, into.open("wb") as target:
+        with open_regular(sealed) as source, into.open("wb") as target:
             pyrage.decrypt_io(source, target, identities)
-    except FileNotFoundError as e:
-        raise RecipeError("it is not there", where=str(e.filename)) from None
     except (pyrage.DecryptError, OSError) as e:
         if getattr(e, "errno", None) is not None:  # of the disk; age's own have no number
             raise
@@ -138,17 +148,32 @@ def _decrypt(pyrage: Any, sealed: Path, identities: list[Any], into: Path) -> No
 
 def _lines(recipient: str) -> list[str]:
     """A recipient that was typed, or those of a file."""
-    return [recipient] if recipient.startswith("age1") else _keys(Path(recipient))
+    _refuse_secret(recipient, "--recipient", RECIPIENTS)
+    if recipient.startswith("age1"):
+        return [recipient]
+    return _keys(Path(recipient))
 
 
-def _keys(path: Path) -> list[str]:
+def _refuse_secret(text: str, option: str, accepted: str) -> None:
+    """Raises RecipeError, which does not repeat it, for a secret key in place of a name."""
+    if text.strip().upper().startswith(SECRET_KEY):
+        raise RecipeError(
+            "a secret key was given",
+            where=option,
+            accepted=accepted,
+            fix="It stands in the shell's history now: make another (age-keygen).",
+        )
+
+
+def _keys(path: Path, *, secret: bool = False) -> list[str]:
     """The lines of a file of keys; those that begin with # are comments."""
     try:
-        with path.open(encoding="ascii") as f:
-            lines = f.read(LARGEST_KEYS).splitlines()
-    except (OSError, ValueError) as e:
+        data = (read_secret if secret else read)(path, LARGEST_KEYS)
+        lines = data.decode("ascii").splitlines()
+    except (InputError, ValueError) as e:
+        reason = e.problem if isinstance(e, InputError) else type(e).__name__
         raise RecipeError(
-            f"no keys can be read ({type(e).__name__})",
+            f"no keys can be read ({reason})",
             where=str(path),
             accepted=f"{RECIPIENTS}; {IDENTITIES}",
         ) from None
@@ -156,6 +181,7 @@ def _keys(path: Path) -> list[str]:
 
 
 def _recipient(pyrage: Any, text: str) -> Any:
+    _refuse_secret(text, "--recipient", RECIPIENTS)
     try:
         return pyrage.x25519.Recipient.from_str(text)
     except pyrage.RecipientError:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from optimizer import atomic
 from optimizer.errors import MachineError, RecipeError
-from optimizer.harness import signature, verify
-from optimizer.harness.errors import BundleError
+from optimizer.harness import plain_file, signature, verify
+from optimizer.harness.errors import BundleError, InputError
+from optimizer.progress import say
 from optimizer.store import digest_file
 
 Json = dict[str, Any]
@@ -31,6 +33,12 @@ def sign(bundle: Path, key: Path, into: Path) -> str:
             where=str(bundle),
             fix="Package the model again: optimize RECIPE.",
         )
+    if os.path.lexists(into) and not _is_signature(into):
+        raise RecipeError(
+            "something else than a signature is here, and it is not replaced",
+            where=str(into),
+            fix="Give another file: --signature FILE.",
+        )
     if into.resolve().is_relative_to(bundle.resolve()):
         raise RecipeError(
             "a signature inside what is signed would be a file that nobody signed",
@@ -42,8 +50,23 @@ def sign(bundle: Path, key: Path, into: Path) -> str:
     return signature.hint(private_key.public_key())
 
 
+def _is_signature(path: Path) -> bool:
+    try:
+        return bool(verify.parse(plain_file.read(path))["mediaType"] == signature.MEDIA_TYPE)
+    except (InputError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def read_secret(path: Path, largest: int = verify.LARGEST) -> bytes:
+    """The bytes of a file with a secret key. Says so where others may read it."""
+    data = plain_file.read(path, largest)
+    if warning := plain_file.readable_by_others(path):
+        say(warning)
+    return data
+
+
 def load_private(path: Path) -> Any:
-    """A private key of cryptography's."""
+    """A private key of cryptography's. Says so where others may read the file."""
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
@@ -53,7 +76,7 @@ def load_private(path: Path) -> Any:
             fix="pip install 'optimize-toolchain[sign]'",
         ) from None
     try:
-        key = load_pem_private_key(signature.read(path), None)
+        key = load_pem_private_key(read_secret(path), None)
     except TypeError:
         raise RecipeError(
             "the key has a passphrase",

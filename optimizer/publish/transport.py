@@ -1,7 +1,8 @@
 """HTTP to one registry: a connection that is kept, credentials, redirects, and another attempt.
 
-Credentials go to the registry's own host, and to the token service that it names; a redirect to
-another host (where many registries keep their blobs) gets none.
+Credentials go to the registry's own host, and to the token service that it names where that is one
+of its own (token_services.py); a redirect to another host (where many registries keep their blobs)
+gets none.
 """
 
 from __future__ import annotations
@@ -9,20 +10,26 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
-from urllib.parse import urlencode, urljoin, urlsplit
+from threading import Event, Thread
+from typing import BinaryIO, Self
+from urllib.parse import SplitResult, urlencode, urljoin, urlsplit
 
 from optimizer import __version__
 from optimizer.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
+from optimizer.publish.token_services import is_token_service
 
-SECONDS = 300  # without a byte: a registry reads a large blob again before it answers
+SECONDS = 300  # until an answer begins: a registry reads a large blob again before it answers
+ASKED_SECONDS = 60  # the same, where nothing was sent
+BODY_SECONDS = 30.0  # in which an answer that has begun brings LEAST_BYTES
+LEAST_BYTES = 4096
 ATTEMPTS = 4
 WAIT = 0.5  # seconds before the second attempt, twice as long before each further one
 AGAIN = frozenset({429, 500, 502, 503, 504})
@@ -83,12 +90,16 @@ class Transport:
     """host: of the registry, with its port. plain: HTTP where the host is not this machine, too.
 
     basic: gives the value of the header Authorization, or None; called once it is asked for.
+    token_services: HOST or HOST:PORT, which may have that value too, by https. body_seconds: see
+    BODY_SECONDS.
     """
 
     host: str
     basic: Callable[[], str | None]
     plain: bool = False
+    token_services: tuple[str, ...] = ()
     sleep: Callable[[float], None] = time.sleep
+    body_seconds: float = BODY_SECONDS
     _authorization: str | None = None
     _connections: dict[tuple[str, str], http.client.HTTPConnection] = field(default_factory=dict)
 
@@ -111,7 +122,7 @@ class Transport:
         Tries again what a server or the line may do better the next time. Raises MachineError
         where there is no answer, or no permission.
         """
-        target = urljoin(self.base, url)
+        target = self.joined(self.base, url)
         start = into.tell() if into else 0
         wait = WAIT
         for attempt in range(1, ATTEMPTS + 1):
@@ -171,15 +182,8 @@ class Transport:
         if scheme.lower() != "bearer":
             return kept
         fields = dict(FIELD.findall(rest))
-        service = urlsplit(fields.get("realm", ""))
-        if service.scheme != "https" and not (
-            service.scheme == "http" and self.base.startswith("http:")
-        ):
-            raise MachineError(
-                f"its token service is {fields.get('realm', '')!r:.200}",
-                where=self.host,
-                accepted="one that is reached by https",
-            )
+        service = self._parts(self.joined(self.base, fields.get("realm", "")))
+        self._check_token_service(service)
         query = urlencode({k: fields[k] for k in ("service", "scope") if k in fields})
         answer = self._once(
             "GET",
@@ -197,6 +201,21 @@ class Transport:
             raise self._forbidden(answer)
         return f"Bearer {token}"
 
+    def _check_token_service(self, service: SplitResult) -> None:
+        """Raises MachineError for one that is not the registry's own: it would get the password."""
+        if f"{service.scheme}://{service.netloc}" == self.base:
+            return
+        secure = service.scheme == "https"
+        if secure and is_token_service(self.host, service.netloc, self.token_services):
+            return
+        raise MachineError(
+            f"it sends the password to {service.scheme}://{service.netloc:.200}, which is not its "
+            "own host",
+            where=self.host,
+            accepted="its own host and port; by https another of its domain, or one that you name",
+            fix=f"If that one is right: --token-service {service.netloc:.200}" if secure else "",
+        )
+
     def _redirected(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> Answer:
@@ -206,7 +225,7 @@ class Transport:
             answer = self._once(method, url, {**headers, **added}, body, into)
             if answer.status not in MOVED or "location" not in answer.headers:
                 return answer
-            target = urljoin(url, answer.headers["location"])
+            target = self.joined(url, answer.headers["location"])
             if url.startswith("https:") and not target.startswith("https:"):
                 raise MachineError("it redirects from https to http", where=self.host)
             url = target
@@ -215,9 +234,7 @@ class Transport:
     def _once(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> Answer:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise MachineError(f"it names the address {url!r:.200}", where=self.host)
+        parts = self._parts(url)
         connection = self._connection(parts.scheme, parts.netloc)
         path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
         sent = {"User-Agent": f"optimize-toolchain/{__version__}", **headers}
@@ -227,20 +244,48 @@ class Transport:
             elif method in ("POST", "PUT", "PATCH"):
                 sent["Content-Length"] = "0"
             connection.request(method, path, body=content, headers=sent)
+        seconds = SECONDS if content else ASKED_SECONDS
+        with _Watch(connection.sock, seconds, self.body_seconds) as watch:
             response = connection.getresponse()
-        good = response.status in (200, 206)
-        data = b""
-        if into is not None and good:
-            if response.status == 200:
-                into.restart()
-            while chunk := response.read(CHUNK):
-                into.write(chunk)
-        else:
-            data = response.read(LARGEST_ANSWER + 1)
-            if len(data) > LARGEST_ANSWER:
-                raise MachineError(f"an answer above {LARGEST_ANSWER:,} bytes", where=self.host)
+            chunks = watch.counted(response)
+            data = bytearray()
+            if into is not None and response.status in (200, 206):
+                if response.status == 200:
+                    into.restart()
+                for chunk in chunks:
+                    into.write(chunk)
+            else:
+                for chunk in chunks:
+                    data += chunk
+                    if len(data) > LARGEST_ANSWER:
+                        raise MachineError(
+                            f"an answer above {LARGEST_ANSWER:,} bytes", where=self.host
+                        )
         fields = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, fields, data)
+        return Answer(response.status, fields, bytes(data))
+
+    def joined(self, base: str, reference: str) -> str:
+        """The address that a registry names by a reference. Raises MachineError for none."""
+        try:
+            return urljoin(base, reference)
+        except ValueError:
+            raise self._no_address(reference) from None
+
+    def _parts(self, url: str) -> SplitResult:
+        """Raises MachineError for an address that cannot be asked, or not without a password."""
+        try:
+            parts = urlsplit(url)
+            known = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
+        except ValueError:
+            raise self._no_address(url) from None
+        if not known or "@" in parts.netloc or re.search(r"[^!-~]", url):
+            raise self._no_address(url)
+        return parts
+
+    def _no_address(self, url: str) -> MachineError:
+        return MachineError(
+            f"it names the address {url!r:.200}", where=self.host, accepted="http(s)://HOST/PATH"
+        )
 
     def _connection(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
         key = (scheme, netloc)
@@ -251,6 +296,49 @@ class Transport:
             except http.client.InvalidURL:
                 raise RecipeError("no port number", where=netloc) from None
         return self._connections[key]
+
+
+class _Watch:
+    """Ends a connection whose answer has not begun after `first` seconds, or that then brings less
+    than LEAST_BYTES in `then` seconds, however it is spread: a timeout of the socket is of each
+    read, and a byte a minute would pass it for as long as the other side likes."""
+
+    def __init__(self, connected: socket.socket, first: float, then: float) -> None:
+        self._socket, self._first, self._then = connected, first, then
+        self._begun, self._ended = Event(), Event()
+        self._come, self._late = 0, False
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def counted(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """The body as it comes."""
+        self._begun.set()
+        while chunk := response.read1(CHUNK):
+            self._come += len(chunk)
+            yield chunk
+        response.close()  # read1 does not say that it is at the end, and the next request waits
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self._ended.set()
+        self._begun.set()
+        self._thread.join()
+        if self._late and (error is None or isinstance(error, http.client.HTTPException | OSError)):
+            raise TimeoutError("it sends too little, too late") from error
+
+    def _watch(self) -> None:
+        seen = -LEAST_BYTES
+        if self._begun.wait(self._first):
+            while self._come - seen >= LEAST_BYTES:
+                seen = self._come
+                if self._ended.wait(self._then):
+                    return
+        if not self._ended.is_set():
+            self._late = True
+            with suppress(OSError):  # of the class, as TLS's own would take its keys away
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 @contextmanager

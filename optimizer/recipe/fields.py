@@ -15,6 +15,7 @@ from optimizer.harness import bounds
 
 MANY = 10_000_000  # samples, windows, iterations; the largest data sets here have 10,000
 WIDE, LONG = bounds.BATCH, bounds.SEQUENCE  # rows in one batch, tokens in one text
+SMALLEST = 1e-12  # of numbers that are not 0
 PATH = 4096  # characters, Linux's own limit
 RESERVED = (
     ".failed",
@@ -51,5 +52,5 @@ def _inside(path: str) -> str:
 
 Version = Annotated[Name, AfterValidator(_not_reserved)]
 Column = Annotated[str, Field(min_length=1, max_length=256)]
-Pattern = Annotated[str, Field(min_length=1, max_length=PATH)]
+Pattern = Annotated[str, Field(min_length=1, max_length=PATH, pattern=r"\S")]
 Inside = Annotated[str, Field(min_length=1, max_length=PATH), AfterValidator(_inside)]

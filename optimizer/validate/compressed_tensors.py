@@ -83,7 +83,7 @@ def harness(_m: Materials) -> Entry:
 
 def opened(m: Materials, _device: str) -> Runner:
     """What answers in validate."""
-    return Runner(_loaded(m)[0], m)
+    return Runner(_loaded(m)[0], _folder(m), m)
 
 
 def _folder(m: Materials) -> Path:

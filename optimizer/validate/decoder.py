@@ -2,13 +2,13 @@
 
 A cache is a dict by the names of the graph's inputs, past_key_values.{layer}.key and .value, each
 (batch, kv_heads, past, head_dim). Batches are padded on the left: the last tokens of all rows stand
-beside each other, and what follows them does too. How tokens are padded and counted is written
-here again: the ledger holds the harness to it.
+beside each other, and what follows them does too. Tokens are padded and counted by the harness's
+own functions (tasks/text_generation.py), which ledger/step_laws.py compares with integers of its
+own at every length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import nn
 
 from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract, Generation
+from optimizer.harness.tasks.text_generation import next_arrays
 from optimizer.validate.ledger.distance import Array
 
 Cache = dict[str, Array]
@@ -34,33 +35,6 @@ def empty_cache(made_of: Generation, batch: int) -> Cache:
     return {name: np.zeros(shape, np.float32) for name, _ in kv_cache.names(made_of.layers)}
 
 
-def positions(mask: Array, sequence: int) -> Array:
-    """(batch, sequence) of the last tokens: how many real ones come before; 0 for padding."""
-    counted: Array = np.maximum(mask.cumsum(1) - 1, 0)[:, -sequence:]
-    return counted
-
-
-def inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
-    """The arrays that the contract names; mask (batch, past + sequence)."""
-    known = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "position_ids": positions(mask, ids.shape[1]),
-    }
-    return {i.name: known[i.name].astype(np.int64) for i in contract.inputs}
-
-
-def left_padded(rows: Sequence[Array], pad: int, width: int = 0) -> tuple[Array, Array]:
-    """(ids, mask) of rows of ids (tokens,), padded to the longest, or to `width` when longer."""
-    width = max(width, *(len(r) for r in rows))
-    ids = np.full((len(rows), width), pad, np.int64)
-    mask = np.zeros_like(ids)
-    for i, row in enumerate(rows):
-        ids[i, width - len(row) :] = row
-        mask[i, width - len(row) :] = 1
-    return ids, mask
-
-
 class OnnxDecoder:
     """runner: an open OrtRunner, or what has its face."""
 
@@ -71,7 +45,7 @@ class OnnxDecoder:
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
         past_cache = empty_cache(self._made_of, len(ids)) if cache is None else cache
         past = {n: past_cache[n].astype(k, copy=False) for n, k in self._kinds.items()}
-        outputs = self._runner.infer({**inputs(self._contract, ids, mask), **past})
+        outputs = self._runner.infer({**next_arrays(self._contract, ids, mask), **past})
         names = kv_cache.names(self._made_of.layers)
         return outputs["logits"], {past: outputs[present] for past, present in names}
 
@@ -83,7 +57,7 @@ class TorchDecoder:
         self._model, self._contract = model, contract
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
-        arrays = inputs(self._contract, ids, mask)
+        arrays = next_arrays(self._contract, ids, mask)
         tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
         with torch.no_grad():
             output = self._model(

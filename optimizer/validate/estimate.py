@@ -22,7 +22,7 @@ from optimizer.load.datasets import samples
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
-from optimizer.validate.ledger import decoder_batches
+from optimizer.validate.ledger import decoder_batches, extremes
 from optimizer.validate.ledger.ledger_texts import LEDGER_TEXTS, ledger_texts
 from optimizer.validate.ledger.spread import RUNS
 
@@ -79,16 +79,21 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
     compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
     entering = 4 * sum(s[1] for s in linear)
+    longest = 0
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
         sampled, whole = decoder_batches.positions(per_token)
+        longest, many = decoder_batches.extreme_positions(per_token, extremes.ROWS)
         answer = 4 * (tables + _cached(shapes))
         rest = entering * (whole - sampled) if compared else 0
-        kept = 2 * (per_token * sampled + rest + answer * whole + (entering + answer) * sampled)
+        answered = answer * (whole + longest + many)
+        runs = (entering + answer) * sampled + answer * longest
+        kept = 2 * (per_token * sampled + rest + answered + runs)
     else:
         sampled, whole = _tokens(section, each)
         answer = 0  # next to what enters the modules
         kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     written = RUNS * sampled * (entering + (1 + ARITHMETICS) * answer)
+    written += RUNS * longest * ARITHMETICS * answer
     heads = [math.prod(s) for s in matrices if tables in s] if generates else []
     tied = heads[0] if len(heads) == 1 else 0  # a graph has the embedding, and transposed the head
     weights = elements + quantized + folded + COPIES * (elements + tied)
@@ -106,14 +111,10 @@ def _cached(shapes: Shapes) -> int:
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
     """(tokens of the sampled batches, of all), padding included. each: of an image; 0: of texts."""
-    lengths = (
-        [each] * LEDGER_TEXTS
-        if each
-        else [
-            min(LONGEST, len(text) // CHARACTERS + 3)
-            for text in ledger_texts(samples(section.validate_.data))
-        ]
-    )
+    if each:  # one, eight, all
+        return 8 * each, (1 + 8 + LEDGER_TEXTS) * each
+    texts = ledger_texts(samples(section.validate_.data))
+    lengths = [min(LONGEST, len(text) // CHARACTERS + 3) for text in texts]
     middle = lengths[len(lengths) // 2 :][:8] or lengths[-1:]
     sampled = 3 * lengths[-1] + 8 * middle[-1]
     return sampled, sum(lengths) + 4 * lengths[-1]

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,18 +15,27 @@ from optimizer.compress.simulate import simulated
 from optimizer.filters import Filters
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.tasks import text_generation
 from optimizer.load.datasets import alike_together, batches, calibration_rows, windows
 from optimizer.load.model import torch_model
 from optimizer.lower import cut
 from optimizer.recipe.data import Calibrate
 from optimizer.state import owner_of
-from optimizer.validate import decoder
-from optimizer.validate.ledger import decoder_batches, monte_carlo, pieces, rounding_limits, trace
+from optimizer.validate import token_counts
+from optimizer.validate.ledger import (
+    decoder_batches,
+    extremes,
+    monte_carlo,
+    pieces,
+    rounding_limits,
+    trace,
+)
 from optimizer.validate.ledger.correct_runs import CorrectRuns
 from optimizer.validate.ledger.distance import Distance, distance, merged
 from optimizer.validate.ledger.rounding_limits import Rounding
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.token_counts import Counts
 
 LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
@@ -71,10 +79,11 @@ class Materials(RunArtifacts):
     @cached_property
     def batches(self) -> list[Batch]:
         """One input alone; the smallest beside the largest; the rest; of texts one batch padded
-        further."""
+        further. Of inputs of one size: one alone, eight, all."""
         if self.contract.task_record.generates:
-            kept = 4 * sum(sum(self._shape(name)) for name in self.modules)
-            return decoder_batches.make(self.texts, self.contract, self.encoder, kept)
+            return decoder_batches.make(
+                self.texts, self.contract, self.encoder, self._bytes_per_token
+            )
         kind = self.contract.task_record.inputs
         texts = sorted(dict.fromkeys(self.texts), key=kind.extent)
         longest = min(LONGEST, self.contract.longest)
@@ -86,12 +95,36 @@ class Materials(RunArtifacts):
             return batch
 
         middle = texts[len(texts) // 2]
+        if not kind.size:
+            return [encode([middle]), encode(texts[:8]), encode(texts)]
         groups = [encode([middle]), encode([texts[0], texts[-1]])]
         groups += [encode(texts[i : i + 8]) for i in range(0, len(texts), 8)]
-        if kind.size:
-            width = groups[1].real.shape[1]
-            groups.append(encode(texts[:3], length=min(longest, width + 7)))
+        width = groups[1].real.shape[1]
+        groups.append(encode(texts[:3], length=min(longest, width + 7)))
         return groups
+
+    @cached_property
+    def extremes(self) -> list[Batch]:
+        """See extremes.make."""
+        limits = extremes.Limits.of(self.section.target)
+        return extremes.make(self.texts, self.contract, self.encoder, self._bytes_per_token, limits)
+
+    @property
+    def unseen(self) -> str:
+        """See extremes.unseen."""
+        return extremes.unseen(self.batches, self.extremes, self.contract)
+
+    @property
+    def _bytes_per_token(self) -> int:
+        """Size of a trace by tokens."""
+        return 4 * sum(sum(self._shape(name)) for name in self.modules)
+
+    @cached_property
+    def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
+        """Counts of the calibration data: those that the compress stage wrote, and those that the
+        recipe asks for, by other code."""
+        expected = token_counts.calibration(self.section, self.source, self.contract)
+        return token_counts.consumed(self.state_folder), expected
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
         """The calibration texts as the compress stage saw them; none when it needed none. other: as
@@ -104,8 +137,7 @@ class Materials(RunArtifacts):
         if task.calibration_items == "windows":
             cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
             for ids in cut_up[: settings.samples]:
-                arrays = decoder.inputs(self.contract, ids[None], np.ones_like(ids[None]))
-                yield Batch(arrays, (), (), np.ones_like(ids[None], bool))
+                yield text_generation.arrays(self.contract, [ids])
         else:
             rows = alike_together(rows, task)
             yield from batches(
@@ -118,8 +150,8 @@ class Materials(RunArtifacts):
     @cached_property
     def sampled(self) -> list[int]:
         """Which of the batches graphs are cut into pieces for, and correct runs made on: the two
-        texts that differ most in length, and a full one; of a decoder a text by itself first, which
-        every graph can continue."""
+        texts that differ most in length, and a full one (of images one of eight); of a decoder a
+        text by itself first, which every graph can continue."""
         count = len(self.batches)
         alone = [0] if self.contract.task_record.generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
@@ -183,6 +215,17 @@ class Materials(RunArtifacts):
         return self.traces(
             self.simulated_model, self.sampled, self.compares_outputs, self.state.summands
         )
+
+    @cached_property
+    def folded_extremes(self) -> list[Trace]:
+        return self._of_extremes(self.folded_model)
+
+    @cached_property
+    def simulated_extremes(self) -> list[Trace]:
+        return self._of_extremes(self.simulated_model)
+
+    def _of_extremes(self, model: nn.Module) -> list[Trace]:
+        return [trace.traced(model, b, self.compared, ()) for b in self.extremes]
 
     @property
     def compares_outputs(self) -> bool:
@@ -269,9 +312,10 @@ class Materials(RunArtifacts):
 
     @cached_property
     def kernel_traces(self) -> list[Trace]:
-        """Of the state as those kernels run it; no inputs of modules."""
+        """Of the state as those kernels run it, the extremes last; no inputs of modules."""
+        batches = (*self.batches, *self.extremes)
         with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
-            return [trace.traced(self.simulated_model, b, self.compared, ()) for b in self.batches]
+            return [trace.traced(self.simulated_model, b, self.compared, ()) for b in batches]
 
     @property
     def signed(self) -> bool:
@@ -280,9 +324,9 @@ class Materials(RunArtifacts):
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
-        """Of every trace and continuation."""
+        """Of every trace and continuation, and of the extremes."""
         path = self.model / "model.onnx"
-        traces = self.with_continuations(self.simulated_traces, path)
+        traces = self.with_continuations([*self.simulated_traces, *self.simulated_extremes], path)
         return pieces.whole(path, traces, self.compared, pieces.AS_WRITTEN)
 
     def between(

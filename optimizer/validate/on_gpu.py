@@ -126,6 +126,21 @@ def outputs(m: RunArtifacts, traces: Sequence[Trace], runner: Any = None) -> lis
     return results
 
 
+def proven_again(m: RunArtifacts, device: str) -> bool:
+    """True where `candidate` on `device` and `as_proven` answer the same bits: not off the CPU, in
+    torch, or in what another distribution's record opens."""
+    own = resolve(targets.of(m.section.target.runtime).open) in (lowered, engine)
+    return own and device == "cpu"
+
+
+def as_proven(m: RunArtifacts) -> Runner:
+    """The engine, or the lowered model, opened on the CPU as hop `engine` runs it, with the
+    target's threads."""
+    if targets.of(m.section.target.runtime).kernels.open and not not_here(m):
+        return opened(m)
+    return pieces.Graph(m.model / "model.onnx", threads=m.section.target.intra_op_threads)
+
+
 def _entry(m: RunArtifacts) -> dict[str, Any]:
     """The engine as a manifest lists it. Its files are intact: they were made by this run, or the
     store compared their digests before it used them again."""

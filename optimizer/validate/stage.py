@@ -7,12 +7,16 @@ Writes report.json:
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
     sense         does what goes in make sense: see sense.py
+    shared_rows   {learning set: {evaluation set: rows in both}}, see shared_rows.py
+    judged        what a bundle of this target must hold, see judged.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
     reduced       {importance, methods, sizes, weights, left_out, compared} of reduced.json, of a
                   student also student: where it comes from; null without one
     latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table
                   that the smaller sizes follow from (reduce/latency_table.py); null without one
+    calibration   {read, expected}: rows, tokens and digest of the calibration data that compress
+                  read, and that the recipe says; null where there is none (token_counts.py)
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
@@ -51,7 +55,7 @@ from optimizer.reduce import latency_table, regained
 from optimizer.reduce.distill import texts
 from optimizer.store import Stage
 from optimizer.validate import gates as gating
-from optimizer.validate import on_gpu, sense
+from optimizer.validate import judged, on_gpu, sense, shared_rows
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import learned_laws, ledger, reduce_laws
@@ -66,6 +70,7 @@ from optimizer.validate.quality import (
     significance,
     widths,
 )
+from optimizer.validate.quality.engine_rows import EngineRows
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -96,6 +101,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     with _one_torch_thread():
         machine = _machine()
         rows = sets[FIRST]
+        shared = shared_rows.counted(data, contract, materials.encoder)
         reference = answers.reference(materials, rows, data.get("validate.train"))
         sensed = sense.before(materials, data, rows, reference)
         entries = ledger.run(materials)
@@ -103,9 +109,10 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "target": section.target.name,
         "machine": machine,
         "sense": sensed,
-        "ledger": [e.as_dict() for e in entries],
+        "shared_rows": shared,
         "reduced": reduce_laws.figures(materials),
         "latencies": gain.table(materials),
+        "calibration": _calibration(materials),
         "learned": learned_laws.figures(materials),
         "quality": None,
         "also": {},
@@ -115,14 +122,14 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "modules": json.loads((materials.state_folder / "modules.json").read_text("utf-8")),
         "fallbacks": _fallbacks(materials),
     }
-    gates = [_ledger_gate(entries)]
     elsewhere = on_gpu.not_here(materials)
-    if unanswered := on_gpu.unanswered(materials):
-        report["not_measured"] = {"quality": unanswered}
-        name = f"quality.{section.validate_.metric}"
-        gates.append(Gate(name, "inconclusive", None, None, None, unanswered))
-    else:
-        gates += _answered(materials, sets, reference, report)
+    seen = EngineRows(materials, "cpu" if elsewhere else section.target.runs_on)
+    gates = _answered(materials, sets, reference, report, seen)
+    if report["quality"] is not None:
+        entries.append(seen.entry())
+    gates.insert(0, _ledger_gate(entries))
+    report["ledger"] = [e.as_dict() for e in entries]
+    report["judged"] = judged.record(materials, rows, seen.answered_by, out)
     if untimed := elsewhere or on_gpu.untimed(materials):
         report["not_measured"]["speed"] = untimed
         gates += speed.unmeasured(section.validate_.latency, untimed, gain.declared(materials))
@@ -156,18 +163,28 @@ def _materials(
 
 
 def _answered(
-    m: Materials, sets: Rows, reference: answers.Reference | None, report: dict[str, Any]
+    m: Materials,
+    sets: Rows,
+    reference: answers.Reference | None,
+    report: dict[str, Any],
+    seen: EngineRows,
 ) -> list[Gate]:
-    """The quality gates; the report's sections of quality are filled in."""
-    elsewhere = on_gpu.not_here(m)
-    device = "cpu" if elsewhere else m.section.target.runs_on
+    """The quality gates; the report's sections of quality, and `seen`, are filled in."""
+    if unanswered := on_gpu.unanswered(m):
+        report["not_measured"] = {"quality": unanswered}
+        name = f"quality.{m.section.validate_.metric}"
+        return [Gate(name, "inconclusive", None, None, None, unanswered)]
     with _one_torch_thread():
-        judged = _quality(m, sets, reference, device)
-    gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, judged)
+        compared = _quality(m, sets, reference, seen)
+    gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, compared)
     if m.section.reduce and not m.section.recovery:
         gates = [gating.advised(g, regained.advice(m.contract.task_record)) for g in gates]
-    report["sense"] |= sense.after(m, judged[FIRST][0], report["quality"])
-    if note := ELSEWHERE if elsewhere else targets.of(m.section.target.runtime).answered_by:
+    report["sense"] |= sense.after(m, compared[FIRST][0], report["quality"])
+    if (
+        note := ELSEWHERE
+        if on_gpu.not_here(m)
+        else targets.of(m.section.target.runtime).answered_by
+    ):
         for judged_on in (report["quality"], *report["also"].values()):
             judged_on["note"] = note
     return gates
@@ -252,14 +269,23 @@ def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[
     return rows
 
 
+def _calibration(m: Materials) -> dict[str, Any]:
+    read, expected = m.calibration_counts
+    if read is not None:
+        say(f"validate: calibration read {read}; the recipe says {expected}")
+    counted = {"read": read, "expected": expected}
+    return {name: None if c is None else c.as_dict() for name, c in counted.items()}
+
+
 def _ledger_gate(entries: Sequence[Entry]) -> Gate:
     bad = next((e for e in entries if e.ok is False), None)
     if bad is None:
-        ran = sum(e.ok is True for e in entries)
         skipped = [e.hop for e in entries if e.ok is None]
-        message = f"{ran} hops within their limits"
+        message = f"{sum(e.ok is True for e in entries)} hops within their limits"
         message += f"; not run here: {', '.join(skipped)}" if skipped else ""
-        partly = [f"{e.hop}: {e.partly}" for e in entries if e.ok and e.unproven]
+        shortened = [e for e in entries if e.ok and e.unproven]
+        hops = {e.partly: [o.hop for o in shortened if o.partly == e.partly] for e in shortened}
+        partly = [f"{', '.join(names)}: {words}" for words, names in hops.items()]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
     message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'out of tolerance'}"
@@ -282,6 +308,8 @@ def check_inputs(section: Validation, source: Path) -> None:
     compressed, and print what is odd of them."""
     contract = contracts.read(source / "contract.json")
     data = _data(section, contract.task_record, token_ids(source, contract))
+    encoder = contract.task_record.inputs.open(source / "checkpoint", contract)
+    shared_rows.counted(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
@@ -291,14 +319,17 @@ def check_inputs(section: Validation, source: Path) -> None:
         sense.warn(measured["warnings"])
 
 
-def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, device: str) -> Judged:
+def _quality(
+    m: Materials, sets: Rows, reference: answers.Reference | None, seen: EngineRows
+) -> Judged:
     """Of each set the quality gates and section: the source model and the candidate on the same
     rows."""
     if reference is None:
-        return generation_quality.quality(m, sets, device)
+        return generation_quality.quality(m, sets, seen)
     baseline, fit_on = reference
-    judged, own = {}, None
-    with closing(on_gpu.candidate(m, device)) as runner:
+    compared, own, answered = {}, None, {}
+    with closing(on_gpu.candidate(m, seen.device)) as runner:
+        seen.opened(runner)
         if fit_on is not None and widths.differ(m):
             own = answers.answer(m, runner, fit_on[0], "validate: probe of the candidate")
         for name, rows in sets.items():
@@ -308,8 +339,10 @@ def _quality(m: Materials, sets: Rows, reference: answers.Reference | None, devi
                     m, answers.TorchRunner(m), rows, f"validate: baseline{on}"
                 )
             candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
-            judged[name] = _compared(m, rows, (baseline, candidate), fit_on, own)
-    return judged
+            answered[name] = rows, baseline, candidate
+            compared[name] = _compared(m, rows, (baseline, candidate), fit_on, own)
+    seen.encoders(answered)
+    return compared
 
 
 def _compared(

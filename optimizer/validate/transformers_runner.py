@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,11 @@ def readable(reader: str, target: str) -> Iterator[None]:
 
 
 class Runner:
-    """A model as transformers runs it, asked like a graph: a decoder's cache is an input."""
+    """A model as transformers runs it, asked like a graph: a decoder's cache is an input. file: the
+    file or folder that it was loaded from, `model` of a runner."""
 
-    def __init__(self, model: nn.Module, m: Materials) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, file: Path, m: Materials) -> None:
+        self._model, self.model = model, file
         self._outputs, self._contract = m.outputs, m.contract
         self._past, self._present = m.cache_names
         self.inputs = dict.fromkeys(self._past, np.float32)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import dagster as dg
 
+VERDICTS = {0: "pass", 3: "fail", 4: "inconclusive"}
+"""By the exit code. With any other the files may be missing."""
+
 
 class Run(dg.Config):
     """recipe: its file. work: a folder that is kept between runs."""
@@ -23,11 +26,11 @@ def bundle(config: Run) -> Iterator[dg.MaterializeResult]:
     work = Path(config.work)
     out = work / "outputs"
     places = ["--store", str(work / "store"), "--artifacts", str(work / "artifacts")]
-    command = ["optimize", "step", config.recipe, "--outputs", str(out), *places]
+    command = ["optimize", "step", "--outputs", str(out), *places, "--", config.recipe]
     code = subprocess.run(command).returncode
-    verdict, digest, folder = ((out / name).read_text() for name in ("verdict", "digest", "bundle"))
-    if verdict == "error":
+    if code not in VERDICTS:
         raise dg.Failure(f"exit code {code}", metadata={"summary": _markdown(out)})
+    verdict, digest, folder = VERDICTS[code], *((out / n).read_text() for n in ("digest", "bundle"))
     metrics = json.loads((out / "metrics.json").read_text())
     yield dg.MaterializeResult(
         metadata={
@@ -46,7 +49,8 @@ def bundle(config: Run) -> Iterator[dg.MaterializeResult]:
 
 
 def _markdown(out: Path) -> dg.MetadataValue:
-    return dg.MetadataValue.md((out / "summary.md").read_text())
+    file = out / "summary.md"
+    return dg.MetadataValue.md(file.read_text() if file.exists() else "It left no summary.")
 
 
 definitions = dg.Definitions(assets=[bundle])

@@ -33,11 +33,12 @@ def optimize(
 
     out = Path(work, "outputs")
     places = ["--store", f"{work}/store", "--artifacts", f"{work}/artifacts"]
-    command = ["optimize", "step", recipe, "--outputs", str(out), "--outputs-to", "kfp", *places]
+    command = ["optimize", "step", "--outputs", str(out), *places, "--", recipe]
     code = subprocess.run(command).returncode
-    verdict, digest, folder = ((out / name).read_text() for name in ("verdict", "digest", "bundle"))
-    if verdict == "error":
-        sys.exit(code)
+    verdicts = {0: "pass", 3: "fail", 4: "inconclusive"}
+    if code not in verdicts:  # the files may be missing
+        sys.exit(f"exit code {code}")
+    verdict, digest, folder = verdicts[code], *((out / n).read_text() for n in ("digest", "bundle"))
     for name, value in json.loads((out / "metrics.json").read_text()).items():
         metrics.log_metric(name, value)
     shutil.copy(out / "report.html", report.path)
@@ -54,7 +55,7 @@ def publish(bundle: dsl.Input[dsl.Model], verdict: str, to: str):
 
     if verdict != "pass":
         sys.exit(f"not published: the verdict is {verdict}")
-    subprocess.run(["optimize", "publish", bundle.path, to], check=True)
+    subprocess.run(["optimize", "publish", "--", bundle.path, to], check=True)
 
 
 @dsl.pipeline(name="optimize")

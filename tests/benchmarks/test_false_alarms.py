@@ -184,7 +184,9 @@ def tiny_row(root: Path, chosen: list[Cell]) -> dict[str, Any]:
     from optimizer.recipe.schema import Model
 
     cell = next(c for c in chosen if c.model == "bert" and c.dialect == "onnxruntime")
-    cell = replace(cell, method="rtn", compress_threads=1, validate_threads=1)
+    cell = replace(
+        cell, method="rtn", bias_correction=False, compress_threads=1, validate_threads=1
+    )
     models.write_random(root / "model", 0, "bert", TINY)
     section = models.model_section("bert", str(root / "model"))
     (root / "source").mkdir()

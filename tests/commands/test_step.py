@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,14 +14,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
-from optimizer.commands import step, step_formats, step_outputs
+from optimizer.commands import request, step, step_formats, step_outputs
 from optimizer.commands.step_outputs import Ended
+from optimizer.errors import RecipeError
 from optimizer.package.report.metrics import metrics
+from tests import killing
 from tests.conftest import write_tiny_recipe
 from tests.package.report.documents import document
 
 FILES = {
-    *("result.json", "verdict", "exit_code", "digest", "bundle"),
+    *("result.json", "run_id", "verdict", "exit_code", "digest", "bundle"),
     *("metrics.json", "metrics.prom", "junit.xml", "summary.md"),
 }
 SAMPLE = re.compile(r'optimize\{target="[^"\n]*",metric="[^"\n]*"\} -?[0-9.e+-]+')
@@ -45,7 +49,7 @@ def test_every_file_is_written_and_values_have_no_lines_end(tmp_path: Path) -> N
     page = tmp_path / "page.html"
     page.write_text("<p>")
     ended = Ended(0, "pass", {"reports": []}, "done", Path("artifacts/x/1"), page, "ab" * 32)
-    step_outputs.write(ended, tmp_path / "out")
+    step_outputs.write(ended, tmp_path / "out", "7")
     out = tmp_path / "out"
     assert {p.name for p in out.iterdir()} == FILES | {"report.html"}
     values = {name: (out / name).read_text() for name in step_outputs.VALUES}
@@ -57,13 +61,85 @@ def test_every_file_is_written_and_values_have_no_lines_end(tmp_path: Path) -> N
     }
 
 
-def test_what_an_earlier_run_left_does_not_stay(tmp_path: Path) -> None:
+def earlier(tmp_path: Path) -> Path:
+    """The outputs of a run that passed."""
     (tmp_path / "page.html").write_text("<p>")
     good = Ended(0, "pass", {}, "", Path("b"), tmp_path / "page.html", "ab")
-    step_outputs.write(good, tmp_path / "out")
-    step_outputs.write(Ended(2, "error", {"found": "x"}, ""), tmp_path / "out")
-    assert not (tmp_path / "out" / "report.html").exists()
-    assert (tmp_path / "out" / "digest").read_text() == ""
+    step_outputs.write(good, tmp_path / "out", "earlier")
+    (tmp_path / "out" / "optimize.env").write_text("OPTIMIZE_VERDICT=pass\n")
+    return tmp_path / "out"
+
+
+def test_what_an_earlier_run_left_does_not_stay(tmp_path: Path) -> None:
+    out = earlier(tmp_path)
+    assert optimize("step", tmp_path / "none.yaml", "--outputs", out).exit_code == 2
+    assert {p.name for p in out.iterdir()} == FILES
+    assert (out / "digest").read_text() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_killed_leaves_nothing_of_an_earlier_one(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = earlier(tmp_path)
+    (out / "mine.txt").write_text("kept")
+    monkeypatch.setattr(request, "carry_out", lambda _: os.kill(os.getpid(), number))
+    words = ["step", str(tmp_path / "recipe.yaml"), "--outputs", str(out)]
+    code = killing.wait(killing.start(lambda: main(words, standalone_mode=False)))
+    assert code == (1 if number == signal.SIGINT else -number)
+    assert [p.name for p in out.iterdir()] == ["mine.txt"]
+
+
+def test_a_verdict_stands_beside_nothing_of_another_run_wherever_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    calls, finished = 0, False
+    ended = Ended(3, "fail", {}, "", None, tmp_path / "page.html", "cd")
+
+    def work() -> None:
+        step_outputs.remove(tmp_path / "out")
+        step_outputs.write(ended, tmp_path / "out", "later")
+
+    while not finished:
+        out = earlier(tmp_path)
+        finished = killing.wait(killing.start(work, calls, below=str(out))) == 0
+        here = {p.name: p.read_text() for p in out.iterdir() if not p.name.startswith(".")}
+        if "verdict" in here and here["verdict"] != "pass":
+            assert set(here) == FILES | {"report.html"}
+            assert (here["verdict"], here["run_id"], here["exit_code"]) == ("fail", "later", "3")
+        elif "verdict" in here:
+            assert here["run_id"] == "earlier"
+        calls += 2
+    assert calls > 50
+
+
+def test_a_run_has_the_name_that_the_pipeline_gives_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    optimize("step", tmp_path / "none.yaml", "--outputs", out, "--run-id", "job 7/2")
+    assert (out / "run_id").read_text() == "job 7/2"
+    assert json.loads((out / "result.json").read_text())["run_id"] == "job 7/2"
+
+
+BREAKS = ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\0")
+
+
+@pytest.mark.parametrize("ending", BREAKS)
+@pytest.mark.parametrize("channel", ["github", "gitlab"])
+def test_a_value_of_two_lines_reaches_no_tool(ending: str, channel: str, tmp_path: Path) -> None:
+    ended = Ended(3, "fail", {}, "", Path(f"a{ending}verdict=pass"))
+    with pytest.raises(RecipeError, match="outputs of the step: bundle"):
+        step_outputs.write(ended, tmp_path, "1")
+    assert list(tmp_path.iterdir()) == []
+    if ending == "\0":  # which no command line can hold
+        return
+    output = tmp_path / "github_output"
+    words = ["step", tmp_path / "none.yaml", "--outputs", tmp_path, "--outputs-to", channel]
+    words += ["--github-output", output, "--artifacts", f"a{ending}verdict=pass"]
+    assert optimize(*words).exit_code == 2
+    assert (tmp_path / "verdict").read_text() == "error"
+    made = output if channel == "github" else tmp_path / "optimize.env"
+    values = [line.partition("=")[2] for line in made.read_text().splitlines()]
+    assert values == ["error", "2", "", ""]
 
 
 def test_a_gate_is_a_test_case_and_what_was_not_measured_is_skipped() -> None:
@@ -150,7 +226,8 @@ def test_a_wrong_recipe_leaves_every_file_and_its_exit_code(tmp_path: Path) -> N
     assert result.exit_code == 2
     assert {p.name for p in (tmp_path / "out").iterdir()} == FILES
     written = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert written == json.loads(result.stdout)
+    run_id = (tmp_path / "out" / "run_id").read_text()
+    assert written == {**json.loads(result.stdout), "run_id": run_id}
 
 
 @pytest.mark.slow
@@ -161,7 +238,9 @@ def test_a_run_ends_in_the_same_files(tmp_path: Path, tiny_bert: Path) -> None:
     out = tmp_path / "out"
     verdict = (out / "verdict").read_text()
     assert result.exit_code == {"pass": 0, "fail": 3, "inconclusive": 4}[verdict]
-    assert json.loads(result.stdout) == json.loads((out / "result.json").read_text())
+    run_id = (out / "run_id").read_text()
+    written = json.loads((out / "result.json").read_text())
+    assert written == {**json.loads(result.stdout), "run_id": run_id}
     assert {p.name for p in out.iterdir()} == FILES | {"report.html"}
     manifest = json.loads((tmp_path / "artifacts/tiny/1/manifest.json").read_bytes())
     assert (out / "digest").read_text() == manifest["digest"]

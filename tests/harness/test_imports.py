@@ -17,7 +17,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/openvino/stateful.py": "openvino",
     "runtimes/openvino/paged.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",
-    "generate/chat.py": "jinja2",
+    "generate/template_process.py": "jinja2",
     "generate/grammar.py": "llguidance",
     "serve/uvicorn_http.py": "uvicorn",
     "serve/uvicorn_protocol.py": "uvicorn",
@@ -28,7 +28,6 @@ ALSO = {  # the files that may import a package, and only when it is used
     "serve/grpc_messages.py": "google",
     "inputs/image_file.py": "PIL",
     "signature.py": "cryptography",
-    "generate/sandbox.py": "jinja2",  # chat.py imports it inside a function
 }
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 

@@ -105,6 +105,8 @@ def values(good: Path, *more: str) -> list[Case]:
 
 CONFIG: dict[str, tuple[tuple[Any, ...], Any]] = {
     "an unknown activation": (("hidden_act",), "gelu_of_mine"),
+    "a feed-forward in chunks": (("chunk_size_feed_forward",), 7),
+    "a chunk that is a word": (("chunk_size_feed_forward",), "x"),
     "an activation that is a number": (("hidden_act",), 3),
     "id2label a list": (("id2label",), ["a", "b"]),
     "id2label of words": (("id2label",), {"a": "b"}),
@@ -437,6 +439,28 @@ def modules() -> list[Case]:
     ]
 
 
+LENGTHS: dict[str, Any] = {
+    "a negative number": -5,
+    "a word": "x",
+    "a digit in quotes": "64",
+    "one": 1,
+    "true": True,
+    "NaN": float("nan"),
+    "a list": [64],
+}
+
+
+def lengths() -> list[Case]:
+    return [
+        Case(f"{file}: {key} is {name}", _set(file, (key,), value), LOAD, (file, key))
+        for file, key in (
+            ("sentence_bert_config.json", "max_seq_length"),
+            ("tokenizer_config.json", "model_max_length"),
+        )
+        for name, value in LENGTHS.items()
+    ]
+
+
 GENERATION: dict[str, tuple[str, Any]] = {
     "a top_p of seven": ("top_p", 7),
     "a temperature of -1": ("temperature", -1),
@@ -467,12 +491,15 @@ def generation() -> list[Case]:
             ("chat_template",),
         )
         for name, text in {
-            "no Jinja": b"{% for m in messages %}{{",
+            "not Jinja": b"{% for m in messages %}{{",
             "an unknown tag": b"{% nonsense %}",
             "not UTF-8": b"\xff\xfe{{ messages }}",
             "a huge number": b"{{ 10**(10**8) }}",
             "a huge text": b"{{ 'a'*10**10 }}{{ 'x'|center(10**10) }}",
             "loops in loops": b"{% for a in range(99999) %}" * 3 + b"{% endfor %}" * 3,
+            "a slow method": b"{{ ('ab'*10**7).rfind('b'*10**6+'a'+'b'*10**6) }}" * 1000,
+            "a method that makes much": b"{{ ('a'*10**6).translate({97: 'b'*1000}) }}",
+            "a macro without end": b"{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
         }.items()
     ]
 
@@ -538,6 +565,7 @@ def encoder(good: Path) -> list[Case]:
         *headers(),
         *tokenizers(),
         *modules(),
+        *lengths(),
         *remote_code(),
     ]
 

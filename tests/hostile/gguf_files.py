@@ -111,6 +111,59 @@ LEFT_OUT = (
 )
 
 
+def field(key: bytes, kind: int, value: bytes) -> bytes:
+    """A metadata field. kind: of its value."""
+    return struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value
+
+
+def array(kind: int, count: int, value: bytes = b"") -> bytes:
+    """An array's bytes, which may name more elements than follow."""
+    return struct.pack("<IQ", kind, count) + value
+
+
+def tensor(name: bytes, *axes: int, kind: int = 0, offset: int = 0, count: int = -1) -> bytes:
+    """A tensor's description in the header.
+
+    count: number of axes that it claims; negative: as many as follow.
+    """
+    number = len(axes) if count < 0 else count
+    sizes = struct.pack(f"<I{len(axes)}Q", number, *axes)
+    return struct.pack("<Q", len(name)) + name + sizes + struct.pack("<IQ", kind, offset)
+
+
+def header(*fields: bytes, tensors: tuple[bytes, ...] = (), **counts: int) -> bytes:
+    """A file of a header and 1 kB of data. counts: of tensors and fields, where not true."""
+    named = counts.get("tensors_named", len(tensors)), counts.get("fields_named", len(fields))
+    return b"GGUF" + struct.pack("<IQQ", 3, *named) + b"".join((*fields, *tensors)) + b"\0" * 1000
+
+
+HEADERS: dict[str, bytes] = {
+    "an array of 2**28 strings": header(field(b"a", 9, array(8, 2**28))),
+    "an array of 2**33 bytes": header(field(b"a", 9, array(0, 2**33))),
+    "an array of 2**60 numbers": header(field(b"a", 9, array(12, 2**60))),
+    "an array whose bytes overflow": header(field(b"a", 9, array(12, 2**61 + 1))),
+    "an array of arrays": header(field(b"a", 9, array(9, 2, array(9, 2)))),
+    "an array of an unknown type": header(field(b"a", 9, array(99, 2))),
+    "a value of an unknown type": header(field(b"a", 99, b"")),
+    "a million keys": header(fields_named=10**6),
+    "a million keys that are there": header(*[field(b"%d" % i, 7, b"\1") for i in range(10**6)]),
+    "a million tensors": header(tensors_named=10**6),
+    "a million tensors of nothing": header(tensors=(tensor(b""),) * 10**6),
+    "three million elements": header(field(b"a", 9, array(0, 3 * 10**6, b"\0" * 3 * 10**6))),
+    "a string of 2**63 bytes": header(field(b"a", 8, struct.pack("<Q", 2**63))),
+    "a key of 1 MB": header(field(b"k" * 10**6, 7, b"\1")),
+    "a tensor of 2**62 numbers": header(tensors=(tensor(b"t", 2**31, 2**31),)),
+    "a tensor whose size overflows": header(tensors=(tensor(b"t", 2**32, 2**32, 2**32, 2**32),)),
+    "a tensor of a million axes": header(tensors=(tensor(b"t", 1, count=10**6),)),
+    "a tensor beyond the end": header(tensors=(tensor(b"t", 8, offset=2**63),)),
+    "a tensor of an unknown type": header(tensors=(tensor(b"t", 8, kind=999),)),
+    "a thousand tensors in one place": header(
+        tensors=tuple(tensor(b"t%d" % i, 250) for i in range(1000))
+    ),
+}
+"""Of each the header alone is wrong, and says so before anything is made of it."""
+
+
 def _at(offset: int, value: bytes) -> Callable[[bytes], bytes]:
     return lambda raw: raw[:offset] + value + raw[offset + len(value) :]
 
@@ -145,6 +198,7 @@ def cases() -> list[Case]:
     made = {f"field: {n}": fields(c) for n, c in FIELDS.items()}
     made |= {f"without {n}": fields({}, (n,)) for n in LEFT_OUT}
     made |= {f"bytes: {n}": raw(c) for n, c in BYTES.items()}
+    made |= {f"header: {n}": raw(lambda _, b=b: b) for n, b in HEADERS.items()}
     return [
         Case(
             f"gguf {n}",

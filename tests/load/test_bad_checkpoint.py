@@ -345,3 +345,14 @@ def test_a_file_of_all_weights_beside_shards_is_two_sets(load: Load, bert: Path)
     refused(load, bert, "two sets of weights", "model.safetensors", shard, "Remove the older")
     (bert / "model.safetensors").unlink()
     load(bert)
+
+
+@pytest.mark.parametrize("value", [-5, 1, "x", True, [64]])
+def test_a_length_that_is_none(value: object, load: Load, bert: Path) -> None:
+    edit_json(bert / "sentence_bert_config.json", max_seq_length=value)
+    refused(load, bert, "sentence_bert_config.json: max_seq_length", str(value), "2 or more")
+
+
+def test_a_feed_forward_in_chunks(load: Load, bert: Path) -> None:
+    edit_json(bert / "config.json", chunk_size_feed_forward=7)
+    refused(load, bert, "config.json: chunk_size_feed_forward", "7 was found", "Accepted: 0")

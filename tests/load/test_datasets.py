@@ -229,7 +229,7 @@ def test_tags_without_their_words(spec: Spec, text: Any, tags: Any) -> None:
 
 def test_a_pair_that_is_no_text(spec: Spec) -> None:
     rows = [{"text": "x", "b": ["y"]}]
-    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is no text")
+    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is not a text")
 
 
 def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
 @pytest.mark.parametrize(
     ("row", "found"),
     [
-        ({"text": [{"role": "user", "content": "hi"}], "label": 0}, "is no text"),
+        ({"text": [{"role": "user", "content": "hi"}], "label": 0}, "is not a text"),
         ({"text": "hi", "label": -1}, "'?-1'? is not a label id"),
         ({"text": "hi", "label": 0.5}, "0.5 is not a label id"),
     ],
@@ -432,3 +432,8 @@ def test_check_says_of_the_first_rows_what_run_would(
     for reader in (check_header, samples):
         with pytest.raises(DataError, match=found):
             reader(asked)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_is_not_a_text(value: bool, spec: Spec) -> None:
+    refused(spec([{"text": value}] * 3), "is not a text")

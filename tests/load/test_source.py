@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterator
@@ -276,3 +277,18 @@ def test_a_file_is_read_for_its_digest_again_only_when_it_changed(tmp_path: Path
     assert source.digest(file) == first == hashlib.sha256(b"one").hexdigest()
     file.write_bytes(b"other")
     assert source.digest(file) == hashlib.sha256(b"other").hexdigest()
+
+
+def test_weights_that_this_user_may_not_read_are_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read all, so the system's answer stands in."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+
+    def refuse(file: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(source, "digest_file", refuse)
+    with pytest.raises(MachineError, match=r"config\.json: this user may not use it"):
+        digests(model(tmp_path))

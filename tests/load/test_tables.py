@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.errors import DataError
-from optimizer.load import tables
+from optimizer.load import table_checks, tables
 from optimizer.recipe.schema import DataSpec
 
 
@@ -28,22 +28,24 @@ def test_deep_json_is_refused_with_its_line(tmp_path: Path, closed: bool) -> Non
     deep = "[" * 500 + "]" * (500 if closed else 0)
     file = written(tmp_path, "a.jsonl", f'{{"text": "a"}}\n{{"text": {deep}}}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:2: it is nested more than 100"):
-        tables.check_depth(file)
+        table_checks.check_depth(file)
 
 
 def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
     rows = [{"text": "[{" * 300 + '"\\' + "[" * 300} for _ in range(3)]
-    tables.check_depth(written(tmp_path, "a.jsonl", "".join(json.dumps(r) + "\n" for r in rows)))
+    table_checks.check_depth(
+        written(tmp_path, "a.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+    )
 
 
 def test_many_rows_are_no_depth(tmp_path: Path) -> None:
-    tables.check_depth(written(tmp_path, "a.json", json.dumps([{"text": "a"}] * 1000)))
+    table_checks.check_depth(written(tmp_path, "a.json", json.dumps([{"text": "a"}] * 1000)))
 
 
 def test_a_csv_of_too_many_columns_is_refused(tmp_path: Path) -> None:
-    tables.check_columns(written(tmp_path, "a.csv", ",".join("ab") + "\n"))
+    table_checks.check_columns(written(tmp_path, "a.csv", ",".join("ab") + "\n"))
     with pytest.raises(DataError, match="2,000 columns"):
-        tables.check_columns(written(tmp_path, "b.csv", "," * 1999 + "\n"))
+        table_checks.check_columns(written(tmp_path, "b.csv", "," * 1999 + "\n"))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -53,13 +55,13 @@ def test_compressed_files_are_checked_as_what_they_hold(
     rows = b"".join(b'{"text": "a %d"}\n' % i for i in range(20_000))
     good, deep, wide = tmp_path / "good.gz", tmp_path / "deep.gz", tmp_path / "wide.gz"
     good.write_bytes(pack(rows))
-    tables.check_depth(good)
+    table_checks.check_depth(good)
     deep.write_bytes(pack(rows + b"[" * 200))
     with pytest.raises(DataError, match=r"deep\.gz:20001: it is nested"):
-        tables.check_depth(deep)
+        table_checks.check_depth(deep)
     wide.write_bytes(pack(b"text\n" + b"," * 2000))
     with pytest.raises(DataError, match=r"wide\.gz:2: it has 1,001 cells"):
-        tables.check_columns(wide)
+        table_checks.check_columns(wide)
 
 
 def test_damaged_gzip_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -67,12 +69,12 @@ def test_damaged_gzip_is_refused_by_its_name(tmp_path: Path) -> None:
     content[-6] ^= 1  # of the checksum
     (tmp_path / "a.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.gz: it cannot be read"):
-        tables.check_depth(tmp_path / "a.gz")
+        table_checks.check_depth(tmp_path / "a.gz")
 
 
 def test_what_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"\n" * 10_000_000) * 12)
-    for check in tables.CHECKS.values():
+    for check in (table_checks.check_depth, table_checks.check_columns):
         with pytest.raises(DataError, match="unfolds to more than 100,000,000"):
             check(tmp_path / "a.xz")
 
@@ -80,17 +82,17 @@ def test_what_unfolds_without_end_is_refused(tmp_path: Path) -> None:
 def test_an_open_string_of_escaped_quotes_is_read_once(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"text": "' + '\\"' * 1_000_000)
     started = time.monotonic()
-    tables.check_depth(file)
+    table_checks.check_depth(file)
     assert time.monotonic() - started < 5
 
 
 def test_a_string_may_lie_across_what_is_read_together(tmp_path: Path) -> None:
     for before in range(3):  # an escape is cut in two, or not
-        text = "x" * before + '\\"' * tables.CHUNK + "[" * 200
-        tables.check_depth(written(tmp_path, "a.json", f'{{"text": "{text}"}}'))
+        text = "x" * before + '\\"' * table_checks.CHUNK + "[" * 200
+        table_checks.check_depth(written(tmp_path, "a.json", f'{{"text": "{text}"}}'))
         deep = f'{{"text": "{text}", "a": {"[" * 200}'
         with pytest.raises(DataError, match="nested"):
-            tables.check_depth(written(tmp_path, "b.json", deep))
+            table_checks.check_depth(written(tmp_path, "b.json", deep))
 
 
 @pytest.mark.parametrize(
@@ -103,25 +105,25 @@ def test_a_string_may_lie_across_what_is_read_together(tmp_path: Path) -> None:
 )
 def test_json_of_too_many_names_is_refused(tmp_path: Path, document: str) -> None:
     with pytest.raises(DataError, match="more than 1,000 columns"):
-        tables.check_depth(written(tmp_path, "a.json", document))
+        table_checks.check_depth(written(tmp_path, "a.json", document))
 
 
 def test_names_of_many_rows_count_once(tmp_path: Path) -> None:
     row = {"text": "a", "more": [{"x": 1}, {"x": 2}], "label": {"x": {"x": 1}}}
-    tables.check_depth(written(tmp_path, "a.json", json.dumps([row] * 2000)))
+    table_checks.check_depth(written(tmp_path, "a.json", json.dumps([row] * 2000)))
 
 
 def test_separators_in_quotes_are_no_cells(tmp_path: Path) -> None:
     long = '"' + 'a, ""b""\n,' * 2000 + '"'
     rows = f'text,label\n{long},1\n5" of it,0\n{long},"{"," * 2000}"\n'
-    tables.check_columns(written(tmp_path, "a.csv", rows))
+    table_checks.check_columns(written(tmp_path, "a.csv", rows))
     with pytest.raises(DataError, match=r"b\.csv:\d+: it has 1,001 cells"):
-        tables.check_columns(written(tmp_path, "b.csv", rows + long + "," * 1000))
+        table_checks.check_columns(written(tmp_path, "b.csv", rows + long + "," * 1000))
 
 
 def test_a_row_across_many_lines_is_one_row(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1,001 cells"):
-        tables.check_columns(written(tmp_path, "a.csv", "text\n" + '"\n",,,' * 500))
+        table_checks.check_columns(written(tmp_path, "a.csv", "text\n" + '"\n",,,' * 500))
 
 
 def folder_spec(folder: Path) -> DataSpec:
@@ -183,3 +185,11 @@ def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
         (tmp_path / f"{i}.jsonl").touch()
     with pytest.raises(DataError, match="more than 10,000 files"):
         tables.open_table(folder_spec(tmp_path))
+
+
+@pytest.mark.parametrize("before", [0, 3, 200_000])
+def test_a_csv_with_a_nul_is_refused_with_its_line(before: int, tmp_path: Path) -> None:
+    """Its reader would end the cell there, and say nothing."""
+    text = "text\n" + "a good film\n" * before + "a\0b\n"
+    with pytest.raises(DataError, match=rf"a\.csv:{before + 2}: a NUL"):
+        table_checks.check_columns(written(tmp_path, "a.csv", text))

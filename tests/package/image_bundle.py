@@ -86,5 +86,6 @@ def make(folder: Path) -> Path:
     document |= {"gates": [], "ledger": [], "modules": []}
     document["sense"] = small_bundle.sensed(section, source)
     (report / "report.json").write_text(json.dumps(document))
+    small_bundle.judge(section, (source, state, model, engine, report))
     package.run(section.packaging, source, state, model, engine, report, out=out)
     return out / "bundle"

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from optimizer.load.datasets import samples
 from optimizer.package import stage as package
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
-from optimizer.validate import sense
+from optimizer.validate import judged, sense
+from optimizer.validate.run_artifacts import RunArtifacts
 from tests.conftest import write_tiny_recipe
 from tests.harness import small_model
 
@@ -56,6 +57,20 @@ def sensed(asked: Recipe, source: Path) -> dict[str, Any]:
     return sense.inputs(asked.validation(asked.targets[0]), source, data)
 
 
+def judge(asked: Recipe, folders: Sequence[Path], *, answered: bool = False) -> None:
+    """Write into the reports what the validate stage says was judged. folders: as `steps` has them.
+    answered: with rows, which packaging answers again."""
+    source, state, *rest = folders
+    for i, target in enumerate(asked.targets):
+        model, engine, report = rest[3 * i : 3 * i + 3]
+        run = RunArtifacts(asked.validation(target), source, state, source, model, engine)
+        record = {**judged.files(run), "answered_by": None, "answers": {"rows": 0, "why": "made"}}
+        if answered:
+            record = judged.record(run, samples(asked.validate_.data), None, report)
+        document = json.loads((report / "report.json").read_text())
+        (report / "report.json").write_text(json.dumps({**document, "judged": record}))
+
+
 def steps(folder: Path, asked: Recipe) -> list[Path]:
     """The folders that the package stage takes, source and state first."""
     state = folder / "state"
@@ -79,6 +94,7 @@ def steps(folder: Path, asked: Recipe) -> list[Path]:
         document["sense"] = sensed(asked, made[0])
         (report / "report.json").write_text(json.dumps(document))
         made += [model, engine, report]
+    judge(asked, made)
     return made
 
 

@@ -123,6 +123,7 @@ def bundle(folder: Path) -> Path:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(model, steps[2] / "model.onnx")
+    small_bundle.judge(recipe, steps)
     out = folder / "package"
     out.mkdir()
     stage.run(recipe.packaging, *steps, out=out)

@@ -104,6 +104,7 @@ def test_weights_beside_the_model_are_shipped_and_listed(tmp_path: Path) -> None
     model = onnx.load(steps[2] / "model.onnx")
     beside = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 256}
     onnx.save(model, steps[2] / "model.onnx", **beside)
+    small_bundle.judge(asked, steps)
     out = tmp_path / "out"
     out.mkdir()
     stage.run(asked.packaging, *steps, out=out)

@@ -35,7 +35,7 @@ def standins(folder: Path) -> Path:
     return folder
 
 
-def _classify(path: Path, labels: Sequence[str] | None) -> None:
+def classify(path: Path, labels: Sequence[str] | None) -> None:
     """As many logits as labels: the first of the mean over the sequence."""
     if labels is None:
         return
@@ -69,10 +69,10 @@ def make(
     (steps[0] / "contract.json").write_text(json.dumps(small_model.contract(**contract)))
     model, built, report = (folder / name for name in ("lower", "build", "validate"))
     labels = contract.get("labels")
-    _classify(steps[2] / "model.onnx", labels)
+    classify(steps[2] / "model.onnx", labels)
     shutil.copytree(steps[2], model)
     if include_float:
-        _classify(small_model.model(model / FLOAT / "model.onnx"), labels)
+        classify(small_model.model(model / FLOAT / "model.onnx"), labels)
     if fetched is None:
         standins(built)
     else:
@@ -87,5 +87,6 @@ def make(
     (report / "report.json").write_text(json.dumps(document))
     out = folder / "package"
     out.mkdir()
+    small_bundle.judge(asked, (*steps, model, built, report))
     package.run(asked.packaging, *steps, model, built, report, out=out)
     return out / "bundle"

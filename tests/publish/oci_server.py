@@ -11,8 +11,9 @@ import base64
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -40,6 +41,10 @@ class Server(ThreadingHTTPServer):
         self.log: list[tuple[str, str, int, str]] = []
         self.has_referrers = False
         self.authorization = ""  # "Basic" or "Bearer"
+        self.realm: str | None = None  # of the token service; None: this server's own
+        self.link = ""  # the header of lists, which names their next page
+        self.location: str | None = None  # of an upload
+        self.drip = 0.0  # seconds between two bytes of a blob
         self.blobs_at = ""  # base address of another server that has the blobs
         self.ranges = True
         self.cut: int | None = None  # bytes after which one answer with a blob ends
@@ -105,8 +110,10 @@ class Handler(QuietHandler):
         expected = {"": authorization, "Basic": f"Basic {pair}", "Bearer": f"Bearer {TOKEN}"}[kind]
         if authorization == expected:
             return True
-        realm = f'realm="http://{self.server.host}/token",service="s",scope="repository:x:pull"'
-        self.answer(401, WWW_Authenticate=f"{kind} {realm}")
+        realm = self.server.realm
+        realm = f"http://{self.server.host}/token" if realm is None else realm
+        fields = f'realm="{realm}",service="s",scope="repository:x:pull"'
+        self.answer(401, WWW_Authenticate=f"{kind} {fields}")
         return False
 
     def token(self, authorization: str) -> None:
@@ -117,7 +124,8 @@ class Handler(QuietHandler):
 
     def upload(self, _: str, body: bytes) -> None:
         if self.command == "POST":
-            return self.answer(202, Location=f"{urlsplit(self.path).path}1?state=x")
+            own = f"{urlsplit(self.path).path}1?state=x"
+            return self.answer(202, Location=self.server.location or own)
         (digest,) = parse_qs(urlsplit(self.path).query)["digest"]
         if digest != f"sha256:{hashlib.sha256(body).hexdigest()}":
             return self.error(400, "DIGEST_INVALID")
@@ -133,6 +141,8 @@ class Handler(QuietHandler):
         status = 200
         if (part := self.headers.get("Range")) and self.server.ranges:
             data, status = data[int(part.removeprefix("bytes=").rstrip("-")) :], 206
+        if self.server.drip and self.command == "GET":
+            return self.dripped(data)
         cut, self.server.cut = self.server.cut, None
         if cut is None or self.command == "HEAD":
             self.server.cut = cut
@@ -143,6 +153,18 @@ class Handler(QuietHandler):
         self.wfile.write(data[:cut])
         self.close_connection = True
         return None
+
+    def dripped(self, data: bytes) -> None:
+        """Half of a blob, and then a byte now and then."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2])
+        self.close_connection = True
+        with suppress(OSError):  # until who asked has enough of it
+            for i in range(len(data) // 2, len(data)):
+                time.sleep(self.server.drip)
+                self.wfile.write(data[i : i + 1])
 
     def manifest(self, reference: str, body: bytes) -> None:
         manifests = self.server.manifests
@@ -179,11 +201,15 @@ class Handler(QuietHandler):
                 entry = {"mediaType": kind, "digest": digest, "size": len(data)}
                 listed.append({**entry, "artifactType": document["artifactType"]})
         index = {"schemaVersion": 2, "manifests": listed}
-        return self.answer(200, json.dumps(index).encode())
+        return self.page(index)
 
     def tags(self, *_: Any) -> None:
         tags = [tag for tag in self.server.manifests if ":" not in tag]
-        self.answer(200, json.dumps({"name": "x", "tags": tags}).encode())
+        self.page({"name": "x", "tags": tags})
+
+    def page(self, listed: dict[str, Any]) -> None:
+        more = {"Link": self.server.link.format(len(self.server.log))} if self.server.link else {}
+        self.answer(200, json.dumps(listed).encode(), **more)
 
 
 @contextmanager

@@ -359,3 +359,20 @@ def test_a_number_in_the_place_of_a_word_is_to_be_quoted(
     with pytest.raises(RecipeError, match=r"(?i)put it in quotes") as caught:
         read(tmp_path, GOOD.replace(old, new))
     assert where in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["1e-320", "5e-324", "1e-200", "9.9e-13"])
+@pytest.mark.parametrize("key", ["max_drop", "min_cosine"])
+def test_a_number_that_is_nearly_0_is_taken_for_a_slip(
+    key: str, value: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=rf"validate\.{key}.*nearer to 0 than 1e-12"):
+        read(tmp_path, f"{GOOD}  {key}: {value}\n")
+    read(tmp_path, f"{GOOD}  max_drop: 1.0e-9\n")
+
+
+@pytest.mark.parametrize("blank", ["''", "' '", '"\\t"'])
+@pytest.mark.parametrize("path", ["model.source", "validate.data.source"])
+def test_a_source_of_nothing_is_refused(path: str, blank: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=path):
+        read(tmp_path, GOOD, f"{path}={blank}")

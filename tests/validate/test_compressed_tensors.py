@@ -76,9 +76,11 @@ def test_a_folder_is_proven_and_its_quality_judged(
 ) -> None:
     document = judged[name]
     hops = {h["hop"]: h for h in document["ledger"]}
-    assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness"]
+    assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness", "rows"]
     assert {n: h["problems"] for n, h in hops.items() if h["problems"]} == {}
     assert [hops[n]["ok"] for n in ("lower", "engine", "harness")] == [True, True, None]
+    assert document["judged"]["answered_by"] == document["judged"]["model"] != {}
+    assert document["judged"]["answers"]["why"].startswith("the harness does not run ")
     assert "vLLM" in hops["engine"]["unproven"]
     assert (hops["engine"]["tolerance"] is None) == (name == "token")
     assert document["target"] == "compressed-tensors"

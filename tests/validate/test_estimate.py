@@ -7,7 +7,8 @@ from typing import Any
 
 from optimizer.store import Estimate
 from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, REPORT, estimate
-from optimizer.validate.ledger.decoder_batches import positions
+from optimizer.validate.ledger.decoder_batches import extreme_positions, positions
+from optimizer.validate.ledger.extremes import ROWS
 from optimizer.validate.ledger.spread import RUNS
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed, further
@@ -51,12 +52,14 @@ def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
     generating = section.model_copy(update={"validate_": settings})
     sampled, whole = positions(4 * 2 * WIDTH)
+    longest, many = extreme_positions(4 * 2 * WIDTH, ROWS)
     elements = sum(map(math.prod, shapes.values()))
     weights = 4 * (elements + WIDTH**2 + COPIES * (elements + TABLE * WIDTH))  # the head is tied
     answer = TABLE + 2 * WIDTH  # the logits, and the cache of one block
-    traces = 2 * 4 * (2 * WIDTH * sampled + answer * whole)
-    compared = 2 * sampled * 4 * (WIDTH + answer)
+    traces = 2 * 4 * (2 * WIDTH * sampled + answer * (whole + longest + many))
+    compared = 2 * 4 * (sampled * (WIDTH + answer) + longest * answer)
     predicted = estimate(generating, shapes)
     assert predicted.memory == LIBRARIES + weights + traces + compared
     written = RUNS * sampled * 4 * (WIDTH + (1 + ARITHMETICS) * answer)
+    written += RUNS * longest * 4 * ARITHMETICS * answer
     assert predicted.disk == written + REPORT

@@ -60,9 +60,11 @@ def test_a_file_is_proven_and_its_quality_judged(
     VALIDATE.run(run.section, *(run.folder(f) for f in FOLDERS), out=tmp_path)
     document = json.loads((tmp_path / "report.json").read_text())
     hops = {h["hop"]: h for h in document["ledger"]}
-    assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness"]
+    assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness", "rows"]
     assert {n: h["problems"] for n, h in hops.items() if h["problems"]} == {}
     assert [hops[n]["ok"] for n in ("lower", "engine", "harness")] == [True, True, None]
+    assert document["judged"]["answered_by"] == document["judged"]["model"] != {}
+    assert document["judged"]["answers"]["why"].startswith("the harness does not run ")
     assert "llama.cpp" in hops["engine"]["unproven"]
     assert (hops["lower"]["tolerance"] > 0) == (kind == "qwen3")
     assert "llama.cpp" in document["not_measured"]["speed"]

@@ -59,6 +59,14 @@ def test_a_good_run_passes_every_gate(classifier_run: Run, tmp_path: Path) -> No
     assert found["quality"]["examples"] == 64
     assert len(found["modules"]) > 12
     assert found["not_measured"] == {}
+    assert (found["ledger"][-1]["hop"], found["ledger"][-1]["ok"]) == ("rows", True)
+    assert found["shared_rows"] == {"calibrate": {"validate.data": 0}}
+    judged, model = found["judged"], classifier_run.folder("model")
+    assert judged["model"] == {p.name: digest_file(p) for p in sorted(model.glob("model.onnx*"))}
+    assert judged["answered_by"] == judged["model"]
+    assert judged["answers"] == {"rows": 4, "why": ""}
+    answers = json.loads((tmp_path / "out" / "answers.json").read_text())["answers"]
+    assert {a["label"] for a in answers} <= {"negative", "positive"}
     sense = found["sense"]
     assert set(sense["texts"]) == {"calibrate", "validate.data", "validate.latency.data"}
     assert sense["texts"]["validate.data"]["rows"] == 64

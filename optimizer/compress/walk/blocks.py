@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
+from optimizer.compress.walk.consumed import Consumed
 from optimizer.errors import CheckpointError
 from optimizer.load.attention_operands import Operand
 from optimizer.load.family_record import Family
@@ -54,7 +55,8 @@ class Stream:
     hidden (batch, sequence, features) changes as the walk proceeds; real (batch, sequence) bool
     marks the tokens that are not padding; uses are the same blocks in every batch.
     float_reference: the hidden states of the float model at the same place, when a method compares
-    with them. float: what products are computed in; sums and hidden states are float32 either way.
+    with them. consumed: what of each batch reached the first block. float: what products are
+    computed in; sums and hidden states are float32 either way.
     """
 
     hidden: Buffer | list[Tensor]
@@ -62,6 +64,7 @@ class Stream:
     uses: list[list[Use]]
     float_reference: Buffer | list[Tensor] | None = None
     float: Literal["fp32", "bf16"] = "fp32"
+    consumed: list[Consumed] = field(default_factory=list)
 
     @property
     def products(self) -> torch.autocast:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.blocks import Stream, Use, hidden_of
+from optimizer.compress.walk.consumed import of_batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.errors import CheckpointError
 from optimizer.harness.inputs.kind import InputKind
@@ -58,6 +59,7 @@ def capture(
                 stream.float_reference.append(states)
             stream.uses.append(uses)
             stream.real.append(_real(source.inputs, batch, states))
+            stream.consumed.append(of_batch(batch, states, stream.real[-1]))
     for name in (*outside, blocks[0]):
         release(model, name)
     return stream

@@ -25,6 +25,10 @@ def installed() -> bool:
     return find_spec(PACKAGE) is not None
 
 
+class SchemaError(AnswerError):
+    """A schema that cannot be followed where a text has come to."""
+
+
 class Grammars:
     """What a tokenizer's texts may be held to. Takes a second to make. vocabulary: of the model,
     which may be larger. end: the token that ends a text. Raises MachineError without llguidance."""
@@ -34,7 +38,7 @@ class Grammars:
             raise MachineError(f"{PACKAGE} is not installed", fix=f"pip install {PACKAGE}")
         import llguidance
 
-        self._matcher = llguidance.LLMatcher
+        self._matcher, self._vocabulary = llguidance.LLMatcher, vocabulary
         self._tokenizer = llguidance.LLTokenizer(
             tokenizer.to_str(), n_vocab=vocabulary, eos_token=end
         )
@@ -54,7 +58,12 @@ class Grammars:
             raise InputError(
                 "not a schema that can be followed", where=where, accepted="a JSON schema"
             )
-        return Grammar(self, grammar)
+        checked = Grammar(self, grammar)
+        try:  # one that refers to itself is found out at the first token
+            checked.begin().allowed(np.zeros(self._vocabulary, np.float32))
+        except SchemaError as e:
+            raise InputError(e.problem, where=where, accepted="a JSON schema") from None
+        return checked
 
     def matcher(self, grammar: str) -> Any:
         """A new beginning of the grammar's texts."""
@@ -78,12 +87,13 @@ class Follower:
         self._matcher = matcher
 
     def allowed(self, scores: Array) -> Array:
-        """The scores (vocabulary,), -inf of what may not follow. Raises AnswerError where the
-        grammar takes too much to follow."""
+        """The scores (vocabulary,), -inf of what may not follow. Raises SchemaError where the
+        grammar takes too much to follow, or nothing may."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise AnswerError("the schema takes too much to follow", where="response_format")
         may = np.unpackbits(bits, count=scores.size, bitorder="little").astype(bool)
+        if self._matcher.is_error() or not may.any():
+            problem = "the schema takes too much to follow, or allows nothing here"
+            raise SchemaError(problem, where="response_format")
         return np.where(may, scores, np.float32(-np.inf))
 
     def add(self, token: int) -> None:

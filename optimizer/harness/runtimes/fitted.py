@@ -8,6 +8,7 @@ off again. Answers differ from unpadded ones by float rounding only, as those of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,10 @@ class FittedRunner(Closing):
                 where="contract.json",
                 accepted=", ".join(self._axes),
             )
+
+    @property
+    def model(self) -> Path:
+        return self._runner.model
 
     @property
     def inputs(self) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..contract import Contract
@@ -13,6 +14,10 @@ from .slots import Slots
 
 class Runner(Protocol):
     """See OrtRunner, whose interface this is."""
+
+    @property
+    def model(self) -> Path:
+        """The file that is open: a model, or an engine."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:

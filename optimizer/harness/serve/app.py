@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 
 from . import openai, openai_texts, v2_http
@@ -25,16 +26,19 @@ from .asgi import (
     headers_of,
     while_connected,
 )
-from .exchange import OPEN, Exchange, Record, Security
+from .beside import Beside
+from .exchange import OPEN, Bodies, Exchange, Record, Security
 from .inference import Service
 from .metrics import CONTENT_TYPE
 from .refusals import (
     DeadlineError,
     DrainingError,
+    HostError,
     MethodError,
     ModelError,
     OverloadError,
     RequestError,
+    SlowClientError,
     TokenError,
     UnknownError,
 )
@@ -46,6 +50,7 @@ from .versions import Versions
 
 ID = "x-request-id"
 SAFE_ID = re.compile(r"[\w.:-]{1,128}", re.A)
+HELD = 8  # of the largest bodies, that are held at once; packed ones count as what they become
 COUNTS = ("tokens", "truncated")  # of the log, that a span has too
 V2 = "v2 infer"
 TEXTS = {f"/v1/{p}": f"v1 {p.replace('/', ' ')}" for p in openai.PATHS}  # what is logged of them
@@ -63,8 +68,10 @@ class App:
     ) -> None:
         self.versions = Versions()
         self.load: Load | None = None
-        self._security, self._say, self._tracer = security, say, tracer
+        self.security, self._say, self._tracer = security, say, tracer
         self._created = int(time.time())
+        self._beside: Beside | None = None
+        self.bodies = Bodies(HELD * security.largest)
         self.active = 0  # requests that are being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +81,7 @@ class App:
         exchange.put(scope.get(PLACE))
         self.active += 1
         try:
-            response = await self._answer(exchange)
+            response = await self._answer(exchange, scope)
         except Disconnected:
             self._log(exchange, 499, start)
             return
@@ -85,11 +92,20 @@ class App:
         if isinstance(response, Stream):
             await self._stream(exchange, response, send, start)
             return
-        end = time.monotonic()
+        end, status = time.monotonic(), response.status
         try:
-            await response.send(send)
+            await response.send(send, self.security.body_seconds)
+        except Disconnected:  # the client does not read it; the server closes the connection
+            status = 499
         finally:  # after what somebody waits for
-            self._log(exchange, response.status, start, end)
+            self._log(exchange, status, start, end)
+
+    @property
+    def beside(self) -> Beside:
+        """Threads in which bodies are parsed."""
+        if self._beside is None:  # an application may be made before there is an event loop
+            self._beside = Beside()
+        return self._beside
 
     def refused(self, scope: Scope, size: int) -> Response | None:
         """What refuses a request that would be refused whatever it holds, counted and logged; None
@@ -99,7 +115,7 @@ class App:
         in bytes."""
         start, service = time.monotonic(), self.versions.sole
         route = _reading(scope["path"], service) if service is not None else ""
-        if service is None or not route or size > self._security.largest:
+        if service is None or not route or size > self.security.largest:
             return None
         try:
             scope[PLACE] = service.admit(_client(scope))
@@ -129,7 +145,9 @@ class App:
             [p for p in scope["path"].split("/") if p],
             _client(scope),
             receive,
-            self._security,
+            self.security,
+            self.beside,
+            self.bodies,
             headers=headers,
             id=given_id if SAFE_ID.fullmatch(given_id) else secrets.token_hex(8),
         )
@@ -147,9 +165,10 @@ class App:
                 exchange.answered(exchange.streamed)
             self._log(exchange, response.status, start)
 
-    async def _answer(self, exchange: Exchange) -> Response | Stream:
+    async def _answer(self, exchange: Exchange, scope: Scope) -> Response | Stream:
         """The response, also to what is refused."""
         try:
+            self._check_host(exchange, scope)
             return await self._routed(exchange)
         except RequestError as e:
             self.count_failure(e, exchange.service)
@@ -161,6 +180,12 @@ class App:
             self.bug(e, exchange.id)
             self.count_failure(ModelError(""), exchange.service)
             return _error(exchange.route, ModelError("unexpected failure"))
+
+    def _check_host(self, exchange: Exchange, scope: Scope) -> None:
+        """Raises HostError for a request that names another host than this server."""
+        hosts, address = self.security.hosts, str((scope.get("server") or ("",))[0])
+        if hosts is not None and not hosts.accept(exchange.headers.get("host", ""), address):
+            raise HostError("this server is not asked by that name: serve --allowed-host NAME")
 
     async def _routed(self, exchange: Exchange) -> Response | Stream:
         versions = self.versions
@@ -212,7 +237,7 @@ class App:
         only = len(self.versions.current) == 1  # of several, what is read below says which
         if only:
             exchange.admit(self.first())
-        body = read_object(data)
+        body = await exchange.parsed(data, partial(read_object, values=self.security.values))
         named = openai.named(self.versions.current, body.get("model"))
         version = exchange.headers.get("x-model-version", "")
         service = exchange.lease(self.versions.chosen(named.name, version))
@@ -220,7 +245,7 @@ class App:
             exchange.admit(service)
         call = exchange.call(service, {})
         if rest != ["embeddings"]:
-            seconds_of_a_part = self._security.body_seconds
+            seconds_of_a_part = self.security.body_seconds
             control = cache_control(exchange.headers)
             asking = openai_texts.Asking(call, exchange.receive, seconds_of_a_part, control)
             chat = rest[0] == "chat"
@@ -233,7 +258,7 @@ class App:
 
         async def work() -> Response:
             answer, result = await openai.embeddings(service, body, call)
-            return exchange.finished(document(answer), result)
+            return exchange.finished(answer, result)
 
         return await while_connected(work(), exchange.receive)
 
@@ -337,6 +362,8 @@ def _error(route: str, error: RequestError) -> Response:
     response = document(body, status)
     if isinstance(error, MethodError):
         response.headers["allow"] = error.accepted
+    if isinstance(error, SlowClientError):  # the rest of its body is not waited for
+        response.headers["connection"] = "close"
     if isinstance(error, TokenError):
         response.headers["www-authenticate"] = "Bearer"
     if error.retry_after is not None:

@@ -16,7 +16,7 @@ from ..command_line import parsed
 from ..errors import HarnessError
 from ..opening import opener
 from .asgi import Receive, Scope, Send
-from .from_options import application, say
+from .from_options import application, named_hosts, say
 from .loader import Loader
 
 
@@ -25,7 +25,7 @@ class Application:
 
     def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
         args = parsed(["serve", "--bundle", str(folder), *options])
-        self._app, self._tracer = application(args)
+        self._app, self._tracer = application(args, named_hosts(args, loopback=False))
         self._loader = Loader(opener(args, _warn), args, self._app.versions, say)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

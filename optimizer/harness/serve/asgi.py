@@ -16,6 +16,7 @@ from collections.abc import (
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from .connections import RATE, seconds_for
 from .refusals import RequestError, SlowClientError, TooLargeError
 
 Scope = MutableMapping[str, Any]
@@ -26,6 +27,7 @@ Send = Callable[[Message], Awaitable[None]]
 Value = TypeVar("Value")
 JSON = "application/json"
 COMPACT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one at each call
+PART = 256 << 10  # bytes of an answer that are written at once
 ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
 
 
@@ -45,9 +47,15 @@ class Response:
         }
         return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
 
-    async def send(self, send: Send) -> None:
+    async def send(self, send: Send, seconds: float | None = None) -> None:
+        """Send it. seconds: limit for each PART of a large body to be read; None: no limit. Raises
+        Disconnected beyond it."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.pairs()})
-        await send({"type": "http.response.body", "body": self.body})
+        at = 0
+        while len(self.body) - at > PART:  # one after the other, as the client reads them
+            await _within(seconds, send(_body(self.body[at : at + PART], more=True)))
+            at += PART
+        await send(_body(self.body[at:] if at else self.body, more=False))
 
 
 Refused = Callable[[Scope, int], Response | None]
@@ -87,35 +95,44 @@ def whole_header(headers: Mapping[str, str], name: str) -> int | None:
     return int(value)
 
 
-async def read_body(
-    headers: Mapping[str, str], receive: Receive, largest: int, seconds: float
-) -> bytes:
-    """The body, unpacked. largest: bytes, of what comes and of what it becomes; seconds: for all
-    of it to come. Raises RequestError, Disconnected."""
+def encoding_of(headers: Mapping[str, str]) -> str:
+    """Name of the coding that a body is packed with; "" for none. Raises RequestError."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity" and encoding not in ENCODINGS:
         raise RequestError(f"unknown content-encoding; accepted: {', '.join(ENCODINGS)}")
+    return "" if encoding == "identity" else encoding
+
+
+async def read_body(
+    headers: Mapping[str, str],
+    receive: Receive,
+    hold: Callable[[int], None],
+    bounds: tuple[int, float],
+) -> bytes:
+    """Receive a body, packed as it is. hold: receives the size of each part before it is kept.
+    bounds: bytes of the body, and seconds for all of it. Raises RequestError, Disconnected."""
+    largest, seconds = bounds
+    encoding_of(headers)
     if (whole_header(headers, "content-length") or 0) > largest:
         raise TooLargeError(f"the body is larger than {largest} bytes")
+    start, size = asyncio.get_running_loop().time(), 0
+    parts, more = list[bytes](), True
     try:
-        async with asyncio.timeout(seconds):
-            body = await _received(receive, largest)
+        while more:
+            async with asyncio.timeout_at(start + seconds_for(size, seconds)):
+                message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size > largest:
+                raise TooLargeError(f"the body is larger than {largest} bytes")
+            hold(len(part))
+            parts.append(part)
     except TimeoutError:
-        raise SlowClientError(f"the body did not come within {seconds:g} s") from None
-    return body if encoding == "identity" else inflated(body, encoding, largest)
-
-
-async def _received(receive: Receive, largest: int) -> bytes:
-    parts, size, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        part, more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
-        if size > largest:
-            raise TooLargeError(f"the body is larger than {largest} bytes")
-        parts.append(part)
+        raise SlowClientError(
+            f"the body did not come within {seconds:g} s, or at {RATE} bytes a second"
+        ) from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -182,24 +199,27 @@ class Stream:
         encoded = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
         watch = asyncio.ensure_future(_gone(self.receive))
         try:
-            await self._sent(
-                send, {"type": "http.response.start", "status": self.status, "headers": encoded}
+            await _within(
+                self.seconds,
+                send({"type": "http.response.start", "status": self.status, "headers": encoded}),
             )
             async for part in _until(watch, self.parts):
-                await self._sent(send, _body(part, more=True))
-            await self._sent(send, _body(b"", more=False))
+                await _within(self.seconds, send(_body(part, more=True)))
+            await _within(self.seconds, send(_body(b"", more=False)))
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
             await self.parts.aclose()
             self.close()
 
-    async def _sent(self, send: Send, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self.seconds):
-                await send(message)
-        except (TimeoutError, OSError):
-            raise Disconnected from None
+
+async def _within(seconds: float | None, sent: Awaitable[None]) -> None:
+    """Raises Disconnected where it takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            await sent
+    except (TimeoutError, OSError):
+        raise Disconnected from None
 
 
 def _body(part: bytes, *, more: bool) -> Message:

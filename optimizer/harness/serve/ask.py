@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ..errors import MachineError
+from ..shown import many_lines
 from .inference import ANSWER, Service
 
 SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # of the metrics
@@ -33,7 +34,7 @@ async def ask(service: Service, address: tuple[str, int], token: str, text: str)
         document = {"inputs": [tensor], "outputs": [{"name": ANSWER}]}
         path = f"/v2/models/{service.name}/infer"
         body = [line async for line in _lines(address, path, token, document)][-1]
-        sys.stdout.write(json.loads(body)["outputs"][0]["data"][0])
+        sys.stdout.write(many_lines(json.loads(body)["outputs"][0]["data"][0]))
     sys.stdout.write("\n\n")
     async for line in _lines(address, "/metrics", token):
         if line.startswith(SHOWN) and "_bucket" not in line:
@@ -45,9 +46,8 @@ def _show(event: Mapping[str, Any]) -> None:
     if "error" in event:
         raise MachineError(str(event["error"]["message"]), where="--ask")
     for choice in event["choices"]:
-        sys.stdout.write(
-            choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-        )
+        text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        sys.stdout.write(many_lines(text))
         sys.stdout.flush()
 
 
@@ -56,8 +56,9 @@ async def _lines(
 ) -> AsyncIterator[str]:
     """Lines of an answer's body, as they come."""
     host, port = address
+    named = f"[{host}]" if ":" in host else host
     body = b"" if document is None else json.dumps(document).encode()
-    head = [f"{'GET' if document is None else 'POST'} {path} HTTP/1.1", f"host: {host}"]
+    head = [f"{'GET' if document is None else 'POST'} {path} HTTP/1.1", f"host: {named}"]
     head += ["connection: close", f"content-length: {len(body)}"]
     head += [f"authorization: Bearer {token}"] if token else []
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 24)

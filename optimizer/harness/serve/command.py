@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import MachineError
 from . import uvicorn_http
 from .app import App
 from .ask import ask
-from .from_options import application, say, token
+from .from_options import application, named_hosts, say
 from .grpc_server import GrpcServer, check_installed
+from .listening import addresses, exposed
 from .loader import Loader, Opened
 from .options import CONNECTIONS
 from .plain_http import Server
@@ -29,7 +29,13 @@ SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: P
 
 def run(opened: Opened, args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. opened: opens a bundle; raises as Bundle does."""
-    app, tracer = application(args)
+    loopback = all(a.loopback for a in addresses(args.host, args.port))
+    if not (loopback or args.token_file or args.insecure):
+        raise exposed(args.host)
+    app, tracer = application(args, named_hosts(args, loopback=loopback))
+    if not (loopback or args.token_file):
+        message = f"every client that reaches {args.host} is answered without a token (--insecure)"
+        say(level="warning", event="insecure", message=message)
     sys.setswitchinterval(SWITCH)
     runner = asyncio.Runner(loop_factory=_loop_factory(args))
     try:
@@ -45,15 +51,12 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     server: Server | uvicorn_http.Server
     if args.plain or not uvicorn_http.installed():
-        server = Server(app, args.client_seconds, CONNECTIONS)
+        server = Server(app, args.client_seconds, CONNECTIONS, args.client_connections)
     else:
-        server = uvicorn_http.Server(app, args.client_seconds, CONNECTIONS, app.refused)
-    try:
-        await server.start(args.host, args.port)
-    except OSError as e:
-        raise MachineError(
-            f"cannot listen ({e.strerror})", where=f"{args.host}:{args.port}", fix="Try --port 0."
-        ) from None
+        server = uvicorn_http.Server(
+            app, args.client_seconds, CONNECTIONS, args.client_connections, app.refused
+        )
+    await server.start(args.host, args.port)
     grpc = await _grpc(app, args)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
@@ -70,7 +73,7 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
         if args.ask is None:
             await ending.wait()
         else:
-            await ask(first, (args.host, server.port), token(args.token_file), args.ask)
+            await ask(first, (args.host, server.port), app.security.token, args.ask)
         say(level="info", event="draining", waiting=app.versions.waiting)
         await app.versions.drained()
     finally:
@@ -99,7 +102,7 @@ async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
     if args.grpc_port is None:
         return None
     check_installed()
-    server = GrpcServer(app, args.max_body, token(args.token_file), CONNECTIONS)
+    server = GrpcServer(app, CONNECTIONS, args.client_connections)
     port = await server.start(args.host, args.grpc_port)
     say(level="info", event="listening", host=args.host, grpc_port=port)
     return server

@@ -15,12 +15,14 @@ import numpy as np
 
 from ..errors import AnswerError
 from ..generate import Completion, Options, Piece
+from ..generate.grammar import SchemaError
 from ..generate.logprobs import logprobs
 from ..generate.prompt_lookup import LEAST, Guesses, by_two, checked
 from ..generate.row import Row
 from ..inputs.batch import Array
 from .answers import Answers, Event, Prompts
 from .batching import Refused
+from .beside import Beside
 from .engine import RECHECK, Call, Result, refusal
 from .exactness import ALONE, EQUAL
 from .model import failure
@@ -78,6 +80,7 @@ class Decoding:
         if prefixes is not None:
             scheduler.kept = lambda job: prefixes.length(self._texts[job].ids)
         self._loop = asyncio.get_running_loop()
+        self.beside = Beside()
         self._texts: dict[Job, _Text] = {}
         self._ready = threading.Condition()
         self._numbers = count()
@@ -146,25 +149,20 @@ class Decoding:
     ) -> Result:
         """What `predict` gives for each text, in order. parameters: of the request; those that are
         options of a generation count. Raises RequestError."""
-        prompts = self.prompts(texts, pairs, parameters)
+        prompts = await self.prompts(texts, pairs, parameters, call.client)
         completions, answers = await self.complete(prompts, call)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
         times, documents = answers.times, [c.to_json() for c in completions]
         return Result(documents, 0, tokens, answers.queued, times.model if times else 0.0, times)
 
-    def prompts(
-        self,
-        texts: Sequence[Any],
-        pairs: Sequence[Any] | None,
-        parameters: Mapping[str, Any] | None,
+    async def prompts(
+        self, texts: Sequence[Any], pairs: Any, parameters: Mapping[str, Any] | None, client: str
     ) -> Prompts:
-        """What a request asks; see `answer`. Raises RequestError."""
+        """Read a request's prompts beside the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
             raise RequestError("a text to continue has no second")
         options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
-        rows, rules = self.model.prompts(texts), self.model.rules(options)
-        self.model.check_room(rows, rules.options.max_new_tokens)
-        return Prompts(rows, rules)
+        return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
         """Not of a model whose cache stays here. Raises UnknownError."""
@@ -274,7 +272,8 @@ class Decoding:
         try:
             piece = text.row.add(scores)
         except AnswerError as e:
-            return ModelError(f"{e.where}: {e.problem}")
+            kind = RequestError if isinstance(e, SchemaError) else ModelError
+            return kind(f"{e.where}: {e.problem}")
         text.last = piece.token
         if self._guess_seconds and text.guesses is None:
             text.guesses = Guesses([*text.ids, piece.token], self._guess_seconds)

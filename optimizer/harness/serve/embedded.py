@@ -70,7 +70,7 @@ class Embedded(Closing):
 
     def _encoded(self, model: Model, request: Asked) -> list[Encoded] | RequestError:
         try:
-            return model.encode(*inputs_of(model.task.inputs, request.inputs))
+            return model.encode(*inputs_of(model.task.inputs, request.inputs, (), BATCH))
         except RequestError as e:
             return e
 
@@ -89,7 +89,7 @@ class Embedded(Closing):
         known = {f.name for f in fields(Options)}
         try:
             options = Options.from_json({n: v for n, v in request.options.items() if n in known})
-            texts, pairs = inputs_of(self._bundle.task.inputs, request.inputs)
+            texts, pairs = inputs_of(self._bundle.task.inputs, request.inputs, (), BATCH)
             if pairs is not None:
                 raise RequestError("a text to continue has no second")
             return [self._bundle.generate([text], options)[0].to_json() for text in texts]

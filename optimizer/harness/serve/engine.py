@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..inputs.kind import Encoded
 from .batching import Job, Refused, Scheduler
+from .beside import SMALL, Beside
 from .exactness import ALONE, EQUAL
 from .metrics import Metrics
 from .model import Answer, Model, difference, failure
@@ -20,9 +22,7 @@ from .refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from .turns import Turns
 
 RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
-LONG = 20_000  # characters or bytes of a request that are encoded on the event loop
 HIT, MISS = "hit", "miss"  # of Result.cache
-BESIDE = 2  # larger requests that are encoded beside it: a small file may be a large image
 
 
 @dataclass(eq=False)
@@ -127,7 +127,7 @@ class Engine:
         self.model, self.metrics, self.clock = model, metrics, clock
         self._scheduler, self._say = scheduler, say
         self._niceness = niceness
-        self._beside = asyncio.Semaphore(BESIDE)
+        self.beside = Beside()
         self._loop = asyncio.get_running_loop()
         self._turns = Turns(pause=niceness == IDLE)
         self._rows: dict[Job, _Row] = {}
@@ -176,9 +176,8 @@ class Engine:
     ) -> tuple[list[Job], list[Encoded]]:
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
-        if size > LONG or not self.model.task.inputs.size:
-            async with self._beside:
-                rows = await asyncio.to_thread(self.model.encode, inputs, pairs)
+        if size > SMALL or not self.model.task.inputs.size:  # a small file may be a large image
+            rows = await self.beside.run(call.client, partial(self.model.encode, inputs, pairs))
         else:
             rows = self.model.encode(inputs, pairs)
         self.metrics.preprocess.observe(self.clock() - start)

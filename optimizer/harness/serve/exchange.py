@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from .asgi import Receive, Response, read_body
+from .asgi import Receive, Response, encoding_of, inflated, read_body
+from .beside import SMALL, Beside
 from .engine import Call, Place, Result, Times
+from .hosts import Hosts, is_loopback
 from .inference import Service
+from .options import VALUES
 from .recall import HEADER
-from .refusals import ForbiddenError, MethodError, RequestError, TokenError
+from .refusals import ForbiddenError, MethodError, OverloadError, RequestError, TokenError
 from .versions import Served
+
+Value = TypeVar("Value")
 
 OPEN = ("live", "ready", "healthz", "readyz")  # paths that need no token: a cluster asks them
 
@@ -22,11 +27,36 @@ OPEN = ("live", "ready", "healthz", "readyz")  # paths that need no token: a clu
 @dataclass(frozen=True)
 class Security:
     """token: what a client's `Authorization: Bearer` must hold; "" for no such check. largest:
-    bytes of a body. body_seconds: in which it must have come."""
+    bytes of a body. body_seconds: in which it must have come. values: that a body may hold, see
+    json_size.py. hosts: accepted names of the server; None: any."""
 
     token: str = ""
     largest: int = 16 << 20
     body_seconds: float = 10.0
+    values: int = VALUES
+    hosts: Hosts | None = None
+
+
+class Bodies:
+    """Count of the bytes of all bodies that a server keeps. largest: number of them, at most."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest, self.size = largest, 0
+
+    def add(self, size: int) -> None:
+        """Count `size` bytes more. Raises OverloadError above the limit."""
+        if self.size + size > self._largest:
+            raise OverloadError("the server keeps too many large requests", retry_after=1.0)
+        self.size += size
+
+    @contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Count `size` bytes for the time of a `with`. Raises as `add`."""
+        self.add(size)
+        try:
+            yield
+        finally:
+            self.size -= size
 
 
 @dataclass(kw_only=True)
@@ -57,6 +87,9 @@ class Exchange(Record):
     client: str
     receive: Receive
     security: Security
+    beside: Beside
+    bodies: Bodies
+    size: int = 0  # bytes of its body, as it came and unpacked
     streamed: Result | None = None  # complete once the stream has ended
     place: Place | None = None  # closed with the leases
     leases: ExitStack = field(default_factory=ExitStack)
@@ -100,13 +133,35 @@ class Exchange(Record):
         self.accept(route, "POST")
         if not self.security.token:
             raise ForbiddenError("models are changed with a token alone: serve --token-file FILE")
-        if not _is_loopback(self.client):
+        if not is_loopback(self.client):
             raise ForbiddenError("models are changed from this machine alone")
 
     async def body(self) -> bytes:
-        """Raises RequestError, Disconnected."""
+        """The body as it came, for `parsed`. Raises RequestError, Disconnected."""
         security = self.security
-        return await read_body(self.headers, self.receive, security.largest, security.body_seconds)
+        return await read_body(
+            self.headers, self.receive, self.hold, (security.largest, security.body_seconds)
+        )
+
+    async def parsed(self, body: bytes, parse: Callable[[bytes], Value]) -> Value:
+        """Unpack the body and parse it, beside the event loop where it is large. Raises
+        RequestError."""
+        encoding = encoding_of(self.headers)
+        if encoding:
+            work = partial(inflated, body, encoding, self.security.largest)
+            body = await self.beside.run(self.client, work)
+            self.hold(len(body))
+        if len(body) <= SMALL:
+            return parse(body)
+        return await self.beside.run(self.client, partial(parse, body))
+
+    def hold(self, size: int) -> None:
+        """Count bytes of this request among those that the server keeps, until it is answered.
+        Raises OverloadError."""
+        self.bodies.add(size)
+        if not self.size:
+            self.leases.callback(lambda: self.bodies.add(-self.size))
+        self.size += size
 
     def timeout(self) -> float | None:
         """The header X-Request-Timeout, in seconds. Raises RequestError."""
@@ -142,12 +197,3 @@ def counts(result: Result) -> dict[str, Any]:
         "truncated": result.truncated,
         **({"cache": result.cache} if result.cache else {}),
     }
-
-
-def _is_loopback(client: str) -> bool:
-    try:
-        address = ip_address(client)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

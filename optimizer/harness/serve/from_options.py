@@ -5,36 +5,36 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..secret_file import read_secret
 from .app import App, Security
+from .hosts import Hosts
 from .tracing import Tracer, sending
 
 if TYPE_CHECKING:
     import argparse
 
 
-def application(args: argparse.Namespace) -> tuple[App, Tracer | None]:
-    """What answers, while no bundle is loaded, and what makes its spans. args: of `serve`. Raises
-    InputError, MachineError."""
-    security = Security(token(args.token_file), args.max_body, args.client_seconds)
+def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tracer | None]:
+    """Make the application, without a bundle, and the tracer of its spans. args: of `serve`. hosts:
+    accepted names of the server; None: any. Raises InputError, MachineError."""
+    token = "" if args.token_file is None else read_secret(args.token_file, _warn)
+    security = Security(token, args.max_body, args.client_seconds, args.max_values, hosts)
     tracer = sending(args.otlp_endpoint, say) if args.otlp_endpoint else None
     return App(security, say, tracer), tracer
 
 
-def token(path: Path | None) -> str:
-    """What clients must send; "" for none. Raises InputError."""
-    if path is None:
-        return ""
-    try:
-        text = path.read_text("utf-8").strip()
-    except (OSError, ValueError) as e:
-        raise InputError(f"cannot be read ({e})", where=str(path)) from None
-    if not text:
-        raise InputError("it is empty", where=str(path), accepted="a token on one line")
-    return text
+def named_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
+    """Choose the names that a request's Host header may have; None: any. loopback: only this
+    machine reaches the server."""
+    if not args.allowed_host and not loopback:
+        return None
+    return Hosts(frozenset(name.lower() for name in (args.host, *args.allowed_host)))
+
+
+def _warn(message: str) -> None:
+    say(level="warning", event="token_file", message=message)
 
 
 def say(**fields: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,9 +15,9 @@ from .app import App
 from .exchange import Record
 from .grpc_messages import METHODS, PACKAGE, SERVICE, STREAM, methods
 from .grpc_stream import Stream
-from .grpc_tensors import request_of, response_of
+from .grpc_tensors import client_of_call, parsed, request_of, response_of
 from .inference import Service
-from .refusals import RequestError, TokenError
+from .refusals import OverloadError, RequestError, SlowClientError, TokenError
 
 Answer = Callable[[Any, Any, Record], Awaitable[Any]]
 
@@ -41,14 +43,16 @@ def _there(name: str) -> bool:
 class GrpcServer:
     """Serves the application's model. The application says whether it is ready, counts and logs."""
 
-    def __init__(self, app: App, largest: int, token: str, calls: int | None = None) -> None:
-        """largest: bytes of a message that comes. calls: at once, at most."""
+    def __init__(self, app: App, calls: int | None = None, of_client: int | None = None) -> None:
+        """calls, of_client: at once, at most, in all and of one client; None: any number."""
         import grpc
 
-        self._app, self._token, self._methods = app, token, methods()
+        self._app, self._methods = app, methods()
+        self._token, self._seconds = app.security.token, app.security.body_seconds
+        self._of_client, self._calls = of_client, Counter[str]()
         self._codes = {code.name: code for code in grpc.StatusCode}
         options = [
-            ("grpc.max_receive_message_length", largest),
+            ("grpc.max_receive_message_length", app.security.largest),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ]
@@ -63,16 +67,17 @@ class GrpcServer:
             "ModelInfer": self._infer,
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(
+            # one request, which is read with a limit of time: gRPC itself waits without one
+            name: grpc.stream_unary_rpc_method_handler(
                 self._guarded(name, answers[name]),
-                request_deserializer=self._methods[name].request.FromString,
+                request_deserializer=None,  # see grpc_tensors.parsed
                 response_serializer=self._methods[name].response.SerializeToString,
             )
             for name in METHODS
         }
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream,
-            request_deserializer=self._methods[STREAM].request.FromString,
+            request_deserializer=None,
             response_serializer=self._methods[STREAM].response.SerializeToString,
         )
         handler = grpc.method_handlers_generic_handler(f"{PACKAGE}.{SERVICE}", handlers)
@@ -98,27 +103,58 @@ class GrpcServer:
     def _guarded(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
         """The method with errors as status codes, which are counted, logged and traced."""
 
-        async def guarded(request: Any, context: Any) -> Any:
+        async def guarded(requests: Any, context: Any) -> Any:
             metadata = _metadata(context)
             try:
-                with self._app.call(f"grpc {name}", metadata) as record:
+                with self._app.call(f"grpc {name}", metadata) as record, self._place(context):
                     if name not in ("ServerLive", "ServerReady", "ModelReady"):
                         self._check_token(metadata)
-                    return await answer(request, context, record)
+                    data = await self._only(requests)
+                    with self._app.bodies.room(len(data)):
+                        kind = self._methods[name].request
+                        message = await parsed(self._app, kind, data, client_of_call(context))
+                        return await answer(message, context, record)
             except RequestError as e:
                 await self._abort(context, e)
 
         return guarded
 
+    async def _only(self, requests: AsyncIterator[bytes]) -> bytes:
+        """The one request of a call. Raises RequestError where it does not come in time."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await anext(requests)
+        except TimeoutError:
+            raise SlowClientError(f"no request came within {self._seconds:g} s") from None
+        except StopAsyncIteration:
+            raise RequestError("the call has no request") from None
+
+    @contextmanager
+    def _place(self, context: Any) -> Iterator[None]:
+        """Of a call among those of its client. Raises OverloadError where there is none."""
+        client = client_of_call(context)
+        if self._of_client is not None and self._calls[client] >= self._of_client:
+            raise OverloadError("too many calls of one client", retry_after=1.0)
+        self._calls[client] += 1
+        try:
+            yield
+        finally:
+            self._calls[client] -= 1
+            if not self._calls[client]:
+                del self._calls[client]
+
     async def _stream(self, requests: Any, context: Any) -> None:
         del requests  # the context reads them, one at a time
-        metadata, kind = _metadata(context), self._methods[STREAM].response
-        stream = Stream(self._app, kind, context, metadata, self._ending)
+        metadata = _metadata(context)
+        kinds = self._methods[STREAM]
+        stream = Stream(self._app, kinds, context, metadata, self._ending)
         try:
-            if not self._allowed(metadata):
-                with stream.call():
-                    self._check_token(metadata)
-            await stream.run()
+            with ExitStack() as place:
+                if not self._allowed(metadata):
+                    with stream.call():
+                        self._check_token(metadata)
+                place.enter_context(self._place(context))
+                await stream.run()
         except RequestError as e:
             await self._abort(context, e)
 
@@ -173,9 +209,7 @@ class GrpcServer:
 
     async def _inferred(self, service: Service, message: Any, context: Any, record: Record) -> Any:
         request = request_of(message)
-        call = service.call(
-            context.peer().rpartition(":")[0], request.parameters, context.time_remaining()
-        )
+        call = service.call(client_of_call(context), request.parameters, context.time_remaining())
         outputs, result = await service.infer(
             message.model_name, message.model_version, request, call
         )

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from .decoding import Decoding
 from .engine import Result
-from .grpc_messages import STREAM
-from .grpc_tensors import request_of, response_of
+from .grpc_messages import STREAM, Method
+from .grpc_tensors import client_of_call, parsed, request_of, response_of
 from .refusals import RequestError
 
 if TYPE_CHECKING:
@@ -32,14 +32,20 @@ STRICT = "triton_grpc_error"
 
 
 class Stream:
-    """One call. kind: the class of its responses. context: gRPC's. ending: set when the server
+    """One call. kinds: the classes of its messages. context: gRPC's. ending: set when the server
     ends; what was received is answered then, and no more is read."""
 
     def __init__(
-        self, app: App, kind: Any, context: Any, metadata: Mapping[str, str], ending: asyncio.Event
+        self,
+        app: App,
+        kinds: Method,
+        context: Any,
+        metadata: Mapping[str, str],
+        ending: asyncio.Event,
     ) -> None:
-        self._app, self._kind, self._context = app, kind, context
+        self._app, self._kinds, self._context = app, kinds, context
         self._metadata, self._ending = metadata, ending
+        self._left = False  # the client has
         self._strict = metadata.get(STRICT, "").lower() in ("true", "1")
         self._free, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
@@ -54,17 +60,19 @@ class Stream:
             async with asyncio.TaskGroup() as group:
                 before = asyncio.Event()
                 before.set()
-                while (message := await self._next()) is not None:
+                while (data := await self._next()) is not None:
                     done = asyncio.Event()
-                    group.create_task(self._answer(message, before, done))
+                    group.create_task(self._answer(data, before, done))
                     before = done
         except* RequestError as e:
             failed = next(error for error in e.exceptions if isinstance(error, RequestError))
+        if self._left:  # no status can be sent any more
+            raise asyncio.CancelledError
         if failed is not None:
             raise failed
 
-    async def _next(self) -> Any:
-        """The next request; None where there is none more, or the server ends."""
+    async def _next(self) -> bytes | None:
+        """The next request as it came; None where there is none more, or the server ends."""
         from grpc.aio import EOF
 
         await self._free.acquire()
@@ -72,27 +80,27 @@ class Stream:
         ending = asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait((read, ending), return_when=asyncio.FIRST_COMPLETED)
-            message = read.result() if read.done() else EOF
-        except Exception:  # of protobuf
-            with self.call():
-                raise RequestError("what came is not a ModelInferRequest") from None
+            data = read.result() if read.done() else EOF
         finally:
             for pending in (read, ending):
                 pending.cancel()
             await asyncio.gather(read, ending, return_exceptions=True)
-        return None if message is EOF else message
+        return None if data is EOF else data
 
-    async def _answer(self, message: Any, before: asyncio.Event, done: asyncio.Event) -> None:
+    async def _answer(self, data: bytes, before: asyncio.Event, done: asyncio.Event) -> None:
         """before: the requests that came earlier were answered; done: to be set when this one is,
         or when none has to wait for it."""
+        message = None
         try:
-            with self.call() as record:
+            with self.call() as record, self._app.bodies.room(len(data)):
+                client = client_of_call(self._context)
+                message = await parsed(self._app, self._kinds.request, data, client)
                 await self._answered(message, record, before, done)
         except RequestError as e:
-            if self._strict:
+            if self._strict or message is None:  # not a message
                 raise
             await before.wait()
-            response = self._kind(error_message=e.message)
+            response = self._kinds.response(error_message=e.message)
             response.infer_response.id = message.id
             await self._write(response)
         finally:
@@ -106,7 +114,7 @@ class Stream:
         with self._app.versions.lease(name, version) as service:
             record.service = service
             request = request_of(message)
-            client = self._context.peer().rpartition(":")[0]
+            client = client_of_call(self._context)
             call = service.call(client, request.parameters, self._context.time_remaining())
             if not isinstance(service.engine, Decoding):
                 outputs, result = await service.infer(name, version, request, call)
@@ -126,12 +134,18 @@ class Stream:
                 record.answered(result)
 
     def _response(self, message: Any, service: Service, outputs: Named, *, last: bool) -> Any:
-        response = self._kind()
+        response = self._kinds.response()
         kind, version = type(response.infer_response), service.engine.model.version
         response.infer_response.CopyFrom(response_of(kind, message, version, outputs))
         response.infer_response.parameters[FINAL].bool_param = last
         return response
 
     async def _write(self, response: Any) -> None:
+        from grpc.aio import BaseError
+
         async with self._writing:
-            await self._context.write(response)
+            try:
+                await self._context.write(response)
+            except BaseError:  # the client left: gRPC says so here before it cancels anything
+                self._left = True
+                raise asyncio.CancelledError from None

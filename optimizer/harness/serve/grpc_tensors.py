@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
+from .beside import SMALL
+from .connections import client_of
+from .grpc_size import check_message
 from .refusals import RequestError
-from .tensors import Array, OutputChoice, Request, checked_type, datatype, from_raw, to_raw
+from .tensors import (
+    Array,
+    OutputChoice,
+    Request,
+    check_count,
+    check_once,
+    checked_type,
+    datatype,
+    from_raw,
+    to_raw,
+)
+
+if TYPE_CHECKING:
+    from .app import App
 
 CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
     "BOOL": "bool_contents",
@@ -20,6 +37,28 @@ CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+
+
+async def parsed(app: App, kind: Any, data: bytes, client: str) -> Any:
+    """A message of a class; a large one is counted, and parsed beside the event loop. Raises
+    RequestError."""
+
+    def work() -> Any:
+        if len(data) > SMALL:
+            check_message(data, app.security.values)
+        try:
+            return kind.FromString(data)
+        except Exception:  # of protobuf, of which there are several implementations
+            raise RequestError(f"the body of the call is not a {kind.DESCRIPTOR.name}") from None
+
+    return work() if len(data) <= SMALL else await app.beside.run(client, work)
+
+
+def client_of_call(context: Any) -> str:
+    """Whose call it is, as connections.client_of says it: from ipv4:127.0.0.1:80, or
+    ipv6:%5B::1%5D:80."""
+    address = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
+    return client_of(address.strip("[]"))
 
 
 def request_of(message: Any) -> Request:
@@ -39,6 +78,7 @@ def request_of(message: Any) -> Request:
             from_raw(raw[i], kind, shape, where) if raw else _typed(tensor, kind, shape, where)
         )
     outputs = [OutputChoice(o.name, True) for o in message.outputs] or None
+    check_once([o.name for o in outputs or ()])
     return Request(inputs, outputs, message.id, _parameters(message.parameters), True)
 
 
@@ -46,7 +86,9 @@ def _typed(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
     """A tensor from its typed contents, by way of its bytes."""
     if kind not in CONTENTS:
         raise RequestError(f"{where} is {kind}, which only comes raw")
-    values = list(getattr(tensor.contents, CONTENTS[kind]))
+    contents = getattr(tensor.contents, CONTENTS[kind])
+    check_count(len(contents), shape, where)  # before a list of them is made
+    values = list(contents)
     if kind == "BYTES":
         array = np.empty(len(values), object)
         array[:] = values

@@ -17,14 +17,18 @@ import numpy as np
 
 from ..generate import Piece
 from ..inputs.kind import InputKind
+from .answer_size import check_answer, of_fields, of_tensors
+from .beside import LARGE
 from .cache import Cache, key_of
 from .decoding import OPTIONS, Decoding, completion
 from .engine import HIT, MISS, Call, Engine, Place, Result
 from .mirror import Mirror
 from .model import as_json
+from .options import ANSWER as LARGEST
 from .recall import Recall
-from .refusals import ModelError, RequestError, UnknownError
-from .tensors import Array, OutputChoice, Request, datatype
+from .refusals import ModelError, RequestError, TooLargeError, UnknownError
+from .tensors import Array, Request, datatype
+from .text_model import TextModel
 
 SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
@@ -37,15 +41,19 @@ Named = list[tuple[str, Array]]
 
 
 class Service:
-    """One engine, by the names of the protocol. timeout: seconds for a request that says none."""
+    """One engine, by the names of the protocol. timeout: seconds for a request that says none.
+    largest: bytes of an answer, at most."""
 
-    def __init__(self, engine: Engine | Decoding, version: str, timeout: float) -> None:
-        self.engine, self.version, self.timeout = engine, version, timeout
+    def __init__(
+        self, engine: Engine | Decoding, version: str, timeout: float, largest: int = LARGEST
+    ) -> None:
+        self.engine, self.version, self.timeout, self.largest = engine, version, timeout, largest
         model = engine.model
         self.name, self.raw_name = model.name, model.name + TENSORS
         self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
         self._tensors = dict(model.task.tensors(model.contract))
         self.columns = model.task.inputs.columns
+        self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
         self.recall: Recall | None = None  # of tokens, where the model continues texts
         self.digest = ""  # of the bundle, in the keys of the cache
@@ -148,22 +156,27 @@ class Service:
         self, name: str, version: str, request: Request, call: Call
     ) -> tuple[Named, Result]:
         """(the requested outputs, in that order; what came about). Raises RequestError."""
-        self._check(name, version)
+        model = self._check(name, version)
         if name == self.raw_name:
+            names = [spec.name for spec in model.contract.outputs]
+            chosen = _chosen(request, names, names)
+            check_answer(of_tensors(model.contract, request.inputs, chosen), self.largest)
             result = await self.engine.infer(request.inputs, call)
             outputs: dict[str, Array] = result.answers[0]
-            return _chosen(outputs, request.outputs, list(outputs)), result
-        inputs, pairs = inputs_of(self.engine.model.task.inputs, request.inputs, request.textual)
-        names = [*self._tensors, ANSWER]
-        _check_names(request.outputs, names)
+            return [(n, outputs[n]) for n in chosen], result
+        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
+        chosen = _chosen(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
+        size = of_fields(model.task, model.contract, inputs, chosen)
+        check_answer(size, self.largest)
         result = await self.answer(inputs, pairs, call, request.parameters)
-        chosen = (
-            (list(self._tensors) or [ANSWER])
-            if request.outputs is None
-            else [o.name for o in request.outputs]
-        )
-        target = self.engine.model.target
-        return [(n, column(self._tensors, n, result.answers, target)) for n in chosen], result
+
+        def columns() -> Named:
+            answers = result.answers
+            return [(n, column(self._tensors, n, answers, model.target)) for n in chosen]
+
+        if size > LARGE:
+            return await self.engine.beside.run(call.client, columns), result
+        return columns(), result
 
     async def pieces(
         self, name: str, version: str, request: Request, call: Call, result: Result
@@ -173,12 +186,11 @@ class Service:
         what is left. result: whose counts this fills in. Raises RequestError."""
         assert isinstance(self.engine, Decoding)
         model = self._check(name, version)
-        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual)
+        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
         if len(inputs) != 1:
             raise RequestError(f"{len(inputs)} texts; a stream continues one for each request")
-        _check_names(request.outputs, [*self._tensors, ANSWER])
-        chosen = [o.name for o in request.outputs or ()] or [*self._tensors]
-        prompts = self.engine.prompts(inputs, pairs, request.parameters)
+        chosen = _chosen(request, [*self._tensors], [*self._tensors, ANSWER])
+        prompts = await self.engine.prompts(inputs, pairs, request.parameters, call.client)
         answers, pieces = self.engine.begin(prompts, call), list[Piece]()
         try:
             async for event in answers:
@@ -208,14 +220,17 @@ class Service:
 
 
 def inputs_of(
-    kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str] = ()
+    kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
 ) -> tuple[list[Any], list[Any] | None]:
     """The inputs of a request and, where there are, their seconds. textual: the names of those
-    that came as text. Raises RequestError."""
+    that came as text. most: inputs. Raises RequestError."""
     first, accepted = kind.columns[0], " and perhaps ".join(kind.columns)
     unknown = set(arrays) - set(kind.columns)
     if unknown or first not in arrays:
         raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
+    rows = arrays[first].size
+    if not 0 < rows <= most:
+        raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
     columns = [
         _received(name, arrays[name], kind.received, name in textual)
         for name in kind.columns
@@ -265,16 +280,14 @@ def _received(
     return inputs
 
 
-def _check_names(chosen: Sequence[OutputChoice] | None, names: Sequence[str]) -> None:
-    if any(o.name not in names for o in chosen or ()):
+def _chosen(request: Request, default: Sequence[str], names: Sequence[str]) -> dict[str, bool]:
+    """The outputs that a request wants, in its order: whether each is binary. default: where it
+    names none. names: of all. Raises RequestError."""
+    if request.outputs is None:
+        return dict.fromkeys(default, request.binary)
+    if any(o.name not in names for o in request.outputs):
         raise RequestError(f"unknown output; accepted: {', '.join(names)}")
-
-
-def _chosen(
-    outputs: Mapping[str, Array], chosen: Sequence[OutputChoice] | None, names: Sequence[str]
-) -> Named:
-    _check_names(chosen, names)
-    return [(n, outputs[n]) for n in (names if chosen is None else [o.name for o in chosen])]
+    return {o.name: o.binary for o in request.outputs}
 
 
 def _objects(elements: Sequence[bytes]) -> Array:

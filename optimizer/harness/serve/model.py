@@ -26,9 +26,11 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The largest that a request may hold. rows: inputs or rows of tensors."""
+    """The largest that a request may hold. rows: inputs or rows of tensors. full: rows of the
+    longest texts that may run together, as raw tensors; None: all."""
 
     rows: int
+    full: int | None = None
 
 
 class Model:
@@ -125,6 +127,12 @@ class Model:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(f"input '{name}' holds NaN or infinity")
         self._check_rows(inputs)
+        rows, length = axes.get("batch", 1), axes.get("sequence", 1)
+        if longest and self.limits.full is not None and rows * length > self.limits.full * longest:
+            raise TooLargeError(
+                f"{rows} rows of {length} positions run together; accepted: up to "
+                f"{self.limits.full * longest} positions (serve --rows)"
+            )
         return dict(inputs)
 
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .answer_size import check_answer
+from .asgi import COMPACT, Response
+from .beside import LARGE
 from .engine import Call, Result
 from .inference import Service
 from .refusals import RequestError, UnknownError
+from .tensors import JSON_NUMBER
 from .versions import Served
 
 FORMATS = ("float", "base64")
@@ -45,7 +50,7 @@ def named(current: Sequence[Served], name: object) -> Served:
 
 async def embeddings(
     service: Service, document: Mapping[str, Any], call: Call
-) -> tuple[dict[str, Any], Result]:
+) -> tuple[Response, Result]:
     """POST /v1/embeddings. Raises RequestError."""
     model = service.engine.model
     fields = model.task.tensors(model.contract)
@@ -68,14 +73,24 @@ async def embeddings(
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise RequestError("input is neither a text nor a list of texts")
+    size = len(texts) * width * JSON_NUMBER
+    check_answer(size, service.largest)
     result = await service.answer(texts, None, call)
-    vectors = [answer[FIELD] for answer in result.answers]
-    usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
+    work = partial(_embedded, service.name, result, encoding)
+    if size > LARGE:
+        return await service.engine.beside.run(call.client, work), result
+    return work(), result
+
+
+def _embedded(name: str, result: Result, encoding: str) -> Response:
+    """The answer; each embedding is written by itself, as no other thread runs meanwhile."""
     data = [
-        {"object": "embedding", "index": i, "embedding": _encoded(vector, encoding)}
-        for i, vector in enumerate(vectors)
+        COMPACT({"object": "embedding", "index": i, "embedding": _encoded(a[FIELD], encoding)})
+        for i, a in enumerate(result.answers)
     ]
-    return {"object": "list", "data": data, "model": service.name, "usage": usage}, result
+    usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
+    rest = COMPACT({"model": name, "usage": usage})[1:]
+    return Response(f'{{"object":"list","data":[{",".join(data)}],{rest}'.encode())
 
 
 def error(refusal: RequestError) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..bounds import TEXT as LONGEST
+from .answer_size import LOGPROB, check_answer
 from .answers import Prompts
 from .refusals import RequestError
 from .text_model import TextModel
@@ -43,7 +45,8 @@ class TextRequest:
     """chat: a conversation, or else texts. usage: whether a stream ends by saying how many tokens
     there were. schema: of the JSON that the texts are held to. repeatable: whether the same request
     has the same answer: no token is drawn, or all are by the client's own seed. question: None
-    where a request is not one text."""
+    where a request is not one text. logprob_bytes: that the logarithms of its answer take, at
+    most."""
 
     prompts: Prompts
     chat: bool
@@ -52,6 +55,7 @@ class TextRequest:
     schema: Mapping[str, Any] | None = None
     repeatable: bool = False
     question: Question | None = None
+    logprob_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     fields = {name: value for name, value in document.items() if value is not None}
     _refuse_others(fields, known)
     stream, usage = _stream(fields)
-    inputs = _conversation(fields) if chat else _texts(fields)
+    inputs = _conversation(fields, model.context) if chat else _texts(fields)
     rows = model.prompts(inputs)
     n = _whole(fields, "n", 1, 1, model.room.texts)
     if n * len(rows) > model.room.texts:
@@ -78,6 +82,10 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     count = _logprobs(fields, chat)
     options = {name: fields[name] for name in SAMPLING if name in fields}
     options["max_new_tokens"] = _tokens(fields, model, rows, n, chat)
+    tokens = n * len(rows) * options["max_new_tokens"]
+    logprob_bytes = 0 if count is None else tokens * (count + 1) * LOGPROB
+    if not stream:  # the server keeps no tokens of a stream
+        check_answer(logprob_bytes, model.room.answer, "Give a smaller max_tokens, or stream it")
     if "stop" in fields:
         stop = fields["stop"]
         options["stop"] = (stop,) if isinstance(stop, str) else stop
@@ -89,7 +97,7 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
         rules = replace(rules, options=drawn)
     question = _question(fields, inputs, chat)
     prompts = Prompts(rows, rules, n, count)
-    return TextRequest(prompts, chat, stream, usage, schema, repeatable, question)
+    return TextRequest(prompts, chat, stream, usage, schema, repeatable, question, logprob_bytes)
 
 
 def _question(fields: Mapping[str, Any], inputs: Sequence[Any], chat: bool) -> Question | None:
@@ -143,11 +151,27 @@ def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     return schema
 
 
-def _conversation(fields: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+def _conversation(fields: Mapping[str, Any], context: int) -> list[list[dict[str, Any]]]:
+    """Read the messages. context: tokens of the model, at least one for each message. Messages and
+    their characters are counted before the template renders them, which takes far longer."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages is not a list of at least one", param="messages")
-    return [[_message(m, f"messages[{i}]") for i, m in enumerate(messages)]]
+    if len(messages) > context:
+        raise RequestError(
+            f"{len(messages)} messages; the context has {context} tokens",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    conversation = [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    size = sum(len(message["content"]) for message in conversation)
+    if size > LONGEST:
+        raise RequestError(
+            f"messages have {size} characters; accepted: up to {LONGEST}",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return [conversation]
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
@@ -205,11 +229,10 @@ def _tokens(
             param=name,
             code="context_length_exceeded",
         )
-    most = model.room.slots * model.context
-    if sum(len(row) + tokens for row in rows) * n > most:
+    if sum(len(row) + tokens for row in rows) * n > model.most_tokens:
         raise RequestError(
-            f"all texts of the request together may have {most} tokens; give {name}, a smaller n, "
-            "or fewer prompts",
+            f"all texts of the request together may have {model.most_tokens} tokens; give {name}, "
+            "a smaller n, or fewer prompts",
             param=name,
         )
     return tokens

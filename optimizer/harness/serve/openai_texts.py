@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import openai
 from .answers import Answers, Event
 from .asgi import Receive, Response, Stream, document, while_connected
+from .beside import LARGE
 from .decoding import Decoding
 from .engine import Call, Result
 from .inference import Service
@@ -38,7 +40,9 @@ async def answer(
     if not isinstance(engine, Decoding):
         task = engine.model.task.name
         raise UnknownError(f"the model does {task}; ask /v2/models/{service.name}/infer")
-    request = read(body, engine.model, chat=chat)
+    client = asking.call.client
+    reading = engine.beside.run(client, partial(read, body, engine.model, chat=chat))
+    request = await while_connected(reading, asking.receive)
     writer = Writer(request, engine.model.name, engine.model.encoder)
     result = Result([])
     answers, headers = await _begun(service, engine, request, asking)
@@ -54,10 +58,18 @@ async def answer(
         stream = Stream(parts, asking.receive, asking.seconds, answers.close, headers=headers)
         return stream, result
     events = await while_connected(_all(answers, first), asking.receive)
-    response = document(writer.document(events))
+    work = partial(_document, writer, events)
+    if request.logprob_bytes > LARGE:
+        response = await while_connected(engine.beside.run(client, work), asking.receive)
+    else:
+        response = work()
     response.headers |= headers
     _count(result, answers, request, len(events))
     return response, result
+
+
+def _document(writer: Writer, events: Sequence[Event]) -> Response:
+    return document(writer.document(events))
 
 
 async def _begun(

@@ -8,6 +8,8 @@ from pathlib import Path
 from .. import bounds
 from .niceness import IDLE, NICEST
 
+ANSWER = 64 << 20  # bytes of an answer
+VALUES = 1 << 19  # of a body: 256 rows of 512 tokens in three arrays are 393,216
 RECORDED = "default: the recipe's, else"
 CONNECTIONS = 1000  # to a server at once; and calls over gRPC
 
@@ -47,11 +49,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     _add_continued(command)
     _add_semantic(command)
-    add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
-    add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
+    _add_limits(command)
     _add_niceness(command)
-    add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
-    add("--token-file", type=Path, help="clients must send its content as a bearer token")
+    _add_access(command)
     add(
         "--otlp-endpoint",
         metavar="URL",
@@ -60,6 +60,48 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     add("--ask", metavar="TEXT", help="start, answer this, show some metrics, and end")
     add("--plain", action="store_true", help="the standard library's HTTP, also where uvicorn is")
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    """Of what clients may ask, and how fast they must."""
+    add = command.add_argument
+    add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
+    add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
+    add(
+        "--max-values",
+        type=bounds.whole(1, 1 << 31),
+        default=VALUES,
+        help="of a body in JSON, where a list or an object counts as eight; default: %(default)s",
+    )
+    add("--max-answer", type=bounds.whole(1, 1 << 31), default=ANSWER, metavar="BYTES")
+    add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
+    add(
+        "--client-connections",
+        type=bounds.whole(1, CONNECTIONS),
+        default=CONNECTIONS // 2,
+        metavar="N",
+        help="that one address has at once, and calls over gRPC; more where a proxy stands before "
+        "the server; default: %(default)s",
+    )
+
+
+def _add_access(command: argparse.ArgumentParser) -> None:
+    """Of who may ask."""
+    add = command.add_argument
+    add("--token-file", type=Path, help="clients must send its content as a bearer token")
+    add(
+        "--insecure",
+        action="store_true",
+        help="listen where other machines reach it, without a token",
+    )
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="that a request's Host header may have; repeatable; default: on 127.0.0.1 the names "
+        "of this machine, elsewhere any",
+    )
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:

@@ -21,6 +21,8 @@ FORM = '{"text": "...", "text_pair": "...", "same": true or false} on each line'
 def read(file: Path) -> list[Pair]:
     """Raises InputError naming the line that is no pair."""
     try:
+        if file.exists() and not file.is_file():  # a pipe may never end
+            raise InputError("it is not a plain file", where=str(file))
         with file.open("rb") as opened:
             data = opened.read(LARGEST + 1)
     except OSError as e:

@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from .asgi import Message, Receive, Scope, Send
+from .connections import Connections, client_of
+from .listening import BACKLOG, addresses, listening
 
 HEAD = 32 << 10  # bytes of a request line and its headers
 PART = 64 << 10  # bytes of a body that are read at once
@@ -74,8 +76,8 @@ class _Body:
         if not data:
             raise ConnectionResetError
         self.left -= len(data)
-        if self._chunked and self.left == 0:
-            await self._reader.readexactly(2)
+        if self._chunked and self.left == 0 and await self._reader.readexactly(2) != b"\r\n":
+            raise BadRequest("chunk")  # another reader would take another body
         self.done = not self._chunked and self.left == 0
         return data
 
@@ -85,6 +87,7 @@ class _Response:
 
     def __init__(self, writer: asyncio.StreamWriter, head_only: bool) -> None:
         self._writer, self._head_only, self._chunked = writer, head_only, False
+        self.complete = False
 
     async def send(self, message: Message, keep: bool) -> None:
         """keep: whether the connection takes another request."""
@@ -97,6 +100,7 @@ class _Response:
             self._writer.write(b"\r\n".join([*lines, b"", b""]))
         elif not self._head_only:
             self._write(message["body"], message.get("more_body", False))
+        self.complete = "body" in message and not message.get("more_body", False)
         await self._writer.drain()
 
     def _write(self, body: bytes, more: bool) -> None:
@@ -109,56 +113,85 @@ class _Response:
             self._writer.write(b"0\r\n\r\n")
 
 
+class _Connection:
+    """One connection, see connections.py."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.owner = client_of(str((writer.get_extra_info("peername") or ("",))[0]))
+        self._transport = writer.transport
+        self.body: _Body | None = None  # of the request under way
+
+    @property
+    def waiting(self) -> bool:
+        return self.body is None or not self.body.done
+
+    def drop(self) -> None:
+        self._transport.abort()
+
+
 class Server:
     """Serves an application until `close`. seconds: for the head of a request to come, and between
-    two requests of a connection. most: connections at once."""
+    two requests of a connection. most, of_client: connections at once, in all and of one client."""
 
-    def __init__(self, app: Application, seconds: float, most: int) -> None:
-        self._app, self._seconds, self._most = app, seconds, most
-        self._connections: set[asyncio.Task[Any]] = set()
+    def __init__(self, app: Application, seconds: float, most: int, of_client: int) -> None:
+        self._app, self._seconds = app, seconds
+        self._connections = Connections(most, of_client)
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._busy: set[asyncio.Task[Any]] = set()
         self._closing = False
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. port 0: any free one, `port` then says which."""
-        self._server = await asyncio.start_server(self._connected, host, port, limit=HEAD)
-        self.port = self._server.sockets[0].getsockname()[1]
+        """Listen. port 0: any free one, `port` then says which. Raises InputError, MachineError."""
+        self._servers = [
+            await asyncio.start_server(self._connected, sock=listener, limit=HEAD, backlog=BACKLOG)
+            for listener in listening(addresses(host, port))
+        ]
+        self.port = self._servers[0].sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Accept no connection more, let requests that run end, and close the rest."""
         self._closing = True
-        self._server.close()
-        for task in self._connections - self._busy:
+        for server in self._servers:
+            server.close()
+        for task in self._tasks - self._busy:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, connection = asyncio.current_task(), _Connection(writer)
         assert task is not None
-        self._connections.add(task)
+        self._tasks.add(task)
         try:
-            if len(self._connections) > self._most:
+            if not self._connections.enter(connection):
                 await _refuse(writer, HTTPStatus.SERVICE_UNAVAILABLE)
                 return
-            while await self._exchange(reader, writer, task) and not self._closing:
-                pass
+            while await self._exchange(reader, writer, connection) and not self._closing:
+                connection.body = None
+                self._connections.rest(connection)
         except BadRequest:
             await _refuse(writer, HTTPStatus.BAD_REQUEST)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass  # the client is gone, too slow, or sends no end: it gets nothing more
         finally:
-            self._connections.discard(task)
+            self._connections.leave(connection)
+            self._tasks.discard(task)
             self._busy.discard(task)
-            writer.close()
-            with suppress(OSError):
+            await self._end(writer)
+
+    async def _end(self, writer: asyncio.StreamWriter) -> None:
+        """Close a connection, whether its client reads what is left or not."""
+        writer.close()
+        try:
+            async with asyncio.timeout(self._seconds):
                 await writer.wait_closed()
+        except TimeoutError:
+            writer.transport.abort()
+        except OSError:
+            pass
 
     async def _exchange(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        task: asyncio.Task[Any],
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection
     ) -> bool:
         """One request and its response; whether another may follow."""
         async with asyncio.timeout(self._seconds):
@@ -166,9 +199,11 @@ class Server:
                 head = await reader.readuntil(b"\r\n\r\n")
             except asyncio.LimitOverrunError:
                 raise BadRequest("head") from None
+        task = asyncio.current_task()
+        assert task is not None
         self._busy.add(task)
-        scope, headers = _scope(head, writer.get_extra_info("peername"))
-        body = _Body(reader, headers)
+        scope, headers = _scope(head, writer)
+        body = connection.body = _Body(reader, headers)
         if headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         keep = headers.get("connection", "").lower() != "close"
@@ -181,14 +216,14 @@ class Server:
         self._busy.discard(task)
         if body.broken:
             raise BadRequest("body")
-        return keep and body.done
+        return keep and body.done and response.complete
 
 
 def status_line(code: int) -> bytes:
     return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}".encode()
 
 
-def _scope(head: bytes, peer: Any) -> tuple[Scope, dict[str, str]]:
+def _scope(head: bytes, writer: asyncio.StreamWriter) -> tuple[Scope, dict[str, str]]:
     lines = head[:-4].decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or words[1][:1] != "/":
@@ -212,12 +247,17 @@ def _scope(head: bytes, peer: Any) -> tuple[Scope, dict[str, str]]:
         "path": unquote(path, errors="replace"),
         "query_string": query.encode("latin-1"),
         "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in pairs],
-        "client": peer,
+        "client": writer.get_extra_info("peername"),
+        "server": writer.get_extra_info("sockname"),
     }, headers
 
 
+def refusal(status: HTTPStatus) -> bytes:
+    """All that is sent where a connection is closed at once."""
+    return status_line(status) + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
 async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus) -> None:
-    head = status_line(status) + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     with suppress(OSError):
-        writer.write(head)
+        writer.write(refusal(status))
         await writer.drain()

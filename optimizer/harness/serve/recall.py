@@ -7,6 +7,7 @@ no part that a client left. The tokens are kept, so that a stream of them is a s
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
@@ -170,7 +171,8 @@ class Recall:
             if vector is None:
                 self.metrics.semantic_skipped.add()
             else:
-                frame, nearest = self._frame(question), vector
+                frame = await asyncio.to_thread(self._frame, question)
+                nearest = vector
                 alike = cache.get(frame, vector) if look else None
                 misses, hits = self.metrics.semantic_misses, self.metrics.semantic_hits
                 (misses if alike is None else hits).add()

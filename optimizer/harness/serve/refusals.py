@@ -54,6 +54,12 @@ class SlowClientError(RequestError):
     http, grpc = 408, "CANCELLED"
 
 
+class HostError(RequestError):
+    """The request names another host than this server's."""
+
+    http, grpc = 421, "INVALID_ARGUMENT"
+
+
 class TokenError(RequestError):
     """Another bearer token than the server's, or none."""
 

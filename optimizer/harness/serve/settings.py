@@ -53,6 +53,8 @@ def _read(file: Path | None) -> Mapping[str, Any]:
     if file is None:
         return {}
     try:
+        if file.exists() and not file.is_file():  # a pipe may never end
+            raise InputError("it is not a plain file", where=str(file))
         with file.open("rb") as opened:
             document = json.loads(opened.read(LARGEST))
         FILE(document, "")

@@ -52,10 +52,10 @@ async def started(
         free = memory.free()
         prefixes = args.prefix_cache_mib << 20
         most = None if free is None else max(int(SHARE * free) - prefixes, 0)
-        room = Room(settings.slots, settings.context, args.max_texts)
+        room = Room(settings.slots, settings.context, args.max_texts, args.max_answer)
         text_model = await beside(TextModel, bundle, room, most)
         decoding = await _continuing(text_model, settings, args, say, beside)
-        return Service(decoding, text_model.version, args.timeout)
+        return Service(decoding, text_model.version, args.timeout, args.max_answer)
     for option in ("prefix_cache_mib", "prompt_lookup"):
         if getattr(args, option):
             raise InputError(
@@ -63,11 +63,11 @@ async def started(
                 where=f"--{option.replace('_', '-')}",
                 accepted="models that continue texts",
             )
-    model = Model(bundle, Inputs(args.max_texts))
+    model = Model(bundle, Inputs(args.max_texts, settings.rows))
     if settings.workers > 1 and not model.reentrant:
         settings = _one_worker(settings, model, args, say)
     engine = await _answering(model, settings, args, say, beside)
-    return Service(engine, model.version, args.timeout)
+    return Service(engine, model.version, args.timeout, args.max_answer)
 
 
 def _one_worker(

@@ -20,7 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..verify import parse
+from ..verify import loaded, parse
+from .asgi import COMPACT
+from .beside import SMALL
+from .json_size import check_size
+from .options import VALUES
 from .refusals import RequestError
 
 Array = NDArray[Any]
@@ -33,6 +37,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 NAMES = {str(dtype.newbyteorder("=")): name for name, dtype in DTYPES.items()}
 AXES = 8  # of a tensor, at most
+JSON_NUMBER = 26  # bytes of a number in JSON, with its comma: -2.2250738585072014e-308, at most
+TOGETHER = 4096  # elements that are written as JSON at once: no other thread runs meanwhile
 Parameters = Mapping[str, Any]
 
 
@@ -57,13 +63,20 @@ class Request:
     textual: frozenset[str] = frozenset()
 
 
+def check_once(outputs: Sequence[str]) -> None:
+    """Raises RequestError for an output that is named twice: each time would be in the answer."""
+    if len(set(outputs)) < len(outputs):
+        raise RequestError("an output comes twice in outputs")
+
+
 def datatype(dtype: str) -> str:
     """The protocol's name of a numpy dtype: FP32 of float32."""
     return NAMES[dtype]
 
 
-def read(body: bytes, document_length: int | None) -> Request:
-    """The request in a body. document_length: of its JSON, where tensors follow it.
+def read(body: bytes, document_length: int | None, values: int = VALUES) -> Request:
+    """The request in a body. document_length: of its JSON, where tensors follow it. values: that it
+    may hold at most.
 
     Raises RequestError naming the input that is not as it says.
     """
@@ -72,7 +85,7 @@ def read(body: bytes, document_length: int | None) -> Request:
         raise RequestError(
             f"Inference-Header-Content-Length is {length} and the body has {len(body)} bytes"
         )
-    document = read_object(body[:length])
+    document = read_object(body[:length], values)
     parameters = _parameters(document, "request")
     raw, at = memoryview(body), length
     inputs: dict[str, Array] = {}
@@ -105,6 +118,7 @@ def read(body: bytes, document_length: int | None) -> Request:
             for i, o in enumerate(_list(document, "outputs", "request"))
             for name in [_name(o, f"outputs[{i}]")]
         ]
+        check_once([o.name for o in requested])
     request_id = document.get("id", "")
     if not isinstance(request_id, str):
         raise RequestError("id is not a string")
@@ -120,31 +134,49 @@ def written(
     """
     described, tensors = [], []
     for name, array, binary in outputs:
-        tensor: dict[str, Any] = {
-            "name": name,
-            "datatype": datatype(str(array.dtype)),
-            "shape": list(array.shape),
-        }
+        kind = datatype(str(array.dtype))
+        tensor: dict[str, Any] = {"name": name, "datatype": kind, "shape": list(array.shape)}
         if binary:
             tensors.append(to_raw(array))
             tensor["parameters"] = {"binary_data_size": len(tensors[-1])}
+            described.append(COMPACT(tensor))
         elif array.dtype == np.float16:
             raise RequestError(f"output '{name}' is FP16, which JSON does not hold: ask it binary")
         else:
-            tensor["data"] = [
-                e.decode("utf-8", "replace") if isinstance(e, bytes) else e
-                for e in array.reshape(-1).tolist()
-            ]
-        described.append(tensor)
-    head = json.dumps({**document, "outputs": described}, separators=(",", ":")).encode()
+            described.append(_with(tensor, "data", _elements_as_json(array.reshape(-1))))
+    head = _with(document, "outputs", ",".join(described)).encode()
     return b"".join([head, *tensors]), len(head) if tensors else None
+
+
+def answer_bytes(kind: str, count: int, binary: bool) -> int:
+    """Bytes that `count` elements of a datatype take in an answer, at most; of BYTES only those
+    around each."""
+    if kind == "BYTES":
+        return 4 * count
+    return count * (DTYPES[kind].itemsize if binary else JSON_NUMBER)
+
+
+def _with(document: Mapping[str, Any], key: str, elements: str) -> str:
+    """A JSON object with a list as its last field. elements: of that list, as JSON."""
+    before = COMPACT(document)[:-1]
+    return f'{before}{"," if document else ""}"{key}":[{elements}]}}'
+
+
+def _elements_as_json(flat: Array) -> str:
+    parts = (flat[i : i + TOGETHER].tolist() for i in range(0, len(flat), TOGETHER))
+    decoded = (
+        [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in part]
+        for part in parts
+    )
+    return ",".join(COMPACT(part)[1:-1] for part in decoded)
 
 
 def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Array:
     """A tensor from its bytes. Raises RequestError for another number of them."""
+    count = prod(shape)
     if kind == "BYTES":
-        return _objects(_elements(data, where), shape, where)
-    dtype, count = DTYPES[kind], prod(shape)
+        return _objects(_elements(data, where, count), shape, where)
+    dtype = DTYPES[kind]
     if len(data) != count * dtype.itemsize:
         raise RequestError(
             f"{where} has {len(data)} bytes, and {kind} of shape {list(shape)} has "
@@ -174,10 +206,23 @@ def checked_type(kind: object, shape: object, where: str) -> tuple[str, tuple[in
     return kind, tuple(shape)
 
 
-def read_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`. Raises RequestError, without what is in it."""
+def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
+    """Raises RequestError where a shape has another number of elements."""
+    if elements != prod(shape):
+        raise RequestError(
+            f"{where} has {elements} elements, and its shape {list(shape)} has {prod(shape)}"
+        )
+
+
+def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
+    """The JSON object in `data`. values: that it may hold at most, see json_size.py. Raises
+    RequestError, without what is in it."""
     try:
-        document = parse(data)
+        if len(data) > SMALL:
+            check_size(data, values)
+            document = loaded(data.decode("utf-8"))
+        else:
+            document = parse(data)
     except UnicodeDecodeError as e:
         raise RequestError(f"byte {e.start + 1} of the body is not UTF-8") from None
     except json.JSONDecodeError as e:
@@ -198,10 +243,7 @@ def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
     if kind == "FP16":
         raise RequestError(f"{where} is FP16, which only comes binary")
     flat = _flat(tensor.get("data"), where)
-    if len(flat) != prod(shape):
-        raise RequestError(
-            f"{where} has {len(flat)} elements, and its shape {list(shape)} has {prod(shape)}"
-        )
+    check_count(len(flat), shape, where)
     if kind == "BYTES":
         if not all(isinstance(e, str) for e in flat):
             raise RequestError(f"{where} is BYTES and has elements that are not strings")
@@ -228,9 +270,12 @@ def _flat(data: object, where: str) -> list[Any]:
     return data
 
 
-def _elements(data: bytes, where: str) -> list[bytes]:
+def _elements(data: bytes, where: str, count: int) -> list[bytes]:
+    """Elements of a tensor of BYTES. Raises RequestError for more than `count` of them."""
     elements, at = list[bytes](), 0
     while at < len(data):
+        if len(elements) == count:
+            raise RequestError(f"{where} has more elements than its shape, which has {count}")
         length = int.from_bytes(data[at : at + 4], "little")
         if at + 4 + length > len(data):
             raise RequestError(f"{where}: element {len(elements) + 1} is longer than the tensor")
@@ -240,10 +285,7 @@ def _elements(data: bytes, where: str) -> list[bytes]:
 
 
 def _objects(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
-    if len(elements) != prod(shape):
-        raise RequestError(
-            f"{where} has {len(elements)} elements, and its shape {list(shape)} has {prod(shape)}"
-        )
+    check_count(len(elements), shape, where)
     array = np.empty(len(elements), object)
     array[:] = elements
     return array.reshape(shape)

@@ -13,6 +13,7 @@ from ..generate.row import Rules
 from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .exactness import ALONE
+from .options import ANSWER
 from .refusals import RequestError, TooLargeError
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ NO_GRAMMARS = (
 @dataclass(frozen=True)
 class Room:
     """What a server holds. slots: texts at once. context: tokens of each, prompt and answer; 0:
-    what the model has. texts: that a request may ask for."""
+    what the model has. texts: that a request may ask for. answer: bytes of an answer, at most."""
 
     slots: int
     context: int
     texts: int
+    answer: int = ANSWER
 
 
 class TextModel:
@@ -50,6 +52,7 @@ class TextModel:
         self.room, self._bundle = room, bundle
         longest = self.contract.decoder.context
         self.context = min(room.context or longest, longest)
+        self.most_tokens = room.slots * self.context  # of all texts of a request
         self.cache_bytes = room.slots * self.runner.cache_bytes(self.contract, self.context)
         if memory is not None and self.cache_bytes > memory:
             fitting = self.context * memory // self.cache_bytes
@@ -90,20 +93,33 @@ class TextModel:
         """Token ids of each. Raises RequestError for one that leaves no room for a token."""
         if not 0 < len(prompts) <= self.room.texts:
             raise TooLargeError(f"{len(prompts)} texts; accepted: 1 to {self.room.texts}")
-        try:
-            rows = [
-                prompt_ids(self.contract, self.encoder, prompt, f"prompt {i}")
-                for i, prompt in enumerate(prompts)
-            ]
-        except InputError as e:
-            raise asked_wrongly(e) from None
-        longest = max(map(len, rows))
-        if longest >= self.context:
-            raise RequestError(
-                f"a prompt has {longest} tokens; accepted: up to {self.context - 1}",
-                code="context_length_exceeded",
-            )
+        rows, tokens = list[list[int]](), 0
+        for i, prompt in enumerate(prompts):
+            try:
+                row = prompt_ids(self.contract, self.encoder, prompt, f"prompt {i}")
+            except InputError as e:
+                raise asked_wrongly(e) from None
+            if len(row) >= self.context:
+                raise RequestError(
+                    f"a prompt has {len(row)} tokens; accepted: up to {self.context - 1}",
+                    code="context_length_exceeded",
+                )
+            rows.append(row)
+            tokens += len(row)
+            if tokens > self.most_tokens:  # before the next one is tokenized
+                raise RequestError(
+                    f"the prompts have more than the {self.most_tokens} tokens that all texts of "
+                    "a request together may have"
+                )
         return rows
+
+    def read(
+        self, prompts: Sequence[Prompt], options: Mapping[str, Any]
+    ) -> tuple[list[list[int]], Rules]:
+        """(token ids of each prompt, how what follows them is chosen). Raises RequestError."""
+        rows, rules = self.prompts(prompts), self.rules(options)
+        self.check_room(rows, rules.options.max_new_tokens)
+        return rows, rules
 
     def check_room(self, rows: Sequence[Sequence[int]], answer: int) -> None:
         """Raises RequestError where answers of so many tokens do not fit behind these prompts, and

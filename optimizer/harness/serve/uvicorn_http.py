@@ -6,6 +6,8 @@ import asyncio
 from importlib.util import find_spec
 
 from .asgi import Refused
+from .connections import Connections
+from .listening import addresses, listening
 from .plain_http import Application
 
 
@@ -17,15 +19,20 @@ class Server:
     """As plain_http.Server. refused: see uvicorn_protocol.py."""
 
     def __init__(
-        self, app: Application, seconds: float, most: int, refused: Refused | None = None
+        self,
+        app: Application,
+        seconds: float,
+        most: int,
+        of_client: int,
+        refused: Refused | None = None,
     ) -> None:
         import uvicorn
 
-        from .uvicorn_protocol import protocol
+        from .uvicorn_protocol import Bounds, protocol
 
         config = uvicorn.Config(
             app,
-            http=protocol(seconds, refused),
+            http=protocol(Bounds(seconds, Connections(most, of_client), refused)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -34,7 +41,6 @@ class Server:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            limit_concurrency=most,
             timeout_keep_alive=int(seconds),
         )
         config.load()
@@ -42,10 +48,11 @@ class Server:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
+        """As plain_http.Server."""
         self._server.lifespan = self._config.lifespan_class(self._config)
-        self._config.host, self._config.port = host, port
-        await self._server.startup()
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        sockets = listening(addresses(host, port))  # uvicorn's own ends the process, without a word
+        await self._server.startup(sockets)
+        self.port = sockets[0].getsockname()[1]
         self._loop = asyncio.create_task(self._server.main_loop())
 
     async def close(self) -> None:

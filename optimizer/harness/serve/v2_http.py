@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+from .answer_size import check_answer
 from .asgi import Response, document, while_connected, whole_header
+from .beside import LARGE
 from .engine import Result
 from .exchange import Exchange
 from .inference import Service
 from .refusals import RequestError, UnknownError
-from .tensors import Request, read, read_object, written
+from .tensors import Request, answer_bytes, datatype, read, read_object, written
 from .versions import Versions
 
 LENGTH = "inference-header-content-length"
@@ -37,12 +40,14 @@ async def model(
     service = exchange.lease(versions.chosen(name, version))
     body = await exchange.body()
     exchange.admit(service)
-    request = read(body, whole_header(exchange.headers, LENGTH))
+    length = whole_header(exchange.headers, LENGTH)
+    values = exchange.security.values
+    request = await exchange.parsed(body, partial(read, document_length=length, values=values))
     call = exchange.call(service, request.parameters)
 
     async def work() -> Response:
         outputs, result = await service.infer(name, version, request, call)
-        return _answer(exchange, service, request, (name, outputs, result))
+        return await _answer(exchange, service, request, (name, outputs, result))
 
     return await while_connected(work(), exchange.receive)
 
@@ -60,7 +65,7 @@ async def repository(
             exchange.accept_owner("v2 load")
             served = versions.of(name)
             body = await exchange.body()
-            if body and read_object(body).get("parameters"):
+            if body and (await exchange.parsed(body, read_object)).get("parameters"):
                 raise RequestError("load takes no parameters; the server knows where models lie")
             if load is not None:
                 await load(served.name)
@@ -68,7 +73,7 @@ async def repository(
     raise UnknownError("no such path")
 
 
-def _answer(
+async def _answer(
     exchange: Exchange,
     service: Service,
     request: Request,
@@ -79,9 +84,14 @@ def _answer(
     head = {"model_name": name, "model_version": service.engine.model.version}
     head |= {"id": request.id} if request.id else {}
     binary = {o.name: o.binary for o in request.outputs or ()}
-    body, length = written(
-        head, [(n, array, binary.get(n, request.binary)) for n, array in outputs]
-    )
+    tensors = [(n, array, binary.get(n, request.binary)) for n, array in outputs]
+    size = sum(answer_bytes(datatype(str(a.dtype)), a.size, raw) for _, a, raw in tensors)
+    check_answer(size, service.largest)
+    work = partial(written, head, tensors)
+    if size > LARGE:
+        body, length = await service.engine.beside.run(exchange.client, work)
+    else:
+        body, length = work()
     service.engine.metrics.postprocess.observe(time.perf_counter() - start)
     response = Response(body)
     if length is not None:

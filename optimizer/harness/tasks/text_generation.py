@@ -84,12 +84,13 @@ def _no_prompt(value: Any, where: str) -> InputError:
     )
 
 
-def arrays(contract: Contract, rows: Sequence[Sequence[int]]) -> Batch:
+def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int = 0) -> Batch:
     """Rows of token ids as a first step's arrays, padded on the left to the longest row.
 
-    inputs and encodings of the batch are empty: the ids are what was given.
+    width: tokens to pad to where no row is as long. inputs and encodings of the batch are empty:
+    the ids are what was given.
     """
-    width = max(map(len, rows))
+    width = max(width, *map(len, rows))
     ids = np.full((len(rows), width), contract.text.pad_id, np.int64)
     mask = np.zeros((len(rows), width), np.int64)
     for i, row in enumerate(rows):

@@ -54,22 +54,19 @@ def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[d
             continue
         start, end = encoding.offsets[i]
         if word == previous:
-            tagged[-1]["end"] = end
-            tagged[-1]["text"] = text[tagged[-1]["start"] : end]
+            tagged[-1] |= _place(text, tagged[-1]["start"], end)
             continue
         previous = word
         best = int(scores[i].argmax())
-        start += len(text[start:end]) - len(text[start:end].lstrip())  # byte-level BPE: " word"
-        tagged.append(
-            {
-                "label": labels[best],
-                "score": float(scores[i, best]),
-                "text": text[start:end],
-                "start": start,
-                "end": end,
-            }
-        )
+        score = float(scores[i, best])
+        tagged.append({"label": labels[best], "score": score, **_place(text, start, end)})
     return tagged
+
+
+def _place(text: str, start: int, end: int) -> dict[str, Any]:
+    """Without the white space that a word's tokens may begin with: " word", or " " and "word"."""
+    start += len(text[start:end]) - len(text[start:end].lstrip())
+    return {"text": text[start:end], "start": start, "end": end}
 
 
 def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,9 +86,7 @@ def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "label": kind,
             "score": sum(w["score"] for w in group) / len(group),
-            "text": text[group[0]["start"] : group[-1]["end"]],
-            "start": group[0]["start"],
-            "end": group[-1]["end"],
+            **_place(text, group[0]["start"], group[-1]["end"]),
         }
         for kind, group in groups
     ]

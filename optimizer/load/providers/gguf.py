@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from optimizer.errors import CheckpointError, MachineError
-from optimizer.load import config_fields, faithful, gguf_file
+from optimizer.load import config_fields, faithful, gguf_file, gguf_header
 from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.generation import GENERATION_CONFIG
 from optimizer.load.model import auto_class
@@ -29,7 +29,6 @@ from optimizer.reading import reading
 from optimizer.recipe.schema import Model
 
 NEEDED = ("gguf", "accelerate")
-FIX = "Use the float checkpoint it was made from, or get the file again."
 SIZES = ("embedding_length", "attention.head_count")  # and block_count, of every architecture
 LICENCE = "general.license"
 TEMPLATE = "chat_template.jinja"
@@ -40,8 +39,8 @@ AS_GPT2 = ("gpt-2", "default")
 
 
 def file_of(folder: Path, section: Model) -> Path:
-    """The GGUF file. Raises CheckpointError when it is not in the folder, MachineError when a
-    package that reads it is missing."""
+    """The GGUF file, its header checked. Raises CheckpointError when it is not in the folder or its
+    header is wrong, MachineError when a package that reads it is missing."""
     name = str(section.gguf_file)
     file = folder / name
     if Path(name).name != name or not file.is_file():
@@ -58,6 +57,7 @@ def file_of(folder: Path, section: Model) -> Path:
             where="model.gguf_file",
             fix=f"Run: pip install {' '.join(NEEDED)}",
         )
+    gguf_header.check(file)
     return file
 
 
@@ -67,7 +67,7 @@ def config(folder: Path, section: Model) -> Any:
     from gguf import GGUFReader
 
     file = file_of(folder, section)
-    with reading(file, fix=FIX):
+    with reading(file, fix=gguf_header.FIX):
         opened = GGUFReader(file)
         _check_sizes(opened, file)
         with quiet():
@@ -91,7 +91,7 @@ def _check_sizes(opened: Any, file: Path) -> None:
                 "it is missing" if value is None else f"{str(value)[:80]} was found",
                 where=f"{file}: {key}",
                 accepted=f"a whole number from 1 to {most:,}, which is what its tensors can hold",
-                fix=FIX,
+                fix=gguf_header.FIX,
             )
 
 
@@ -122,7 +122,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
 
     file = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
-    with reading(file, fix=FIX), quiet():
+    with reading(file, fix=gguf_header.FIX), quiet():
         model = auto_class(section.task).from_pretrained(
             folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
         )
@@ -157,7 +157,7 @@ def _tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, out / name)
         return
-    with reading(folder / str(section.gguf_file), fix=FIX), quiet():
+    with reading(folder / str(section.gguf_file), fix=gguf_header.FIX), quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=section.gguf_file)
     _split_as_the_file_says(tokenizer.backend_tokenizer, metadata)
     tokenizer.save_pretrained(out)

@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from optimizer.harness.shown import scrubbed
 from optimizer.package.report import hops, learning, sections, timed_sizes
 from optimizer.package.report.comparison import Document, gates_in_order, part, parts, quantized
 from optimizer.package.report.figures import finite, size, whole
@@ -43,8 +44,8 @@ __all__ = ["render", "summary"]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page as text, to be written as UTF-8."""
-    return environment().get_template("page.html").render(page=_page(document))
+    """The page as text, to be written as UTF-8; without passwords that stand in addresses."""
+    return environment().get_template("page.html").render(page=_page(scrubbed(document)))
 
 
 def _page(document: Document) -> Page:

@@ -120,8 +120,24 @@ def quality(report: Document, recipe: Any, name: str = "") -> Card:
         paragraphs.append(Paragraph(line(f"{whole(section['needed'])} examples would decide it.")))
     if section.get("note"):
         paragraphs.append(Paragraph(line(str(section["note"])), "hint"))
+    paragraphs += [Paragraph(line(text), "hint") for text in _rows_judged(report, name)]
     tables = (*_cosines(section), *generation.agreement(section))
     return Card(title, hint, chart, paragraphs=tuple(paragraphs), tables=tables)
+
+
+def _rows_judged(report: Document, name: str) -> list[str]:
+    """Sentences on the rows that the model was fitted to as well, and those answered again."""
+    sentences = []
+    place, shared = f"validate.also.{name}.data" if name else "validate.data", "shared_rows"
+    if counts := [f"{whole(of.get(place))} in {n}" for n, of in part(report, shared).items()]:
+        sentences.append(f"Rows that the model was fitted to as well: {', '.join(counts)}.")
+    again = part(part(report, "judged"), "answers")
+    if again.get("rows") and not name:
+        rows = whole(again["rows"])
+        sentences.append(f"{rows} rows are answered by the packaged bundle too, bit for bit.")
+    elif again and not name:
+        sentences.append(f"The packaged bundle answers no row again: {again.get('why')}.")
+    return sentences
 
 
 def _cosines(section: Document) -> tuple[Table, ...]:

@@ -24,7 +24,8 @@ from contextlib import closing
 import numpy as np
 
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.validate import decoder, on_gpu
+from optimizer.harness.tasks import text_generation
+from optimizer.validate import on_gpu
 from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
@@ -107,8 +108,8 @@ class Served:
         session = self.runner.decoder(self.contract, capacity)
 
         def give(ids: Array, mask: Array, start: int, end: int) -> Array:
-            batch = decoder.inputs(self.contract, ids[:, start:end], mask[:, :end])
-            return session.step(batch)
+            arrays = text_generation.next_arrays(self.contract, ids[:, start:end], mask[:, :end])
+            return session.step(arrays)
 
         return give
 
@@ -122,7 +123,8 @@ class Served:
 
     def batch(self, rows: Sequence[Array], tail: int) -> Pairs:
         """Each row's logits in a batch whose last `tail` tokens come one by one, and alone."""
-        ids, mask = decoder.left_padded(rows, self.contract.text.pad_id)
+        made = text_generation.arrays(self.contract, rows)
+        ids, mask = made["input_ids"], made["attention_mask"]
         first = ids.shape[1] - tail
         logits = self.steps(ids, mask, [first, *([1] * tail)])
         return [

@@ -1,4 +1,5 @@
-"""Correct runs of this model on a few of the ledger's inputs, made once, and the limits they give.
+"""Correct runs of this model on a few of the ledger's inputs and on its longest, made once, and the
+limits they give.
 
 Every limit on a distance end to end, or between two linear modules, is one of these: see
 monte_carlo.py for how the runs are made and spread.py for how a limit follows.
@@ -49,7 +50,7 @@ class CorrectRuns:
     @property
     def examples(self) -> int:
         """How many of each output are held against a limit."""
-        return 2 * sum(b.rows for b in self._m.batches)
+        return 2 * sum(b.rows for b in (*self._m.batches, *self._m.extremes))
 
     def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
         """blocks: as fused kernels of weight-only modules, which quantize their inputs.
@@ -124,7 +125,7 @@ class CorrectRuns:
         return self._between[kind, precision]
 
     def _between_limits(self, kind: str, precision: str) -> dict[str, float]:
-        samples = [s for s in self._samples(kind) if not s.past]
+        samples = [s for s in self._samples(kind, extremes=False) if not s.past]
         traces = [s.trace for s in samples]
         arithmetic = self.arithmetic(precision)
         file = ArrayFile(self._m.scratch)
@@ -149,10 +150,13 @@ class CorrectRuns:
         """What a graph is asked piece by piece: the sample of the traces, and its continuations."""
         return self._m.with_continuations([traces[i] for i in self._m.sampled], model)
 
-    def _samples(self, kind: str) -> list[_Sample]:
+    def _samples(self, kind: str, *, extremes: bool = True) -> list[_Sample]:
+        """extremes: include the longest text, which is judged whole only."""
         m = self._m
         traces = m.folded_traces if kind == "folded" else m.simulated_traces
         chosen = [traces[i] for i in self._m.sampled]
+        if extremes:
+            chosen += (m.folded_extremes if kind == "folded" else m.simulated_extremes)[-1:]
         path = m.graph / "model.onnx" if kind == "folded" else m.model / "model.onnx"
         chosen, cuts = m.continuations(chosen, path)
         whole = [_Sample(t, i, 0) for i, t in enumerate(chosen)]
@@ -162,7 +166,7 @@ class CorrectRuns:
         key = (kind, _named(arithmetic))
         if key not in self._cached:
             m = self._m
-            batches = [m.batches[i] for i in m.sampled]
+            batches = [*(m.batches[i] for i in m.sampled), *m.extremes[-1:]]
             rounding = RandomRounding(arithmetic, _seed(key))
             modules = [*m.modules, *(m.state.summands if kind == "state" else ())]
             runs = monte_carlo.runs(self._model(kind), batches, m.compared, modules, rounding, RUNS)

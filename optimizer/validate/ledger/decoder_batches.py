@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.tasks import text_generation
 from optimizer.validate import decoder
 from optimizer.validate.ledger.distance import Array
 
 WIDTHS = (64, 9, 33, 2, 48, 17, 5, 24)  # tokens of one text after the other
+MANY = range(2, 9)  # tokens of the rows of a batch of many
 FEWEST, MOST = 64, 512  # tokens of all batches together
 MEMORY = 256 << 20  # of the activations of one model that are held at once
 PADDED_BY = 7
@@ -48,6 +51,28 @@ def make(
     return batches
 
 
+def extremes(
+    texts: Sequence[str], contract: Contract, tokenizer: Any, longest: int, rows: int
+) -> list[Batch]:
+    """[`rows` rows of unequal lengths, one text of `longest` tokens or the context's length]."""
+    ids = [i for text in texts for i in tokenizer.encode(text).ids]
+    width = min(contract.text.max_length, contract.decoder.context, longest)
+    begun = cycle(np.array(tokenizer.encode(text).ids, np.int64) for text in texts)
+    many = [next(begun)[: MANY[i % len(MANY)]] for i in range(rows)]
+    long = np.resize(ids, width)
+    return [_batch([r for r in many if len(r)], contract), _batch([long], contract)]
+
+
+def longest_of(bytes_per_token: float) -> int:
+    """Tokens of the longest text of `extremes`, where the context holds them."""
+    return int(_tokens(bytes_per_token))
+
+
+def extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
+    """(of the longest text, of the many rows) of `extremes`, padding included."""
+    return longest_of(bytes_per_token), rows * max(MANY)
+
+
 def _tokens(bytes_per_token: float) -> float:
     """Of all texts together."""
     return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
@@ -68,7 +93,6 @@ def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: floa
 
 
 def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
-    ids, mask = decoder.left_padded(rows, contract.text.pad_id, width)
-    arrays = decoder.inputs(contract, ids, mask)
+    made = text_generation.arrays(contract, rows, width)
     cache = decoder.empty_cache(contract.decoder, len(rows))
-    return Batch({**arrays, **cache}, (), (), mask.astype(bool))
+    return Batch({**made, **cache}, (), (), made.real)

@@ -52,6 +52,10 @@ class Entry:
         """`unproven` for a line of text; the whole of it is in the report."""
         return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
+    def not_judging(self, *unproven: str) -> Entry:
+        """The same, which could not judge these either ("": nothing)."""
+        return replace(self, unproven="; ".join(filter(None, (self.unproven, *unproven))))
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "hop": self.hop,

@@ -28,6 +28,7 @@ from optimizer.qtensor import QTensor
 from optimizer.state import owner_of
 from optimizer.validate import on_gpu
 from optimizer.validate.ledger import (
+    answer_laws,
     bisect,
     calibration_laws,
     contract_laws,
@@ -170,6 +171,7 @@ def compress(m: Materials) -> Entry:
     seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration())
     problems += seen.problems
     unjudged += seen.unjudged
+    problems += [] if m.section.training else _read_otherwise(m)
     # What qat trained has its errors folded in: the budget is of the model that was compressed.
     source = m.float_traces
     if m.section.training:
@@ -243,6 +245,14 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     return problems + refused, unjudged + rounding_laws.without_law(m)
 
 
+def _read_otherwise(m: Materials) -> list[str]:
+    """A calibration that read other texts or tokens than the recipe says."""
+    read, expected = m.calibration_counts
+    if read == expected:
+        return []
+    return [f"calibration read {read or 'nothing'}; the recipe says {expected or 'nothing'}"]
+
+
 def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
     """What a trained weight is in the checkpoint: its integers' values, with the factor that its
     input is multiplied by."""
@@ -256,7 +266,7 @@ def export(m: Materials) -> Entry:
     graph = opened(path)
     problems = graph_laws.interface(m, graph)
     problems += graph_laws.parameters(m, graph)
-    traces = m.with_continuations(m.folded_traces, path)
+    traces = m.with_continuations([*m.folded_traces, *m.folded_extremes], path)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
         sample = m.correct.sampled(m.folded_traces, path)
@@ -266,7 +276,8 @@ def export(m: Materials) -> Entry:
         parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     results = pieces.whole(path, traces, m.compared, pieces.FUSED)
     spread = m.correct.whole("folded", m.precision)
-    return within("export", "float torch", Answers(results, traces, spread), problems, parts)
+    entry = within("export", "float torch", Answers(results, traces, spread), problems, parts)
+    return entry.not_judging(m.unseen)
 
 
 def lower(m: Materials) -> Entry:
@@ -286,7 +297,7 @@ def lower(m: Materials) -> Entry:
     problems += [
         f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
     ]
-    traces = m.with_continuations(m.simulated_traces, path)
+    traces = m.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.correct.sampled(m.simulated_traces, path)
@@ -296,9 +307,8 @@ def lower(m: Materials) -> Entry:
         limits = m.correct.between("state", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     spread = m.correct.whole("state", m.precision)
-    return within(
-        "lower", "state in torch", Answers(m.lowered_outputs, traces, spread), problems, parts
-    )
+    answers = Answers(m.lowered_outputs, traces, spread)
+    return within("lower", "state in torch", answers, problems, parts).not_judging(m.unseen)
 
 
 def engine(m: Materials) -> Entry:
@@ -317,14 +327,14 @@ def engine(m: Materials) -> Entry:
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
-    traces = m.with_continuations(m.simulated_traces, m.model / "model.onnx")
+    path = m.model / "model.onnx"
+    traces = m.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     if target.device != "cpu":
         spread = m.correct.whole("state", m.precision)
         results = on_gpu.outputs(m, traces)
         whole = within("engine", "lowered graph", Answers(results, lowered, spread), problems)
-        return replace(whole, why=f"{whole.why}; {UNCUT}", unproven=UNCUT)
-    path = m.model / "model.onnx"
+        return replace(whole, why=f"{whole.why}; {UNCUT}").not_judging(UNCUT, m.unseen)
     graph, opener = opened(path), on_gpu.kernels(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
@@ -338,7 +348,7 @@ def engine(m: Materials) -> Entry:
         entry = within(
             "engine", "lowered graph", Answers(results, lowered, spread), problems, parts
         )
-        return entry if target.computes_in == m.precision else replace(entry, unproven=COARSER)
+        return entry.not_judging(COARSER if target.computes_in != m.precision else "", m.unseen)
     quantized = m.with_continuations(m.kernel_traces, path)
     results = on_gpu.fused(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
@@ -347,7 +357,7 @@ def engine(m: Materials) -> Entry:
         results, spread = on_gpu.fused(m, traces), m.correct.blocks()
         answers = Answers(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
-    return replace(entry, why=f"{entry.why}; {HIDDEN}")
+    return replace(entry, why=f"{entry.why}; {HIDDEN}").not_judging(m.unseen)
 
 
 def harness(m: Materials) -> Entry:
@@ -365,7 +375,7 @@ def harness(m: Materials) -> Entry:
     problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
     answers, expected = [], []
     with closing(on_gpu.served_model(m)) as runner:
-        for batch in m.batches:
+        for batch in (*m.batches, *m.extremes):
             width = batch.real.shape[1] if kind.size else None
             arrays = tasks.encode(served, encoder, batch.inputs, None, width)
             outputs = runner.infer(arrays)
@@ -375,13 +385,15 @@ def harness(m: Materials) -> Entry:
                 problems.append(f"the same {kind.name}s answered twice give other bits")
             answers += list(values)
             expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
+        problems += answer_laws.answers(m, served, encoder, runner)
     measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
     both = zip(answers, expected, strict=True)
     ratio = max((_ratio(f, w, bound) for f, (w, bound) in both), default=0)
     if not ratio <= 1:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
     why = "pooling and normalization in float32, bounded element by element"
-    return Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
+    entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
+    return entry.not_judging(answer_laws.unjudged(m.contract.task), m.unseen)
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:

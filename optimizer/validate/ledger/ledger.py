@@ -12,6 +12,7 @@ that are derived, or measured in the same run from how far correct runs lie apar
     cache      a decoder continued from its cache  against itself given the text in one piece
     engine     the built engine, kernels fused     against the lowered graph; what was inspected
     harness    texts to answers                    against transformers' tokenizer and torch
+    rows       what the quality gates judged       against the engine (quality/engine_rows.py)
 
 Averages hide faults, so every hop also looks at the worst example; ONNX hops run piece by
 piece (pieces.py); and laws that do not depend on data are checked (state_laws.py,
@@ -56,9 +57,10 @@ DECODER_HOPS: tuple[Hop, ...] = (
 
 
 LAST_USED = {
-    "export": ("float_traces", "folded_traces", "unpruned_traces"),
+    "export": ("float_traces", "folded_traces", "folded_extremes", "unpruned_traces"),
     "harness": (
         "simulated_traces",
+        "simulated_extremes",
         "kernel_traces",
         "lowered_outputs",
         "correct",

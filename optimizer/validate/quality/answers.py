@@ -49,9 +49,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
     Inputs of like size share a batch, so that little is padding; which do changes an answer by
     float rounding only.
     """
-    extent = m.contract.task_record.inputs.extent
-    sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
-    order = sorted(range(len(rows)), key=sizes.__getitem__)
+    order = [i for group in groups(m, rows) for i in group]
     answers = _answer(m, runner, [rows[i] for i in order], label)
     place = {row: i for i, row in enumerate(order)}
 
@@ -59,6 +57,14 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
         return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
 
     return Answers(back(answers.text) or (), back(answers.pair), back(answers.words))
+
+
+def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
+    """The numbers of the rows of each batch."""
+    extent, size = m.contract.task_record.inputs.extent, m.section.validate_.batch_size
+    sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
+    order = sorted(range(len(rows)), key=sizes.__getitem__)
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:

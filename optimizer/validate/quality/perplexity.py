@@ -13,6 +13,7 @@ kept for one window at a time, and compared in float64 a few positions at a time
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ class Scores:
     candidate: Floats
     kl: Floats
     top1: Floats
-    tokens: int  # predicted in all windows together
+    tokens: int  # whose probability was taken, in all windows together
+    digest: str = ""  # of those tokens, as optimizer/validate/token_counts.py defines it
 
     @property
     def added(self) -> Floats:
@@ -52,21 +54,37 @@ class Scores:
 
 def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scores:
     """Both systems on every window (tokens,), two tokens or more."""
-    rows, tokens = [], 0
+    rows, predicted = [], list[Ids]()
     for ids in windows:
-        rows.append(_window(baseline(ids), candidate(ids), ids))
-        tokens += len(ids) - 1
+        values, tokens = _window(baseline(ids), candidate(ids), ids)
+        rows.append(values)
+        predicted.append(tokens)
     table = np.array(rows, np.float64).reshape(-1, 4)
-    return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], tokens)
+    digests = sorted(hashlib.sha256(tokens.tobytes()).digest() for tokens in predicted)
+    return Scores(
+        table[:, 0],
+        table[:, 1],
+        table[:, 2],
+        table[:, 3],
+        sum(map(len, predicted)),
+        hashlib.sha256(b"".join(digests)).hexdigest(),
+    )
 
 
-def _window(a: Array, b: Array, ids: Ids) -> tuple[float, float, float, float]:
-    """(baseline nll, candidate nll, kl, top1) of one window; a, b (tokens, vocabulary)."""
-    totals, predicted = np.zeros(4), len(ids) - 1
+def nll(logits: Array, ids: Ids) -> float:
+    """Of one window; logits (tokens, vocabulary)."""
+    return _window(logits, logits, ids)[0][0]
+
+
+def _window(a: Array, b: Array, ids: Ids) -> tuple[tuple[float, float, float, float], Ids]:
+    """(baseline nll, candidate nll, kl, top1) of one window, and the tokens whose probability was
+    taken; a, b (tokens, vocabulary)."""
+    totals, predicted, taken = np.zeros(4), len(ids) - 1, list[Ids]()
     for start in range(0, predicted, POSITIONS):
         end = min(start + POSITIONS, predicted)
         p, q = _log_softmax(a[start:end]), _log_softmax(b[start:end])
         at, next_ids = np.arange(end - start), ids[start + 1 : end + 1]
+        taken.append(next_ids)
         totals += (
             -p[at, next_ids].sum(),
             -q[at, next_ids].sum(),
@@ -74,7 +92,7 @@ def _window(a: Array, b: Array, ids: Ids) -> tuple[float, float, float, float]:
             (p.argmax(1) == q.argmax(1)).sum(),
         )
     first, second, kl, top1 = (float(v) for v in totals / predicted)
-    return first, second, max(kl, 0.0), top1
+    return (first, second, max(kl, 0.0), top1), np.concatenate(taken)
 
 
 def _log_softmax(logits: Array) -> Floats:
@@ -90,7 +108,7 @@ def through_cache(
     """The gate of a cache that is rounded, and its part of the report: {difference: as of the
     section, rounding: {value, interval} of what it loses to the candidate's own scores, in nats
     per token}. scores: of these windows in one piece; logits: the candidate's, read through it."""
-    read = np.array([_window(a, a, ids)[0] for ids, a in zip(windows, logits, strict=True)])
+    read = np.array([nll(a, ids) for ids, a in zip(windows, logits, strict=True)])
     decision = significance.paired_mean(
         read - scores.baseline, settings.max_drop, settings.confidence
     )
@@ -108,7 +126,8 @@ def through_cache(
 def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any]]:
     """The quality gates of a recipe, and the report's `quality` section:
 
-    metric      "perplexity"; examples: windows; tokens: predicted
+    metric      "perplexity"; examples: windows; tokens: whose probability was taken; digest: of
+                those tokens
     baseline, candidate         {value: perplexity, interval}
     difference  {value, interval}: of the mean log-likelihood, candidate - baseline, nats per token
     margin, confidence, needed  as for every metric
@@ -122,6 +141,7 @@ def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any
         "metric": "perplexity",
         "examples": len(scores.added),
         "tokens": scores.tokens,
+        "digest": scores.digest,
         "baseline": _perplexity(scores.baseline, confidence),
         "candidate": _perplexity(scores.candidate, confidence),
         "difference": {"value": -decision.drop, "interval": [-high, -low]},

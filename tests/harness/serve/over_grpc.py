@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.harness.serve.app import Security
 from optimizer.harness.serve.grpc_messages import STREAM, methods
 from tests.harness.serve.serving import Client, on_server
 
@@ -51,6 +52,8 @@ def over_grpc(
     *words: str,
     token: str = "",
     calls: int | None = None,
+    of_client: int | None = None,
+    seconds: float = 10.0,
     **more: Any,
 ) -> None:
     """Run a test with a client of a server's own. words: options of serve."""
@@ -60,7 +63,7 @@ def over_grpc(
 
         from optimizer.harness.serve.grpc_server import GrpcServer
 
-        server = GrpcServer(client.app, 1 << 20, token, calls)
+        server = GrpcServer(client.app, calls, of_client)
         port = await server.start("127.0.0.1", 0)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -68,7 +71,8 @@ def over_grpc(
         finally:
             await server.close(0)
 
-    on_server(made, run, *words, **more)
+    security = Security(token=token, largest=1 << 20, body_seconds=seconds)
+    on_server(made, run, *words, security=security, **more)
 
 
 def texts_request(texts: list[bytes], **fields: Any) -> Any:

@@ -16,6 +16,7 @@ from optimizer.harness.bundle import Bundle
 from optimizer.harness.serve.app import PLACE, App, Security
 from optimizer.harness.serve.asgi import Response
 from optimizer.harness.serve.engine import Engine, Place
+from optimizer.harness.serve.hosts import Hosts
 from optimizer.harness.serve.refusals import OverloadError
 from optimizer.harness.serve.tracing import Request
 from tests.harness.serve.serving import Client, Reply, on_server
@@ -261,6 +262,18 @@ def test_with_a_token_only_its_owners_and_the_cluster_s_probes_are_answered(made
         assert (await client.ask("GET", "/readyz")).status == 200
 
     on_server(made, test, security=Security(token="sesame"))
+
+
+def test_a_server_that_is_asked_by_another_name_answers_nothing(made: Path) -> None:
+    async def test(client: Client) -> None:
+        for path in ("/healthz", "/metrics", "/v1/models", "/nowhere"):
+            reply = await client.ask("GET", path, headers={"Host": "evil.example:8000"})
+            assert reply.status == 421
+            assert b"evil" not in reply.body
+            reply = await client.ask("GET", path, headers={"Host": "model.example"})
+            assert reply.status in (200, 404)
+
+    on_server(made, test, security=Security(hosts=Hosts(frozenset({"model.example"}))))
 
 
 def test_a_text_that_was_cut_is_told(made: Path) -> None:

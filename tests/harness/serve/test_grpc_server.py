@@ -132,3 +132,22 @@ def test_the_log_line_of_a_call_has_the_ids_of_its_trace(made: Path) -> None:
         assert client.lines[-1]["trace_id"] == trace
 
     over_grpc(made, test)
+
+
+def test_a_call_whose_request_does_not_come_is_ended(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        path = "/inference.GRPCInferenceService/ModelInfer"
+        call = ask._channel.stream_unary(path)()  # a client that opens it and sends nothing
+        assert await refused(call) == "CANCELLED"
+
+    over_grpc(made, test, seconds=0.3)
+
+
+def test_an_output_that_is_named_twice_is_refused(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        request = texts_request([b"good"])
+        for _ in range(2):
+            request.outputs.add(name="embedding")
+        assert await refused(ask("ModelInfer", request)) == "INVALID_ARGUMENT"
+
+    over_grpc(made, test)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +167,8 @@ def test_what_is_refused_says_why_and_the_next_request_is_answered(decoder_bundl
         late = asked("confidential", 2, timeout=1)
         wrong = asked("confidential", 3, top_p=-1.0)
         good = asked("good", 4, max_new_tokens=1)
-        *errors, answer = await sent(ask.stream(), unknown, several, late, wrong, good)
+        responses = await sent(ask.stream(), unknown, several, late, wrong, good)
+        *errors, answer = sorted(responses, key=lambda r: r.infer_response.id)
         found = {e.infer_response.id: e.error_message for e in errors}
         reasons = ("unknown model", "2 texts", "within", "top_p")
         assert all(reason in found[str(i)] for i, reason in enumerate(reasons)), found
@@ -246,3 +249,38 @@ def test_streams_beyond_the_limit_are_refused(made: Path) -> None:
         assert await refused(ask("ServerLive")) == "RESOURCE_EXHAUSTED"
 
     over_grpc(made, test, calls=1)
+
+
+def test_clients_that_leave_at_any_time_are_no_bug(
+    decoder_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        draw = random.Random(0)
+
+        async def leaves() -> None:
+            call = ask.stream()
+            with suppress(Exception, asyncio.CancelledError):
+                for n in range(draw.randint(0, 3)):
+                    await call.write(asked("good", n, max_new_tokens=20, ignore_eos=True))
+                await asyncio.sleep(draw.uniform(0, 0.05))
+                call.cancel()
+                await call.read()
+
+        for _ in range(4):
+            await asyncio.gather(*(leaves() for _ in range(6)))
+        (answer,) = await sent(ask.stream(), asked("good", max_new_tokens=1))
+        assert is_last(answer)
+        assert not [line for line in client.lines if line["event"] == "bug"]
+
+    over_grpc(decoder_bundle, test)
+    assert not [r for r in caplog.records if r.exc_info]
+
+
+def test_one_client_has_so_many_streams_and_no_more(made: Path) -> None:
+    async def test(client: Client, ask: Ask) -> None:
+        call = ask.stream()
+        await call.write(texts_request([b"good"]))
+        await call.read()
+        assert await refused(ask("ServerLive")) == "RESOURCE_EXHAUSTED"
+
+    over_grpc(made, test, of_client=1)

@@ -117,7 +117,7 @@ def test_requests_over_a_socket_are_moved_to_a_new_version_and_none_is_lost(
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a good film"]}
 
     async def test(client: Client, app: App) -> None:
-        server = Server(app, 5.0, 50)
+        server = Server(app, 5.0, 50, 50)
         await server.start("127.0.0.1", 0)
         versions, ending = list[str](), asyncio.Event()
 

@@ -53,7 +53,16 @@ def test_any_object_is_asked_for_without_a_schema(decoder_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "confidential"}, 3, {"enum": ["x" * 70_000]}, {"$ref": "#/nowhere"}]
+    "schema",
+    [
+        {"type": "confidential"},
+        3,
+        {"enum": ["x" * 70_000]},
+        {"$ref": "#/nowhere"},
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ],
 )
 def test_what_is_no_schema_is_refused_and_not_repeated(decoder_bundle: Path, schema: Any) -> None:
     pytest.importorskip("llguidance")

@@ -32,7 +32,7 @@ def on_port(
     test: Callable[[int], Awaitable[None]], app: Any = echo, seconds: float = 5.0, most: int = 10
 ) -> None:
     async def run() -> None:
-        server = Server(app, seconds, most, refused)
+        server = Server(app, seconds, most, most, refused)
         await server.start("127.0.0.1", 0)
         try:
             await test(server.port)
@@ -181,20 +181,6 @@ def test_a_client_that_wants_its_connection_closed_has_it_closed(last: bytes) ->
     on_port(test)
 
 
-def test_more_connections_than_allowed_are_told_so_and_closed() -> None:
-    async def test(port: int) -> None:
-        _, first = await asyncio.open_connection("127.0.0.1", port)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.sleep(0.05)
-        writer.write(post("/busy"))
-        assert await answered(reader) == (503, None)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
-        first.close()
-        writer.close()
-
-    on_port(test, most=2)
-
-
 def test_a_client_that_sends_a_head_too_slowly_is_closed_whichever_request_it_is() -> None:
     async def test(port: int) -> None:
         for before in (b"", post("/a"), post("/busy")):
@@ -213,8 +199,8 @@ def test_a_head_that_comes_in_parts_has_its_time_from_its_first_byte() -> None:
     async def test(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         request = post("/a")
-        for part in (request[:9], request[9:]):
-            await asyncio.sleep(0.6)
+        for part in (request[:20], request[20:]):
+            await asyncio.sleep(0.4)
             writer.write(part)
         assert await answered(reader) == (200, ["POST", "/a", "hi"])
         writer.close()
@@ -247,7 +233,7 @@ def test_a_place_is_closed_where_no_task_is_made() -> None:
             places.append(scope[PLACE])
 
     async def run() -> None:
-        server = Server(at_once, 5.0, 10, admitted)
+        server = Server(at_once, 5.0, 10, 10, admitted)
         await server.start("127.0.0.1", 0)
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -197,7 +197,7 @@ def test_a_file_that_is_not_there_is_named_beside_those_that_are(load: Load, sma
 
 def test_a_file_that_is_no_gguf_is_refused(load: Load, small: Path) -> None:
     (small / "tiny.gguf").write_bytes(b"GGML" + bytes(64))
-    with pytest.raises(CheckpointError, match=r"tiny\.gguf: it cannot be read.*magic"):
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: it begins with b'GGML'"):
         load(small, TASK, gguf_file="tiny.gguf")
 
 

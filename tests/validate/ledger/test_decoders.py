@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from optimizer.compress.methods.gptq import gptq
-from optimizer.harness.generate import loop, row
+from optimizer.harness.generate import loop, row, sampling
 from optimizer.harness.runtimes.openvino import run as openvino
 from optimizer.harness.runtimes.ort.decoder import OrtDecoder
 from optimizer.harness.runtimes.ort.slots import OrtSlots
@@ -360,6 +360,41 @@ def test_a_loop_that_draws_another_token_is_caught_at_the_harness(
 ) -> None:
     monkeypatch.setattr(row, "choose", second_best)
     caught(copy.copy(clean["rtn"]), "harness")
+
+
+def positions_high_beyond_64(patch: pytest.MonkeyPatch) -> None:
+    """Only the long prompts of the hop harness are longer."""
+
+    def high(made: Any, ids: Any, mask: Any) -> Any:
+        arrays = text_generation.next_arrays(made, ids, mask)
+        return {**arrays, "position_ids": arrays["position_ids"] + (mask.shape[1] > 65)}
+
+    patch.setattr(loop, "next_arrays", high)
+
+
+def positions_high_beyond_200_in_slots(patch: pytest.MonkeyPatch) -> None:
+    run = OrtSlots._run
+
+    def high(self: OrtSlots, row: int, ids: Any, mask: Any, positions: Any) -> Any:
+        return run(self, row, ids, mask, positions + (positions > 200))
+
+    patch.setattr(OrtSlots, "_run", high)
+
+
+def temperature_twice(patch: pytest.MonkeyPatch) -> None:
+    once = sampling.shaped
+    patch.setattr(sampling, "shaped", lambda s, how: once(s / np.float32(how.temperature), how))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [positions_high_beyond_64, positions_high_beyond_200_in_slots, temperature_twice],
+)
+def test_a_fault_that_no_short_greedy_text_shows_is_caught_at_the_harness(
+    clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None]
+) -> None:
+    fault(monkeypatch)
+    caught(copy.copy(clean["token"]), "harness")
 
 
 def no_template(document: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from optimizer.harness.contract import Contract
+from optimizer.harness.tasks import text_generation
 from optimizer.recipe.schema import Validate
-from optimizer.validate import decoder
 from optimizer.validate.decoder import TorchDecoder, greedy, logits_of
 from optimizer.validate.quality import divergence, perplexity
 
@@ -197,6 +197,6 @@ def test_a_model_never_leaves_its_own_text(system: TorchDecoder) -> None:
 
 def test_logits_of_a_window_do_not_depend_on_padding_before_it(system: TorchDecoder) -> None:
     rows = [np.arange(5, 25), np.arange(30, 37)]
-    batch, mask = decoder.left_padded(rows, pad=2)
-    logits, _ = system.step(batch, mask, None)
+    made = text_generation.arrays(system._contract, rows)
+    logits, _ = system.step(made["input_ids"], made["attention_mask"], None)
     assert np.allclose(logits[1, -7:], logits_of(system, rows[1]), atol=1e-4)

@@ -44,6 +44,11 @@ DTYPES = {
 }
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
 ERRORS_ONLY = 3
+FLOAT_ACTIVATIONS = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""Keeps the inputs of MatMulNBits in float32, in a graph that is to run as it is written. With
+exact_integers.EXACT such a graph is optimized too, and ONNX Runtime fuses DequantizeLinear and
+MatMul into MatMulNBits, which by default (level 4) quantizes its inputs to INT8. A MatMulNBits
+that the file itself holds keeps its own level."""
 
 
 class OrtRunner(Closing):
@@ -288,7 +293,10 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
-    entries = exact_integers.settings(ort) if device == "cpu" else (RECORD_PLACEMENT,)
+    entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
+    if device == "cpu":
+        as_it_is = () if fuse else (FLOAT_ACTIVATIONS,)
+        entries = (*as_it_is, *exact_integers.settings(ort))
     for entry in entries:
         options.add_session_config_entry(*entry)
     as_written = (

@@ -1,0 +1,43 @@
+"""Names that a server accepts in a request's Host header. A page of the web can have its own name
+resolve to this machine (DNS rebinding), and its scripts can then reach a server here; the header
+still has the name of the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """names: accepted names, in lower case; the address of the connection is accepted too, and on a
+    loopback address the names of loopback."""
+
+    names: frozenset[str] = frozenset()
+
+    def accept(self, header: str, address: str) -> bool:
+        """header: a request's `Host`; "" for none, which no browser sends. address: that the
+        connection was made to."""
+        name = _name(header)
+        if not header.strip() or name in self.names or name == address:
+            return True
+        own = name == "localhost" or name.endswith(".localhost") or is_loopback(name)
+        return own and is_loopback(address)
+
+
+def is_loopback(address: str) -> bool:
+    """True for an address that only this machine reaches."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return (mapped or ip).is_loopback
+
+
+def _name(header: str) -> str:
+    """A Host header without its port, in lower case."""
+    host = header.strip().lower()
+    if host.startswith("["):  # an address of IPv6
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".")

@@ -1,0 +1,120 @@
+r"""Text on its way to a terminal, a log or a file that others read.
+
+Names of files, keys of recipes, labels of models and what a registry answers are written by others.
+`one_line` and `many_lines` escape what a terminal or a CI runner acts on, as JSON does:
+control characters (\u001b), what reverses the order of letters (\u202e), commands of GitHub
+(::error::), Azure (##vso[) and TeamCity (##teamcity[). `scrub` takes secrets out. Messages go
+through both, answers of a model through the escapes alone: a text that looks like a password is an
+answer all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+JOINERS = "\u200c\u200d"
+"""Of letters and of signs, in Persian, Hindi and emoji; a terminal does nothing else with them."""
+COMMAND = re.compile(r"^([ \t]*):(?=:[A-Za-z])", re.M)
+BRACKET = re.compile(r"#(?=#[A-Za-z]*\[)")
+SECRET = "***"
+WORD = r"(?:[^\s\"\\<>]|\\[^\s])+"
+"""Without spaces, as it stands in a sentence or in JSON, where some characters are escaped."""
+ADDRESS = re.compile(f"://{WORD}")
+USER = re.compile(r"(.*)@(?!sha256:)", re.S)
+PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"AGE-SECRET-KEY-[0-9A-Z]{4,}", re.I), f"AGE-SECRET-KEY-{SECRET}"),
+    (
+        re.compile(
+            r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.S
+        ),
+        rf"\1{SECRET}",
+    ),
+    (
+        re.compile(
+            rf"(\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:(?:basic|bearer)\s+)?){WORD}", re.I
+        ),
+        rf"\1{SECRET}",
+    ),
+    (
+        re.compile(
+            r"([?&;](?:[a-z0-9-]*(?:signature|credential|token|secret|password)|api_?key|sig"
+            r"|accountkey|sharedaccesssignature)=)[^&;\s\"\\]+",
+            re.I,
+        ),
+        rf"\1{SECRET}",
+    ),
+    (
+        re.compile(r"\b(hf_|gh[opsur]_|github_pat_|glpat-|npm_|pypi-)[A-Za-z0-9_-]{16,}"),
+        rf"\1{SECRET}",
+    ),
+)
+"""Secrets by the shapes that their makers gave them, and what is written in their place."""
+
+
+def one_line(text: str) -> str:
+    """The text on one line: what ends a line in it is escaped, so that a value cannot begin a line
+    that looks like a message."""
+    return _without_commands("".join(map(_escaped, text)) if not text.isprintable() else text)
+
+
+def many_lines(text: str) -> str:
+    """The text with its lines and tabs, everything else escaped. JSON stays the same document."""
+    parts = (
+        part if part.isprintable() else "".join(c if c == "\t" else _escaped(c) for c in part)
+        for part in text.split("\n")
+    )
+    return _without_commands("\n".join(parts))
+
+
+def scrub(text: str) -> str:
+    """The text without passwords in addresses, keys and tokens. JSON stays JSON."""
+    for pattern, instead in PATTERNS:
+        text = pattern.sub(instead, text)
+    return ADDRESS.sub(_without_users, text)
+
+
+def scrubbed(document: Any) -> Any:
+    """The same of every text in a JSON document, its keys too."""
+    return _each_text(document, scrub)
+
+
+def has_credentials(address: str) -> bool:
+    """True for an address with a user or a password: scheme://user:password@host."""
+    return any(_without_users(match) != match[0] for match in ADDRESS.finditer(address))
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_each_text(k, change): _each_text(v, change) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(v, change) for v in value]
+    return value
+
+
+def _without_users(match: re.Match[str]) -> str:
+    """Of each address that begins in a word. A path may hold an @ too; a user may hold a slash only
+    after the colon of a password."""
+    first, *parts = match[0].split("://")
+    for i, part in enumerate(parts):
+        user = USER.match(part)
+        before, slash, _ = user[1].partition("/") if user else ("", "", "")
+        _, colon, password = before.partition(":")
+        if user and (not slash or (colon and not password.isdigit())):
+            parts[i] = f"{SECRET}@{part[user.end() :]}"
+    return "://".join([first, *parts])
+
+
+def _without_commands(text: str) -> str:
+    return BRACKET.sub(r"\\u0023", COMMAND.sub(r"\1\\u003a", text))
+
+
+def _escaped(character: str) -> str:
+    """As JSON does, so that what is JSON stays the same document."""
+    if character.isprintable() or character in JOINERS:
+        return character
+    return json.dumps(character)[1:-1].replace("\x7f", r"\u007f")

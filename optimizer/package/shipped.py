@@ -1,0 +1,77 @@
+"""Compare a finished bundle with the digests and the answers that validate recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.errors import GateError
+from optimizer.harness import verify
+from optimizer.harness.child import run_python
+from optimizer.harness.contract import Contract
+from optimizer.harness.manifest import read_manifest
+from optimizer.package.web_page import FOLDER
+from optimizer.validate.judged import ANSWERS
+
+FIX = (
+    "Run again with --remeasure: the store's folders were changed after validate read them, or "
+    "packaging changed what it copied."
+)
+SHOWN = 3
+
+
+def check(bundle: Path, validated: Sequence[Path]) -> None:
+    """Raise GateError where a file, the contract or a setting of a bundle has another digest than
+    validate recorded, or the bundle answers a judged row with other bits.
+
+    bundle: the finished folder. validated: the folders of validate, of every target in the recipe's
+    order. Answers are the bundle's own harness's, in a process of its own per target; of a target
+    whose report says why no row is answered (`judged.answers`), digests alone are compared.
+    """
+    manifest = read_manifest(bundle)
+    inside = verify.parse((bundle / verify.REPORT).read_bytes(), finite=False)
+    folders = [f for f, r in zip(validated, inside, strict=True) if not r["dropped"]]
+    reports = [json.loads((f / verify.REPORT).read_text(encoding="utf-8")) for f in folders]
+    unrecorded = [r["target"] for r in reports if not r.get("judged")]
+    differences = [f"{verify.REPORT} does not say what was judged for {t}" for t in unrecorded]
+    differences += verify.unjudged(manifest, reports) + verify.unjudged(manifest, inside)
+    page = bundle / FOLDER / "bundle.json"
+    if page.is_file() and _contract(json.loads(page.read_text("utf-8"))) != _contract(manifest):
+        differences.append(
+            f"{page.relative_to(bundle)} has another contract than {verify.MANIFEST}"
+        )
+    if differences:
+        raise GateError("; ".join(differences[:SHOWN]), where=str(bundle), fix=FIX)
+    for engine, report, folder in zip(manifest["engines"], reports, folders, strict=True):
+        if report["judged"]["answers"]["rows"]:
+            _check_answers(bundle, engine["target"], folder / ANSWERS)
+
+
+def _contract(document: Mapping[str, Any]) -> Any:
+    return Contract.from_json(document["contract"]).to_json()
+
+
+def _check_answers(bundle: Path, target: str, judged: Path) -> None:
+    code = (
+        f"from pathlib import Path\nsys.path.insert(0, {str(bundle.resolve())!r})\n"
+        "from harness.replay import main\n"
+        f"main(Path({str(bundle.resolve())!r}), {target!r}, Path({str(judged.resolve())!r}))"
+    )
+    done = run_python(code, judged.parent)
+    where = f"{bundle}: target {target}"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise GateError(f"the bundle does not answer ({last})", where=where, fix=FIX)
+    document = json.loads(judged.read_text(encoding="utf-8"))
+    answers: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    both = zip(document["rows"], answers, document["answers"], strict=True)
+    for i, (row, answer, expected) in enumerate(both, 1):
+        if answer != expected:
+            raise GateError(
+                f"row {i} ({row['input']!r:.60}) is answered {answer!r:.120}, and was judged as "
+                f"{expected!r:.120}",
+                where=where,
+                fix=FIX,
+            )

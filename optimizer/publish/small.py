@@ -1,0 +1,23 @@
+"""Fetch a file of a published bundle that fits in memory."""
+
+from __future__ import annotations
+
+from optimizer.harness import verify
+from optimizer.harness.errors import BundleError
+from optimizer.harness.temporary import temporary_folder
+from optimizer.publish.place import Json, Releases, digest_of
+
+SWAPPED = "Do not use it: its bytes are not those that the manifest names. Get it elsewhere."
+
+
+def small(place: Releases, layer: Json, where: str) -> bytes:
+    """A blob, its digest compared. Raises BundleError for one above verify.LARGEST bytes."""
+    if layer["size"] > verify.LARGEST:
+        raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
+    with temporary_folder("pull") as folder:
+        file = folder / "blob"
+        place.receive(layer["digest"], layer["size"], file)
+        data = file.read_bytes()
+    if digest_of(data) != layer["digest"]:
+        raise BundleError(f"the blob {layer['digest']} has other bytes", where=where, fix=SWAPPED)
+    return data

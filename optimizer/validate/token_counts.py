@@ -1,0 +1,116 @@
+"""Tokens of the recipe's data, counted by other code than what reads them for a calibration or an
+evaluation: the tokenizers library on the checkpoint's own file, text by text.
+
+A digest is the sha256 of the sorted sha256 of each row's or window's token ids, int64 in the order
+of this machine: which rows share a batch does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import PIECE, TEXT, TextTokenizer
+from optimizer.load.datasets import calibration_rows, samples
+from optimizer.load.sample import Sample
+from optimizer.recipe.schema import Validation
+
+CONSUMED = "calibration.json"
+"""Of the compress stage's folder: see compress/walk/consumed.py."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """rows: texts, images, or windows. tokens, digest: of texts and windows; None of images."""
+
+    rows: int
+    tokens: int | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        if self.tokens is None:
+            return f"{self.rows:,} rows"
+        return f"{self.rows:,} rows of {self.tokens:,} tokens (sha256 {str(self.digest)[:12]})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def calibration(section: Validation, source: Path, contract: Contract) -> Counts | None:
+    """Count the recipe's data that the walk of compress must read; None without a walk on
+    calibration data. source: folder of load, or of the step that made the checkpoint."""
+    settings = section.calibrate
+    if settings is None or section.quantize.of_kind("pass-through"):
+        return None
+    task, checkpoint = contract.task_record, source / "checkpoint"
+    rows = calibration_rows(settings, task)
+    tuning = section.quantize.model_tuning
+    held_out = tuning.held_out if tuning else 0
+    if task.calibration_items == "windows":
+        windows = _windows(rows, checkpoint, contract, settings.sequence_length)
+        return _counts(windows[: settings.samples - held_out])
+    count = min(settings.samples, len(samples(settings.data)))
+    if task.inputs.name != TEXT.name:
+        return Counts(count)
+    tokenizer = _tokenizer(checkpoint, contract)
+    tokenizer.enable_truncation(min(settings.sequence_length, contract.text.max_length))
+    ids = [tokenizer.encode(row.text, row.text_pair).ids for row in rows[:count]]
+    return _counts([np.array(row, np.int64) for row in ids])
+
+
+def consumed(state: Path) -> Counts | None:
+    """Read the counts that the walk of compress wrote; None without them. state: its folder."""
+    file = state / CONSUMED
+    return Counts(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
+
+
+def predicted(rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int) -> Counts:
+    """Count the tokens whose probability a perplexity on windows of `length` tokens must take: in
+    each window all but the first."""
+    return _counts([ids[1:] for ids in _windows(rows, checkpoint, contract, length)])
+
+
+def _windows(
+    rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int
+) -> list[Any]:
+    """Token ids (length,) of texts joined by the token that ends one; the rest is left out."""
+    tokenizer = _tokenizer(checkpoint, contract)
+    stream: list[int] = []
+    for row in rows:
+        if stream:
+            stream.append(contract.decoder.eos_ids[0])
+        stream.extend(_ids(tokenizer, row.text))
+    whole = len(stream) // length
+    return list(np.array(stream[: whole * length], np.int64).reshape(whole, length))
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    """Of a text that is read in pieces (inputs/text.py) the ids by that code: where a piece ends
+    decides them."""
+    if len(text) > PIECE:
+        return TextTokenizer(tokenizer).ids([text])[0]
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _tokenizer(checkpoint: Path, contract: Contract) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint / contract.text.file))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _counts(rows: Sequence[Any]) -> Counts:
+    whole = hashlib.sha256()
+    for digest in sorted(hashlib.sha256(row.tobytes()).digest() for row in rows):
+        whole.update(digest)
+    return Counts(len(rows), sum(len(row) for row in rows), whole.hexdigest())
