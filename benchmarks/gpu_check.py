@@ -108,13 +108,14 @@ def reference(kind: str, model: Path, contract: Path, grid: Mapping[str, Any], o
 def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[str, Any]) -> float:
     """How far, relative L2 of a row, two correct runs in float16 may lie apart: measured by Monte
     Carlo arithmetic on the torch model, as the ledger does. loaded: folder of the load stage."""
+    from optimizer import random_rounding
     from optimizer import state as states
     from optimizer.compress.simulate import simulated
     from optimizer.harness.contract import read
     from optimizer.harness.inputs.batch import Batch
     from optimizer.load.checkpoint import open_checkpoint
     from optimizer.load.model import torch_model
-    from optimizer.validate.ledger import monte_carlo, random_rounding, spread, trace
+    from optimizer.validate.ledger import monte_carlo, spread, trace
     from optimizer.validate.ledger.roundoff import UNIT
 
     contract, state = read(loaded / "contract.json"), states.read(state_folder)

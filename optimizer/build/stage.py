@@ -87,7 +87,9 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except harness.HarnessError as e:
-        kind = kinds.get(type(e), OptimizeError)
+        kind = next(
+            (ours for theirs, ours in kinds.items() if isinstance(e, theirs)), OptimizeError
+        )
         raise kind(e.problem, where=e.where, accepted=e.accepted, fix=e.fix) from e
 
 

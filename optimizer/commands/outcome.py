@@ -141,14 +141,16 @@ def _document(
 ) -> dict[str, Any]:
     """What the report is drawn from: see package/report/page.py."""
     from optimizer.package import on_fail
-    from optimizer.package.stage import target_names
+    from optimizer.package.stage import kept_targets, left_out
 
+    packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
+    names, targets = kept_targets(packaging)
     loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
     reports = [_report(b.report) for b in outcome.built]
-    dropped: list[dict[str, str]] = []
+    dropped = left_out(packaging)
     if outcome.bundle is not None:
-        reports = on_fail.marked([t.on_fail for t in recipe.targets], reports)
-        dropped = on_fail.dropped(target_names(recipe.targets), reports)
+        reports = on_fail.marked([t.on_fail for t in targets], reports)
+        dropped += on_fail.dropped(names, reports)
     document: dict[str, Any] = {
         "name": recipe.name,
         "recipe": recipe.bundled.model_dump(mode="json", by_alias=True),
@@ -161,7 +163,7 @@ def _document(
         document["manifest"] = json.loads(manifest.read_text())
     if outcome.slo is not None:
         document["slo"] = json.loads((outcome.slo.path / "slo.json").read_text("utf-8"))
-        named = dict(zip(target_names(recipe.targets), reports, strict=True))
+        named = dict(zip(names, reports, strict=True))
         _add_gates(named[document["slo"]["target"]], document["slo"])
         if document["slo"]["verdict"] != "pass":  # that bundle stays in the store
             del document["manifest"]

@@ -1,7 +1,7 @@
 """Padding reaches no answer, so that a text beside a longer one is answered as alone.
 
  1. outputs(tokens, padding holds a) = outputs(tokens, padding holds b)
- 2. outputs(tokens, padding)         = outputs(tokens), as far as graphs are told apart
+ 2. outputs(tokens, padding)         = outputs(tokens), but for rounding
 
 Both of 1 are of one shape, so that the kernels are the same, and what a mask leaves out is
 multiplied by 0, or by 2^-127 where a kernel's exp gives no less: there is no rounding to allow for.
@@ -11,22 +11,32 @@ graph. One that goes by how much padding there is, and not by what it holds, dif
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from optimizer.errors import CheckpointError
 from optimizer.export.reference import Arrays
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.tolerance import lengths
 
 IDS, MASK = "input_ids", "attention_mask"
 NOTHING = 2.0**-64  # of the largest value: far below rounding, and far above 2^-127 of another's
 
 
-def check_padding(runner: OrtRunner, batch: Arrays, values: int, limit: float) -> None:
+def check_padding(
+    runner: OrtRunner,
+    batch: Arrays,
+    values: int,
+    limits: Mapping[str, float],
+    usual: Mapping[str, float],
+) -> None:
     """Raise CheckpointError when an output of an encoder's graph differs with its padding.
 
-    batch: as check.random_inputs draws it. values: how many tokens there are. limit: relative L2
-    beyond which law 2 is broken. Inputs without a mask, or that have no padding, tell nothing.
+    batch: as check.random_inputs draws it. values: how many tokens there are. limits: of each
+    output, relative L2 of an example beyond which law 2 is broken; usual: the mean square of a
+    value, see tolerance.lengths. Inputs without a mask, or that have no padding, tell nothing.
     """
     if MASK not in batch or batch[MASK].all():
         return
@@ -38,15 +48,17 @@ def check_padding(runner: OrtRunner, batch: Arrays, values: int, limit: float) -
         one, other = _real(value, real), _real(after[name], real)
         least = NOTHING * np.nanmax(np.abs(one), initial=0)
         if not np.allclose(one, other, rtol=0, atol=least, equal_nan=True):
-            raise _reached(name, one, other, "padding holds other tokens")
+            (moved,) = lengths([(other, one)], usual[name])
+            raise _reached(name, moved, "padding holds other tokens")
     for row in np.flatnonzero(~real.all(axis=1)):
         length = int(real[row].sum())
         alone = runner.infer({n: a[row : row + 1, :length] for n, a in batch.items()})
         for name, value in alone.items():
             one = _real(before[name][row : row + 1], real[row : row + 1])
             other = _real(value, real[row : row + 1, :length])
-            if not np.linalg.norm(other - one) <= limit * np.linalg.norm(one):
-                raise _reached(name, one, other, "there is no padding")
+            (moved,) = lengths([(other, one)], usual[name])
+            if not moved <= limits[name]:
+                raise _reached(name, moved, "there is no padding")
 
 
 def _real(value: Array, real: Array) -> Array:
@@ -55,8 +67,7 @@ def _real(value: Array, real: Array) -> Array:
     return (value[real] if of_tokens else value).astype(np.float64)
 
 
-def _reached(name: str, one: Array, other: Array, when: str) -> CheckpointError:
-    moved = np.linalg.norm(other - one) / np.linalg.norm(one)
+def _reached(name: str, moved: float, when: str) -> CheckpointError:
     return CheckpointError(
         f"{name} of the same tokens moves by {moved:.2g} of itself when {when}, so a text is "
         "answered otherwise beside a longer one than alone",

@@ -3,7 +3,7 @@
 Writes model.onnx (and model.onnx.data, see onnx_file.py) and names.json (see names.py). The
 model is traced without its weights, which are streamed from the checkpoint into the file; the
 file is then paired with the checkpoint by value, and run against the torch model on several
-shapes, padding included; a difference above check.ANOTHER is a LedgerError.
+shapes, padding included; a difference that rounding does not explain is a LedgerError.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     lend(model, values)
     answer = partial(torch_outputs, model, contract)
     limits = vocabulary(checkpoint.config, contract)
-    check(out / "model.onnx", contract, limits, section.float, answer, blocks)
+    check(out / "model.onnx", contract, limits, section.float, answer, blocks, model)
 
 
 def float_graph(
@@ -137,13 +137,13 @@ def embeddings(model: nn.Module) -> list[str]:
 
 
 def estimate(section: Export, shapes: Shapes) -> Estimate:
-    """Weights pass one by one; the runtime that checks the graph holds those of a model, or of a
-    block of a large one. Equal blocks are traced once, so time hardly grows with depth
-    (docs/decisions.md: Equal blocks are traced once)."""
+    """Weights pass one by one, and are rounded at random beside themselves; the runtime that checks
+    the graph holds those of a model, or of a block of a large one. Equal blocks are traced once, so
+    time hardly grows with depth (docs/decisions.md: Equal blocks are traced once)."""
     sizes = [4 * prod(s) for s in shapes.values()]
     size = sum(sizes)
     return Estimate(
-        memory=(650 << 20) + 2 * max(sizes, default=0) + min(size, LARGE),
+        memory=(650 << 20) + 3 * max(sizes, default=0) + min(size, LARGE),
         disk=size // 2 if section.float == "fp16" else size,
         seconds=8 + 0.03 * len(shapes) + size / 60e6,
     )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ import numpy.typing as npt
 from optimizer.errors import DataError, closest
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, Task, encode
-from optimizer.load.labels import ids_in_model, label_id, names_of, normal
+from optimizer.load.labels import ids_in_model, label_id, names_of
 from optimizer.load.pictures import picture, undecoded
+from optimizer.load.same_rows import unique
 from optimizer.load.sample import Sample as Sample
 from optimizer.load.tables import folder_files, is_local, local_files, open_table, where_of
 from optimizer.progress import say
@@ -32,10 +34,12 @@ Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "image", "label", "score", "tags")
 INPUTS = ("text", "image")
 LABELS = ("label", "tags")
+CHECKED = 256  # rows that `optimize check` reads of a set
 
 
 def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
-    """The rows of a spec, null rows and repeated ones dropped, in the data set's order.
+    """The rows of a spec, null rows and repeated ones dropped, in the data set's order. Texts that
+    differ in a character are different rows here; `same_rows` knows those of a tokenizer.
 
     spec.samples rows are drawn with spec.seed; of those, `limit` with `seed` (spec.seed when
     None). Drawing is by hash of the row's position, so a smaller draw is part of a larger one,
@@ -56,7 +60,8 @@ def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
 
 def check_header(spec: DataSpec) -> None:
     """Raise the DataError that reading the rows would, as far as the names and types of the columns
-    say: no such column, names of labels where none are given, tags of a text that is no list.
+    and the first CHECKED rows say: no such column, names of labels where none are given, a label
+    that is not an id, a text that is not a string.
 
     Of data on this machine; what lies on a hub is not fetched for it.
     """
@@ -84,6 +89,8 @@ def check_header(spec: DataSpec) -> None:
             where=f"{where}: columns.tags",
             fix="tags needs a text column that is a list of as many words.",
         )
+    for _ in islice(_parsed(spec, table, columns, names), CHECKED):
+        pass
 
 
 def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[Sample]:
@@ -140,23 +147,6 @@ def labelled_as(
         )
         for r in rows
     ]
-
-
-def check_disjoint(sets: Mapping[str, Sequence[Sample]]) -> None:
-    """Raise DataError when an input, on either side of a pair, is in two sets: measured on what it
-    was tuned on, a model looks better than it is. Texts are equal when they are after
-    `labels.normal`, images when their files are."""
-    seen: dict[str, str] = {}
-    for name, rows in sets.items():
-        for identity, shown in (i for r in rows for i in r.identities):
-            other = seen.setdefault(identity, name)
-            if other != name:
-                raise DataError(
-                    f"{shown[:80]!r} is also in the {other} data",
-                    where=f"{name} data",
-                    accepted="sets without an input in common",
-                    fix="Take different rows: another split, file or seed.",
-                )
 
 
 def alike_together(rows: Sequence[Sample], task: Task) -> list[Sample]:
@@ -245,16 +235,9 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     table = open_table(spec)
     columns = _columns(spec, table)
     names = names_of(spec, table.features, columns, where_of(spec))
-    if "image" in columns:
-        table = undecoded(table, columns["image"])
-    parsed: list[Sample] = []
-    dropped = 0
-    for row in _rows_of(table, where_of(spec)):
-        values = {field: row[column] for field, column in columns.items()}
-        if not _usable(values):
-            dropped += 1
-            continue
-        parsed.append(_sample(values, names, spec, len(parsed) + dropped))
+    rows = list(_parsed(spec, table, columns, names))
+    parsed = [row for row in rows if row is not None]
+    dropped = len(rows) - len(parsed)
     if dropped:
         say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a column is null or empty")
     if not parsed:
@@ -263,36 +246,24 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
             where=where_of(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _Rows(tuple(_unique(parsed, where_of(spec))), names)
+    return _Rows(tuple(unique(parsed, where_of(spec))), names)
+
+
+def _parsed(
+    spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
+) -> Iterator[Sample | None]:
+    """Every row in order; None for one that is dropped."""
+    if "image" in columns:
+        table = undecoded(table, columns["image"])
+    for i, row in enumerate(_rows_of(table, where_of(spec))):
+        values = {field: row[column] for field, column in columns.items()}
+        yield _sample(values, names, spec, i) if _usable(values) else None
 
 
 def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
     """Strings are decoded only here: what is no UTF-8 in the file shows when its row is read."""
     with reading(where, error=DataError):
         yield from table
-
-
-def _unique(rows: list[Sample], where: str) -> list[Sample]:
-    """The first of the rows with the same inputs: a repeated one is no further evidence."""
-    first: dict[tuple[str, ...], Sample] = {}
-    differ = 0
-    for row in rows:
-        kept = first.setdefault(_key(row), row)
-        differ += (row.label, row.score, row.tags) != (kept.label, kept.score, kept.tags)
-    if len(first) < len(rows):
-        more = f"; {differ} of them had another label than the one kept" if differ else ""
-        count = len(rows) - len(first)
-        what = "image" if rows[0].image is not None else "text"
-        say(
-            f"{where}: {count} of {len(rows)} rows dropped: the same {what} as an earlier one{more}"
-        )
-    return list(first.values())
-
-
-def _key(row: Sample) -> tuple[str, ...]:
-    if row.image is not None:
-        return (row.image.sha256,)
-    return normal(row.text), normal(row.text_pair or "")
 
 
 def _columns(spec: DataSpec, table: Any) -> dict[str, str]:

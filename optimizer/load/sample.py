@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.load.labels import normal
 from optimizer.load.pictures import Picture
 
 
@@ -27,13 +26,6 @@ class Sample:
     def input(self) -> Any:
         """What the harness takes."""
         return self.text if self.image is None else self.image.source
-
-    @property
-    def identities(self) -> tuple[tuple[str, str], ...]:
-        """(what makes an input the same as another, what to call it) of each of its inputs."""
-        if self.image is not None:
-            return ((self.image.sha256, self.image.name),)
-        return tuple((normal(t), t) for t in (self.text, self.text_pair) if t)
 
     def as_row(self) -> dict[str, Any]:
         """As JSON, an image by its digest."""

@@ -77,9 +77,28 @@ def _finite(name: str, tensor: Tensor, where: str) -> Tensor:
     return tensor.to(_written(tensor.dtype))
 
 
+def _one_set(folder: Path) -> None:
+    """Raise CheckpointError where a file of all weights lies beside shards that an index lists:
+    libraries differ in which of them they read."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if not (index.is_file() and single.is_file()):
+        return
+    shards = sorted({p.name for p in shard_files(folder, index).values()} - {single.name})
+    if shards:
+        listed = shards[0] if len(shards) == 1 else f"{shards[0]} to {shards[-1]}"
+        raise CheckpointError(
+            f"it holds two sets of weights: {single.name}, and {listed}, which {index.name} lists",
+            where=str(folder),
+            accepted="one of them",
+            fix=f"Remove the older: {single.name}, or {index.name} with its shards. transformers "
+            f"reads {single.name}.",
+        )
+
+
 def find(folder: Path, section: Model) -> dict[str, Stored]:
     """Every stored tensor by its name in the files. Raises CheckpointError: no weights, a missing
-    shard, a damaged file, or only a pickle without allow_pickle."""
+    shard, a damaged file, two sets of weights, or only a pickle without allow_pickle."""
+    _one_set(folder)
     coded = quantized.find(folder)
     if coded is not None:
         return {**coded.stored}

@@ -70,9 +70,9 @@ def _biased(product: ir.Node) -> _Biased | None:
 def _per_column(weight: ir.Node) -> bool:
     """int8, symmetric, one scale per output or one in all."""
     integers, scale = weight.inputs[:2]
-    kinds = (
-        integers is not None and integers.is_initializer() and integers.dtype == ir.DataType.INT8
-    )
+    again = maker(integers, "Reshape")  # of a layer's further uses, see ort_qdq.py
+    codes = again.inputs[0] if again is not None else integers
+    kinds = codes is not None and codes.is_initializer() and codes.dtype == ir.DataType.INT8
     return kinds and len(weight.inputs) == 2 and scale is not None and len(scale.shape or ()) < 2
 
 

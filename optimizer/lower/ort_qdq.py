@@ -8,6 +8,10 @@
       scale = max|row| / 127      codes = uint8(round(row / scale) + 128)
       MatMulInteger(codes, int8 W, 128) -> float, times row scale, times column scale
     Integer sums are exact, so this is the state's function up to float rounding.
+    In 1 and 2 a layer that is used n times multiplies n values of its codes, all but the first
+    behind a Reshape to the shape they have: where ONNX Runtime moves weights to uint8 (see
+    exact_integers.py), it names the moved ones after the value and opens no graph that needs the
+    name twice. It folds the Reshape first, into a value of another name.
  3. weight-only int8 and int4
       MatMul(x, DequantizeLinear(W)), which ONNX Runtime turns into MatMulNBits: int4 in blocks
       of a power of two from 16 to 256, int8 also per channel. It leaves a product in float whose
@@ -81,10 +85,15 @@ def _static(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
 ) -> str:
     """Case 1."""
-    first = products[0][0]
-    convolves = first.op_type == convolution.OPERATOR  # else it becomes one integer product
-    weight = dequantized_weight(surgeon, first, name, module.parameter, q, zero_points=convolves)
-    for product, x in products:
+    for copy, (product, x) in enumerate(products):
+        convolves = product.op_type == convolution.OPERATOR  # else it becomes one integer product
+        weight = dequantized_weight(
+            surgeon, product, name, module.parameter, q, zero_points=convolves
+        )
+        dequantizes = weight.producer()
+        if copy and dequantizes is not None and dequantizes.inputs[0] is not None:
+            again = _again(surgeon, dequantizes, name, dequantizes.inputs[0], copy)
+            dequantizes.replace_input_with(0, again)
         key = (x, covered.scale, covered.zero_point)
         if key not in surgeon.inputs:
             label = surgeon.fresh(f"{name}/input")
@@ -119,14 +128,15 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
     """Case 2."""
     codes, scale, _, _ = weight_parts(surgeon, module.parameter, q)
     zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))
-    for product, x in products:
+    for copy, (product, x) in enumerate(products):
         key = (x, "per row")
         if key not in surgeon.inputs:
             surgeon.inputs[key] = _rows(surgeon, product, x, name, q.codes.shape[1])
         rows, step = surgeon.inputs[key]
         label = surgeon.fresh(f"{name}/product")
+        weight = _again(surgeon, product, name, codes, copy) if copy else codes
         whole = surgeon.insert(
-            product, "MatMulInteger", [rows, codes, zero], f"{label}_codes", name
+            product, "MatMulInteger", [rows, weight, zero], f"{label}_codes", name
         )
         real = surgeon.insert(
             product, "Cast", [whole], f"{label}_float", name, to=int(ir.DataType.FLOAT)
@@ -136,6 +146,15 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
         ir.convenience.replace_all_uses_with(product.outputs[0], by_column)
         surgeon.model.graph.remove(product, safe=True)
     return "uint8 per token"
+
+
+def _again(surgeon: Surgeon, before: ir.Node, module: str, codes: ir.Value, copy: int) -> ir.Value:
+    """The codes under another name."""
+    assert codes.shape is not None
+    shape = surgeon.constant(f"{codes.name}_shape", np.array(codes.shape.numpy(), np.int64))
+    value = surgeon.insert(before, "Reshape", [codes, shape], f"{codes.name}_{copy}", module)
+    value.shape, value.dtype = codes.shape, codes.dtype
+    return value
 
 
 def _rows(

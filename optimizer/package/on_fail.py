@@ -2,6 +2,9 @@
 
 refuse    no bundle unless this target's gates pass
 drop      the bundle is made of the others, when all of theirs pass
+
+A target of `drop` whose graph, model, engine or report a stage could not make has no gates: the
+pipeline leaves it out by the same rule (pipeline.py), with the stage in the place of the gate.
 """
 
 from __future__ import annotations

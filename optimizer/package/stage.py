@@ -77,7 +77,7 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
     bundle = out / "bundle"
     bundle.mkdir()
     per_target = [folders[i : i + 3] for i in range(0, len(folders), 3)]
-    sections, names = section.recipe.targets, target_names(section.recipe.targets)
+    names, sections = kept_targets(section)
     rules = [t.on_fail for t in sections]
     reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
     _add_tokenizer(bundle, source)
@@ -108,7 +108,7 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
         "verdicts": {
             n: r["verdict"] for n, r in zip(names, reports, strict=True) if not r["dropped"]
         },
-        "dropped": on_fail.dropped(names, reports),
+        "dropped": [*left_out(section), *on_fail.dropped(names, reports)],
         "source": origin,
         "licence": section.package.licence or origin.get("licence", ""),
         "licence_files": licences,
@@ -136,6 +136,22 @@ def target_names(sections: Sequence[TargetSection]) -> list[str]:
         same = sum(n == base or n.startswith(f"{base}-") for n in names)
         names.append(f"{base}-{same + 1}" if same else base)
     return names
+
+
+def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
+    """The names and sections of the targets that every stage made, in the recipe's order."""
+    missing, sections = {x.target for x in section.left_out}, section.recipe.targets
+    named = enumerate(zip(target_names(sections), sections, strict=True))
+    here = [pair for i, pair in named if i not in missing]
+    return [name for name, _ in here], [target for _, target in here]
+
+
+def left_out(section: Packaging) -> list[dict[str, str]]:
+    """[{target, gate, message}] of each target that a stage could not make; gate: the stage."""
+    names = target_names(section.recipe.targets)
+    return [
+        {"target": names[x.target], "gate": x.stage, "message": x.message} for x in section.left_out
+    ]
 
 
 def requirements(sections: Sequence[TargetSection], task: str) -> str:

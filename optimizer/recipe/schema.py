@@ -25,6 +25,7 @@ from optimizer.recipe.stage_sections import (
     Compress,
     Compression,
     Latencies,
+    LeftOut,
     QuantizationAware,
     Recovery,
     Reduction,
@@ -132,6 +133,7 @@ class Packaging(Section):
     name: str
     recipe: Recipe
     package: Package
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def _quantize(before: dict[str, Any]) -> Quantize:

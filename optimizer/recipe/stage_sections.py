@@ -170,3 +170,11 @@ class Validation(Section):
     training: QuantizationAware | None = None
     target: AnyTarget
     sparsity: Sparsity | None = None
+
+
+class LeftOut(Section):
+    """A target of `on_fail: drop` that a stage could not make. target: its place in the recipe."""
+
+    target: int
+    stage: str
+    message: str

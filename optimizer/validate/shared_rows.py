@@ -2,7 +2,7 @@
 
 An input is known by the sha256 of what the model gets of it: of a text its token ids (whole,
 whatever the model's length), of a pair that a model reads together those of both, of an image the
-bytes of its file. This counts what load/datasets.py: check_disjoint refuses, and shares no code
+bytes of its file. This counts what load/same_rows.py: check_disjoint refuses, and shares no code
 with it.
 """
 

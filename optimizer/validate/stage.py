@@ -46,7 +46,8 @@ from optimizer import missing_packages, targets
 from optimizer.harness import contract as contracts
 from optimizer.harness.machine import this_machine
 from optimizer.harness.tasks import Task
-from optimizer.load.datasets import Sample, calibration_rows, check_disjoint, digest, samples
+from optimizer.load.datasets import Sample, calibration_rows, digest, samples
+from optimizer.load.same_rows import TokenIds, check_disjoint, token_ids, unique
 from optimizer.progress import say
 from optimizer.recipe import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
@@ -93,7 +94,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(folders[0] / "contract.json")
     task = contract.task_record
-    data = _data(section, task)
+    data = _data(section, task, token_ids(folders[0], contract))
     inputs = ledger_texts(data["validate.data"], task.inputs)
     materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
@@ -251,10 +252,10 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     return named
 
 
-def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
+def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[str, list[Sample]]:
     """Every set's rows; those used for one purpose occur in no other, but that a model may learn
     from the texts of validate.train, which judge nothing."""
-    rows = {name: samples(spec) for name, spec in specs(section).items()}
+    rows = {n: unique(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
     if section.calibrate:
         rows["calibrate"] = calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:
@@ -264,7 +265,7 @@ def _data(section: Validation, task: Task) -> dict[str, list[Sample]]:
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
         together = {" or ".join(names): [r for name in names for r in rows[name]]}
         others = {n: rows[n] for n in rows if n not in learning and n != beside}
-        check_disjoint({**together, **others})
+        check_disjoint({**together, **others}, ids)
     return rows
 
 
@@ -287,9 +288,8 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
         partly = [f"{', '.join(names)}: {words}" for words, names in hops.items()]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
-    measured = bad.measured.worst if bad.measured else None
     message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'out of tolerance'}"
-    return Gate("ledger", "fail", measured, bad.tolerance, None, message)
+    return Gate("ledger", "fail", bad.reached, bad.tolerance, None, message)
 
 
 def _fallbacks(m: Materials) -> list[dict[str, str] | str]:
@@ -307,7 +307,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would for its texts and their labels, before anything is
     compressed, and print what is odd of them."""
     contract = contracts.read(source / "contract.json")
-    data = _data(section, contract.task_record)
+    data = _data(section, contract.task_record, token_ids(source, contract))
     encoder = contract.task_record.inputs.open(source / "checkpoint", contract)
     shared_rows.counted(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)

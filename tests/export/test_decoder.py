@@ -127,15 +127,21 @@ def test_root_mean_squares_fuse_in_onnx_runtime(decoder: Exported, tmp_path: Pat
     assert kinds.count("SimplifiedLayerNormalization") == 2 * 4 + 1
 
 
-@pytest.mark.parametrize("fault", ["base", "order"])
+@pytest.mark.parametrize(
+    ("fault", "precision"), [("base", "fp32"), ("order", "fp32"), ("base", "fp16")]
+)
 def test_a_graph_that_computes_something_else_is_refused(
-    decoder: Exported, tmp_path: Path, fault: str
+    decoder: Exported, tmp_path: Path, fault: str, precision: Literal["fp32", "fp16"]
 ) -> None:
-    graph = onnx_file.load(decoder.graph / "model.onnx")
+    made = decoder
+    if precision == "fp16":
+        made = exported(decoder.source, tmp_path / "half", precision=precision)
+    graph = onnx_file.load(made.graph / "model.onnx")
     if fault == "base":
         held = graph.graph.initializers["model.rotary_emb.inv_freq"]
         assert held.const_value is not None
-        held.const_value = ir.tensor(held.const_value.numpy() * 0.9, name=held.name)
+        moved = held.const_value.numpy() * held.const_value.numpy().dtype.type(0.9)
+        held.const_value = ir.tensor(moved, name=held.name)
     else:
         key, value = graph.graph.outputs[1], graph.graph.outputs[2]
         graph.graph.outputs[1], graph.graph.outputs[2] = value, key
@@ -144,9 +150,15 @@ def test_a_graph_that_computes_something_else_is_refused(
     model = torch_model(open_checkpoint(decoder.source), "text-generation")
     answer = partial(reference.torch_outputs, model, contract(decoder))
     limits = {"input_ids": 300, "attention_mask": 2}
-    with pytest.raises(LedgerError, match="of the exported graph is"):
+    with pytest.raises(LedgerError, match="of the exported graph: an example is"):
         check.check(
-            tmp_path / "model.onnx", contract(decoder), limits, "fp32", answer, "model.layers"
+            tmp_path / "model.onnx",
+            contract(decoder),
+            limits,
+            precision,
+            answer,
+            "model.layers",
+            model,
         )
 
 
@@ -177,7 +189,7 @@ def test_block_by_block_the_graph_answers_as_torch_does(
     limits = {"input_ids": 300, "attention_mask": 2}
     model = torch_model(open_checkpoint(decoder.source), "text-generation")
     answer = partial(reference.torch_outputs, model, document)
-    check.check(tmp_path / "model.onnx", document, limits, "fp32", answer, "model.layers")
+    check.check(tmp_path / "model.onnx", document, limits, "fp32", answer, "model.layers", model)
     assert len(opened) == 2 * 5
     whole = (tmp_path / "model.onnx.data").stat().st_size
     assert max(opened) < whole / 2
@@ -189,7 +201,7 @@ def test_block_by_block_the_graph_answers_as_torch_does(
         )
 
     with pytest.raises(LedgerError, match="block by block"):
-        check.check(tmp_path / "model.onnx", document, limits, "fp32", wrong, "model.layers")
+        check.check(tmp_path / "model.onnx", document, limits, "fp32", wrong, "model.layers", model)
 
 
 class Watched(Mapping[str, torch.Tensor]):

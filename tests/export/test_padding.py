@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from optimizer.errors import CheckpointError
-from optimizer.export.check import ANOTHER
 from optimizer.export.padding import check_padding
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.conftest import write_tokenizer
 from tests.export.folders import exported, loaded
 
 VALUES, WIDTH = 40, 4
-LIMIT = ANOTHER["fp32"]
+LIMITS, USUAL = {"y": 1e-3}, {"y": 0.0}
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 HEAD = f"""
 <ir_version: 10, opset_import: ["" : 20]>
@@ -72,7 +71,7 @@ def batch() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("nodes", LEFT_OUT.values(), ids=list(LEFT_OUT))
 def test_a_graph_that_leaves_padding_out_passes(nodes: str, tmp_path: Path) -> None:
     with runner(nodes, tmp_path) as opened:
-        check_padding(opened, batch(), VALUES, LIMIT)
+        check_padding(opened, batch(), VALUES, LIMITS, USUAL)
 
 
 @pytest.mark.parametrize("nodes", LET_IN.values(), ids=list(LET_IN))
@@ -81,7 +80,7 @@ def test_a_graph_that_lets_padding_in_is_refused(nodes: str, tmp_path: Path) -> 
         runner(nodes, tmp_path) as opened,
         pytest.raises(CheckpointError, match=r"^model\.source: y of the same tokens moves by"),
     ):
-        check_padding(opened, batch(), VALUES, LIMIT)
+        check_padding(opened, batch(), VALUES, LIMITS, USUAL)
 
 
 def test_a_convolution_over_padding_is_refused_before_hours_of_building(tmp_path: Path) -> None:

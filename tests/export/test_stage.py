@@ -4,7 +4,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -114,6 +114,11 @@ def planted(fault: str) -> Any:
                     module.eps = 1e-2
         elif fault == "bias":
             model.get_submodule("encoder.layer.0.output.dense").bias = None
+        elif fault == "position":
+            table = model.get_submodule("embeddings.position_embeddings")
+            table.register_forward_hook(
+                lambda m, a, _: m.weight[(a[0] + (a[0] >= 20)).clamp(max=len(m.weight) - 1)]
+            )
         elif fault == "mask":
             model.register_forward_pre_hook(
                 lambda _m, _a, kw: ((), {**kw, "attention_mask": torch.ones_like(kw["input_ids"])}),
@@ -124,13 +129,47 @@ def planted(fault: str) -> Any:
     return export
 
 
-@pytest.mark.parametrize("fault", ["epsilon", "bias", "mask"])
+@pytest.mark.parametrize(
+    ("fault", "precision"),
+    [("epsilon", "fp32"), ("bias", "fp32"), ("mask", "fp16"), ("position", "fp16")],
+)
 def test_a_graph_that_computes_something_else_is_refused(
-    tiny: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    tiny: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    precision: Literal["fp32", "fp16"],
 ) -> None:
     monkeypatch.setattr(stage, "export", planted(fault))
     with pytest.raises(LedgerError, match="last_hidden_state of the exported graph"):
-        exported(tiny.source, tmp_path / "e")
+        exported(tiny.source, tmp_path / "e", precision=precision)
+
+
+def test_a_classifier_that_is_undecided_on_the_texts_of_the_check_is_exported(
+    tiny_classifier: Path, tmp_path: Path
+) -> None:
+    """Its logits of them are next to nothing, so all of what is left is rounding."""
+    from transformers import AutoModelForSequenceClassification
+
+    source = loaded(tiny_classifier, tmp_path / "load", task="text-classification")
+    contract = json.loads((source / "contract.json").read_text())
+    checkpoint = open_checkpoint(source)
+    model = torch_model(checkpoint, contract["task"])
+    limits = check.vocabulary(checkpoint.config, contract)
+    batches = [check.random_inputs(contract, limits, *s) for s in check.check_shapes(contract)]
+    logits = [reference.torch_outputs(model, contract, b)["logits"] for b in batches]
+    shutil.copytree(tiny_classifier, tmp_path / "model")
+    undecided = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        undecided.classifier.bias -= torch.from_numpy(logits[0][0])
+    undecided.save_pretrained(tmp_path / "model")
+    source = loaded(tmp_path / "model", tmp_path / "again", task="text-classification")
+    made = exported(source, tmp_path / "e", precision="fp16")
+    model = torch_model(open_checkpoint(source), contract["task"])
+    wanted = reference.torch_outputs(model, contract, batches[0])["logits"]
+    with OrtRunner(made.graph / "model.onnx", threads=1) as runner:
+        given = runner.infer(batches[0])["logits"]
+    assert check.distance(given, wanted) > 0.1  # of its own norm, as no example is judged
 
 
 def test_padding_is_drawn_in_every_checked_batch(tiny: Exported) -> None:

@@ -333,6 +333,20 @@ def test_fewer_blocks_than_the_files_hold(load: Load, bert: Path) -> None:
     refused(load, bert, "encoder.layer.1.", "fewer blocks than the files", "num_hidden_layers")
 
 
+def test_a_file_of_all_weights_beside_shards_is_two_sets(load: Load, bert: Path) -> None:
+    """An older model.safetensors stays where a sharded one is saved over it."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(bert / "model.safetensors")
+    shard = "model-00001-of-00001.safetensors"
+    save_file(tensors, bert / shard, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, shard)}
+    (bert / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(load, bert, "two sets of weights", "model.safetensors", shard, "Remove the older")
+    (bert / "model.safetensors").unlink()
+    load(bert)
+
+
 @pytest.mark.parametrize("value", [-5, 1, "x", True, [64]])
 def test_a_length_that_is_none(value: object, load: Load, bert: Path) -> None:
     edit_json(bert / "sentence_bert_config.json", max_seq_length=value)

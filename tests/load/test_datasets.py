@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,8 @@ from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import datasets as ours
 from optimizer.load import tables
-from optimizer.load.datasets import Sample, batches, check_disjoint, check_header, digest, samples
+from optimizer.load.datasets import Sample, batches, check_header, digest, samples
+from optimizer.load.same_rows import check_disjoint, unique
 from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load
 
@@ -253,7 +254,7 @@ def test_files_may_have_other_columns_beside_those_that_are_read(tmp_path: Path)
 def test_repeated_rows_are_dropped_and_counted(
     spec: Spec, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = [{"text": "Text  0", "label": 0, "note": 0}, {"text": "text 1", "label": 0, "note": 0}]
+    again = [{"text": "text 0", "label": 0, "note": 0}, {"text": "text 1", "label": 0, "note": 0}]
     asked = spec([*ROWS, *again], columns=LABELLED)
     assert texts(samples(asked)) == texts(samples(spec(ROWS)))
     said = capsys.readouterr().err
@@ -303,16 +304,39 @@ def test_a_hub_set_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_sets_with_a_text_in_common_are_refused() -> None:
     sets = {
-        "calibrate": [Sample("A good  day."), Sample("b")],
-        "evaluate": [Sample("c"), Sample("a GOOD day.")],
+        "calibrate": [Sample("A good day."), Sample("b")],
+        "evaluate": [Sample("c"), Sample("A good day.")],
     }
-    with pytest.raises(DataError, match=r"evaluate data: 'a GOOD day\.' is also in the calibrate"):
+    with pytest.raises(DataError, match=r"evaluate data: 'A good day\.' is also in the calibrate"):
         check_disjoint(sets)
+
+
+def uncased(texts: Sequence[str]) -> list[list[int]]:
+    return [list(text.lower().encode()) for text in texts]
+
+
+def cased(texts: Sequence[str]) -> list[list[int]]:
+    return [list(text.encode()) for text in texts]
+
+
+def test_texts_are_one_where_the_tokenizer_makes_them_one_and_only_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """C is carbon and c an aromatic one: SMILES, like code, differ in case alone."""
+    rows = [Sample("CCO"), Sample("cco")]
+    sets = {"calibrate": rows[:1], "evaluate": rows[1:]}
+    for ids in (None, cased):
+        check_disjoint(sets, ids)
+        assert unique(rows, "data", ids) == rows
+    with pytest.raises(DataError, match=r"'cco' is also in the .* \(the same token ids\)"):
+        check_disjoint(sets, uncased)
+    assert unique(rows, "data", uncased) == rows[:1]
+    assert "1 of 2 rows dropped: the same token ids" in capsys.readouterr().err
 
 
 def test_a_text_on_either_side_of_a_pair_is_in_common() -> None:
     pair = [Sample("a", text_pair="b"), Sample("a", text_pair="c")]
-    for other in (Sample("b"), Sample("x", text_pair="A")):
+    for other in (Sample("b"), Sample("x", text_pair="a")):
         with pytest.raises(DataError, match="is also in the calibrate data"):
             check_disjoint({"calibrate": pair, "evaluate": [other]})
     check_disjoint({"calibrate": pair, "evaluate": [Sample("x", text_pair="y"), Sample("z")]})
@@ -391,6 +415,23 @@ def test_a_header_that_can_be_read_is_accepted_and_its_rows_are_too(
 
 def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
     check_header(DataSpec(source="nobody/has-this", columns={"text": "no such column"}))
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"text": [{"role": "user", "content": "hi"}], "label": 0}, "is not a text"),
+        ({"text": "hi", "label": -1}, "'?-1'? is not a label id"),
+        ({"text": "hi", "label": 0.5}, "0.5 is not a label id"),
+    ],
+)
+def test_check_says_of_the_first_rows_what_run_would(
+    spec: Spec, row: dict[str, Any], found: str
+) -> None:
+    asked = spec([row, {**row, "label": 1}], columns=LABELLED)
+    for reader in (check_header, samples):
+        with pytest.raises(DataError, match=found):
+            reader(asked)
 
 
 @pytest.mark.parametrize("value", [True, False])

@@ -11,7 +11,8 @@ import pytest
 from optimizer.errors import DataError
 from optimizer.harness.contract import Contract
 from optimizer.load import image_sense
-from optimizer.load.datasets import batches, check_disjoint, digest, samples
+from optimizer.load.datasets import batches, digest, samples
+from optimizer.load.same_rows import check_disjoint
 from optimizer.recipe.schema import DataSpec
 from tests.harness import small_model
 from tests.vision import encoded, picture

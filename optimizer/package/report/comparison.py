@@ -21,8 +21,9 @@ from optimizer.package.report.figures import (
 from optimizer.recipe.methods import METHODS, RENAMED
 
 Document = Mapping[str, Any]
+TORCH = "torch-float"
 SYSTEMS = {
-    "torch-float": "PyTorch float",
+    TORCH: "PyTorch float",
     "onnxruntime-float": "ONNX Runtime float",
     "openvino-float": "OpenVINO float",
     "openvino-float-bf16": "OpenVINO float in bf16",

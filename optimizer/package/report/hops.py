@@ -20,6 +20,7 @@ from optimizer.package.report.view import (
     not_drawn,
     small,
 )
+from optimizer.validate.ledger.entry import statistic
 
 
 def ledger(report: Document) -> Card:
@@ -68,8 +69,8 @@ def _not_run(hop: Document) -> bool:
 def _distance(hop: Document) -> Any:
     """What the tolerance is held against. A failed hop without a number was not finite."""
     measured = part(hop, "measured")
-    worst = measured.get("worst_example", measured.get("relative_l2"))
-    return float("nan") if worst is None and hop.get("ok") is False else worst
+    reached = measured.get(statistic(str(hop.get("hop"))), measured.get("relative_l2"))
+    return float("nan") if reached is None and hop.get("ok") is False else reached
 
 
 def _bar(hop: Document) -> plots.Bar:

@@ -33,7 +33,8 @@ def _first(document: Mapping[str, Any]) -> str:
     if not dropped:
         return name
     without = "; ".join(f"{d['target']} ({d['gate']}: {d['message']})" for d in dropped)
-    return f"{name}: the bundle was made without {without}"
+    done = "the bundle was made" if document.get("manifest") else "judged"
+    return f"{name}: {done} without {without}"
 
 
 def _target(report: Document, name: str) -> list[str]:

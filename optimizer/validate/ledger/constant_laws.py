@@ -17,7 +17,7 @@ from torch import nn
 
 from optimizer.lower import cut
 from optimizer.lower.opened import Source
-from optimizer.validate.ledger.random_rounding import ULPS
+from optimizer.random_rounding import ULPS
 from optimizer.validate.ledger.roundoff import UNIT
 from optimizer.validate.materials import Materials
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
+from optimizer.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger import monte_carlo, spread
 from optimizer.validate.ledger.array_file import ArrayFile, Lazily
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
 from optimizer.validate.ledger.spread import RUNS, Run, Spread
 from optimizer.validate.ledger.trace import Trace

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.tolerance import NOWHERE as NOWHERE
+from optimizer.tolerance import lengths as lengths
+
 Array = npt.NDArray[np.generic]
-NOWHERE = float("inf")
 
 
 @dataclass(frozen=True)
@@ -61,22 +63,6 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
 def _cosine(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
     length = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / length if length else 0.0
-
-
-def lengths(pairs: Sequence[tuple[Array, Array]]) -> list[float]:
-    """The relative L2 of each example, by the rule of `distance`."""
-    flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in pairs]
-    norms, sizes = sum(float(e @ e) for _, e in flat), sum(e.size for _, e in flat)
-    usual = norms / max(sizes, 1)
-    each = []
-    for f, e in flat:
-        if f.shape != e.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
-            each.append(NOWHERE)
-            continue
-        square = float((f - e) @ (f - e))
-        scale = max(float(e @ e), usual * e.size)
-        each.append(0.0 if square == 0 else float(np.sqrt(square / scale)) if scale else NOWHERE)
-    return each
 
 
 def examples(array: Array, mask: Array) -> list[Array]:

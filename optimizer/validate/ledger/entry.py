@@ -17,6 +17,12 @@ LINE = 400  # characters of what could not be judged, in a message
 MEASURED = "correct runs of this model, each float operation rounded at random, lie as far apart"
 
 
+def statistic(hop: str) -> str:
+    """Which number of a hop's distance its tolerance is held against: the budget of compress is of
+    everything together, every other limit of the worst example."""
+    return "relative_l2" if hop == "compress" else "worst_example"
+
+
 @dataclass(frozen=True)
 class Entry:
     """One hop. tolerance and measured.worst: the example that comes nearest to its limit, or lies
@@ -35,6 +41,11 @@ class Entry:
     unproven: str = ""
     pieces: tuple[Piece, ...] = ()
     spread: Mapping[str, Any] | None = None
+
+    @property
+    def reached(self) -> float | None:
+        """What is held against `tolerance`."""
+        return None if self.measured is None else self.measured.as_dict()[statistic(self.hop)]
 
     @property
     def partly(self) -> str:

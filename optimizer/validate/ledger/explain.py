@@ -39,6 +39,7 @@ from typing import Any
 from optimizer.errors import InputError
 from optimizer.harness.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
+from optimizer.validate.ledger.entry import statistic
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "
@@ -182,13 +183,11 @@ def _nearest(entry: Document) -> Document | None:
 
 def _hop(entry: Document) -> dict[str, Any]:
     measured = entry.get("measured") or {}
-    # The budget is of the mean; every other limit of the worst example.
-    name = "relative_l2" if entry["hop"] == "compress" else "worst_example"
     return {
         "hop": entry["hop"],
         "from": entry.get("from", ""),
         "ok": entry["ok"],
-        "measured": measured.get(name),
+        "measured": measured.get(statistic(entry["hop"])),
         "limit": entry.get("tolerance"),
         "why": entry.get("why", ""),
         "problems": list(entry.get("problems") or ()),

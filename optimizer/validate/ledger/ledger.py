@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from optimizer import freed_memory, targets
-from optimizer.errors import LedgerError, OptimizeError
-from optimizer.harness.errors import HarnessError
+from optimizer.errors import LedgerError, MachineError, OptimizeError
+from optimizer.harness import errors as harness
 from optimizer.missing_packages import not_judged
 from optimizer.progress import bar
 from optimizer.references import resolve
@@ -74,7 +74,7 @@ LAST_USED = {
 
 def run(materials: Materials) -> list[Entry]:
     """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
-    a hop that cannot be carried out is a hop that failed."""
+    a hop that cannot be carried out is a hop that failed, unless this machine is why."""
     entries = []
     with _collecting_new_objects_only():
         for hop in bar(hops_of(materials), "ledger"):
@@ -133,10 +133,12 @@ def unjudged(materials: Materials) -> Entry:
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:
-    """One hop's entry."""
+    """One hop's entry. Raises MachineError: what this machine cannot do says nothing of a model."""
     try:
         return hop(materials)
-    except (OptimizeError, HarnessError) as e:
+    except (MachineError, harness.MachineError):
+        raise
+    except (OptimizeError, harness.HarnessError) as e:
         return Entry(hop.__name__, "", None, None, False, "it could not be run", (str(e),))
 
 
@@ -152,7 +154,7 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def _accepted(entry: Entry) -> str:
-    if entry.tolerance is None or entry.measured is None:
+    if entry.tolerance is None or entry.reached is None:
         return ""
-    _, limit = breach(entry.measured.worst, entry.tolerance)
+    _, limit = breach(entry.reached, entry.tolerance)
     return f"relative L2 up to {limit} from {entry.start}"

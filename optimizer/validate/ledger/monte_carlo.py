@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
 from optimizer.filters import Filters
 from optimizer.harness.inputs.batch import Batch
+from optimizer.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
 
 

@@ -239,14 +239,26 @@ def _inputs(
         assert q is not None
         probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
     joined = {name: np.concatenate(rows) for name, rows in probes.items()}
-    most = max(map(len, joined.values()))  # a graph has one length for all its tensors
+    whole = _whole(uses, traces)
+    free = {n: rows for n, rows in joined.items() if n not in whole}
+    most = max(map(len, free.values()), default=1)  # a graph has one length for all its tensors
     forms = {e.input: _form(traces[0], key) or (most,) for e, key in uses}
     # one number of inputs for all, which holds each tensor's probes
-    count = max(-(-len(rows) // math.prod(forms[n])) for n, rows in joined.items())
-    yield (
-        {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in joined.items()},
-        False,
-    )
+    count = max((-(-len(rows) // math.prod(forms[n])) for n, rows in free.items()), default=1)
+    arrays = {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in free.items()}
+    room = {name: math.prod(shape[:-1]) for name, shape in whole.items()}
+    for run in range(max((-(-len(joined[n]) // rows) for n, rows in room.items()), default=1)):
+        for name, shape in whole.items():
+            at = range(run * room[name], (run + 1) * room[name])
+            arrays[name] = joined[name].take(at, axis=0, mode="wrap").reshape(shape)
+        yield dict(arrays), False
+
+
+def _whole(uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace]) -> dict[str, tuple[int, ...]]:
+    """{input: its shape} of those that have one shape in all traces: what a model makes of its
+    parameters alone, as positions relative to each other, and the graph takes in no other."""
+    shapes = {e.input: {t.inputs[key].shape for t in traces if not t.past} for e, key in uses}
+    return {name: next(iter(each)) for name, each in shapes.items() if len(each) == 1}
 
 
 def _form(trace: Trace, key: Key) -> tuple[int, ...]:

@@ -23,12 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from optimizer.filters import Filters, by_place
+from optimizer.tolerance import UNIT as UNIT
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Of a stored value: half the distance between neighbours at 1."""
 SMALLEST = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
 """Half the distance between subnormal neighbours: what a rounding moves the tiniest values by."""
 MISSED = 1e-9

@@ -1,28 +1,26 @@
 """Limits measured in the run: how far correct runs lie from each other, and the bound that follows.
 
-Of every two runs of monte_carlo.py the distance of every example of every output is taken. Their
-logarithms are about normal; the limit of an output is the one-sided tolerance bound of that
-population (Natrella 1963, Experimental Statistics, 2-15): with confidence CONFIDENCE it lies above
-all but a share MISSED / looks of it, where `looks` is how many distances are held against limits.
+Of every two runs of monte_carlo.py the distance of every example of every output is taken; the
+limit of an output is their tolerance bound (optimizer/tolerance.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from optimizer.validate.ledger.distance import Array, Distance, distance, lengths, merged
+from optimizer.tolerance import CONFIDENCE as CONFIDENCE
+from optimizer.tolerance import MISSED as MISSED
+from optimizer.tolerance import RUNS as RUNS
+from optimizer.tolerance import lengths
+from optimizer.tolerance import normal_bound as normal_bound
+from optimizer.tolerance import tolerance_factor as tolerance_factor
+from optimizer.tolerance import upper_bound as upper_bound
+from optimizer.validate.ledger.distance import Array, Distance, distance, merged
 from optimizer.validate.ledger.trace import Trace
-
-RUNS = 4
-CONFIDENCE = 0.99
-MISSED = 1e-4
-"""The chance that a correct run is refused by all limits of one hop together."""
 
 Run = Sequence[Mapping[str, Array]]
 
@@ -86,36 +84,6 @@ def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float
         pair for x, y, one in zip(a, b, traces, strict=True) for pair in one.pairs(x[name], y[name])
     ]
     return lengths(pairs)
-
-
-def upper_bound(values: Sequence[float], independent: int, looks: int, unit: float) -> float:
-    """Above all but MISSED / looks of the population of `values`, of which so many are independent;
-    never below one roundoff."""
-    logs = np.log(np.maximum(np.asarray(values, np.float64), unit * 1e-3))
-    if len(logs) < 3 or not np.isfinite(logs).all():
-        return math.inf  # too few to know how they scatter
-    factor = tolerance_factor(max(independent, 3), 1 - MISSED / max(looks, 1))
-    return max(unit, math.exp(float(logs.mean()) + factor * float(logs.std(ddof=1))))
-
-
-def normal_bound(values: Sequence[float], looks: int) -> float:
-    """As upper_bound, of values that are about normal themselves: shares of a whole, which lie
-    within bounds of their own."""
-    if len(values) < 3:
-        return math.inf
-    factor = tolerance_factor(len(values), 1 - MISSED / max(looks, 1))
-    return float(np.mean(values)) + factor * float(np.std(values, ddof=1))
-
-
-def tolerance_factor(values: int, share: float) -> float:
-    """How many standard deviations above the mean of `values` normal values the bound of `share` of
-    their population lies, with CONFIDENCE."""
-    normal = NormalDist()
-    z, sure = normal.inv_cdf(share), normal.inv_cdf(CONFIDENCE)
-    a = 1 - sure**2 / (2 * (values - 1))
-    if a <= 0.1:  # too few values for the approximation
-        return 10 * z
-    return (z + math.sqrt(z**2 - a * (z**2 - sure**2 / values))) / a
 
 
 def against(

@@ -145,7 +145,8 @@ class Rounds:
         return {"rounds": rounds, "seconds": self._seconds_of(rounds)}
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report: interval, how it was come by, and what would decide where nothing did."""
+        """For the report: interval, how it was come by, and what would decide where nothing did,
+        reckoned up to so many rounds."""
         return {
             "interval": list(self.interval),
             "looks": [
@@ -153,6 +154,7 @@ class Rounds:
                 for one in self.looks
             ],
             "needed": None if self.decided else self.needed(),
+            "reckoned": (self.looks[-1].rounds if self.looks else self._first) << FURTHEST,
         }
 
 

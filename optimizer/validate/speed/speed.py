@@ -316,7 +316,10 @@ def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
         return "; too few rounds to decide"
     needed = measured["needed"]
     if needed is None:
-        return f"; it is {near} that no number of rounds would decide"
+        return (
+            f"; {measured['reckoned']:,} rounds would not decide: it is {near}, or timings scatter "
+            "so much: time it where nothing else runs"
+        )
     seconds = round_up(needed["seconds"] * shared)
     return (
         f"; about {needed['rounds']} rounds would decide, with latency.max_seconds: {seconds} "

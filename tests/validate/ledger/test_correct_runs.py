@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.random_rounding import RandomRounding
 from optimizer.validate.ledger import monte_carlo
-from optimizer.validate.ledger.random_rounding import RandomRounding
 from optimizer.validate.ledger.spread import against
 from optimizer.validate.materials import Materials
 from tests.validate.runs import Run

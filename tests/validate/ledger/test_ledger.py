@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optimizer import errors
 from optimizer.errors import LedgerError
+from optimizer.harness import errors as harness_errors
 from optimizer.lower.graph_constants import input_quantizations
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.materials import Materials
 from tests.conftest import write_tiny_bert
 from tests.validate.mutations import OUTPUT, values
 from tests.validate.runs import SCHEMES, Run, for_tensorrt, make, recipe
@@ -99,3 +103,12 @@ def test_a_hop_that_cannot_be_carried_out_is_a_hop_that_failed(
     entries = ledger.run(run.materials())
     with pytest.raises(LedgerError, match="ledger: lower"):
         ledger.check(entries)
+
+
+@pytest.mark.parametrize("kind", [errors.MachineError, harness_errors.MachineError])
+def test_what_this_machine_cannot_do_is_not_a_hop_that_failed(kind: type[Exception]) -> None:
+    def hop(_materials: Materials) -> Any:
+        raise kind("no kernels for it")
+
+    with pytest.raises(kind, match="no kernels"):
+        ledger.run_hop(hop, Materials.__new__(Materials))

@@ -13,9 +13,9 @@ from optimizer.compress.methods.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
 from optimizer.harness.inputs.batch import Batch
 from optimizer.qtensor import Scheme
+from optimizer.random_rounding import Arithmetic, RandomRounding
 from optimizer.state import Range
 from optimizer.validate.ledger import monte_carlo, trace
-from optimizer.validate.ledger.random_rounding import Arithmetic, RandomRounding
 from optimizer.validate.ledger.roundoff import UNIT
 from tests.conftest import heavy_tailed
 

@@ -91,9 +91,10 @@ def test_an_undecided_gate_says_what_would_decide_it() -> None:
     (gate,) = speed.gates(undecided, Latency(), ALL_FUSED)
     assert "about 320 rounds" in gate.message
     assert "latency.max_seconds: 210" in gate.message  # for each of two cells, and some to spare
-    undecided["cells"][0]["ratio"]["needed"] = None
+    undecided["cells"][0]["ratio"] |= {"needed": None, "reckoned": 2_621_440}
     (gate,) = speed.gates(undecided, Latency(), ALL_FUSED)
-    assert "no number of rounds" in gate.message
+    assert "2,621,440 rounds would not decide" in gate.message
+    assert "where nothing else runs" in gate.message
 
 
 def timed(run: Run, **latency: Any) -> tuple[Any, dict[str, speed.Gate]]:

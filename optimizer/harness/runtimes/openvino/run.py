@@ -26,7 +26,7 @@ import numpy as np
 from ... import kv_cache
 from ...closing import Closing
 from ...contract import Contract
-from ...errors import BundleError
+from ...errors import BundleError, HarnessError, MachineError
 from ...inputs.batch import Array
 from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
@@ -50,6 +50,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i8": np.dtype("int8"),
     "u8": np.dtype("uint8"),
 }
+DAMAGED = "The file is damaged, or needs a newer OpenVINO."
+KERNELS = "Use a processor that has its kernels, and do not forbid them (ONEDNN_MAX_CPU_ISA)."
 Axes = Mapping[str, Sequence[str | int]]
 Shape = tuple[int | str | None, ...]
 Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
@@ -104,8 +106,8 @@ class OpenVinoRunner(Closing):
     same model and settings on this processor, opened instead; None: it is compiled now. axes:
     {input: its axes}, names of those that vary, by which inputs that disagree are refused; without
     them only rank and fixed sizes are checked.
-    Raises MachineError when the package or the device is missing, or lacks the precision,
-    BundleError for a file that this version does not read.
+    Raises MachineError when the package or the device is missing, lacks the precision or does not
+    compile it, BundleError for a file that this version does not read.
     """
 
     device = "cpu"  # where its arrays are
@@ -231,7 +233,7 @@ class OpenVinoRunner(Closing):
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """One inference. Raises BundleError for arrays that the model does not take."""
+        """One inference. Raises MachineError for arrays that the model does not take."""
         with self._running():
             results = request.infer(dict(arrays), share_inputs=True)
         return dict(zip(self._results, results.values(), strict=True))
@@ -241,10 +243,10 @@ class OpenVinoRunner(Closing):
         try:
             yield
         except Exception as e:  # the binding raises RuntimeError for everything
-            raise BundleError(
-                f"OpenVINO cannot run it ({_first_line(e)})",
+            raise MachineError(
+                f"OpenVINO cannot run it on this {self.settings.device} ({_first_line(e)})",
                 where=str(self.model),
-                fix="Model, contract and tokenizer do not belong together: package it again.",
+                fix=f"{KERNELS} Or give another engine (--runtime).",
             ) from e
 
     def pages(self, texts: int, tokens: int) -> Pages:
@@ -336,7 +338,8 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
         read = _read(ov, model)
         if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
             (page_cache if settings.paged else stateful.keep_cache)(ov, read)
-        return core().compile_model(read, device, properties)
+        with _opening(ov, model, MachineError):
+            return core().compile_model(read, device, properties)
 
 
 def _properties(settings: Settings, threads: int) -> dict[str, Any]:
@@ -363,17 +366,16 @@ def _read(ov: Any, model: Path) -> Any:
 
 
 @contextmanager
-def _opening(ov: Any, file: Path) -> Iterator[None]:
-    """Raises BundleError in place of what the binding raises."""
+def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Iterator[None]:
+    """Raises `kind` in place of what the binding raises."""
     try:
         yield
-    except BundleError:
+    except (BundleError, MachineError):
         raise
     except Exception as e:  # the binding raises RuntimeError for everything
-        raise BundleError(
-            f"OpenVINO {ov.get_version()} cannot open it ({_first_line(e)})",
-            where=str(file),
-            fix="The file is damaged, or needs a newer OpenVINO.",
+        fix, line = DAMAGED if kind is BundleError else KERNELS, _first_line(e)
+        raise kind(
+            f"OpenVINO {ov.get_version()} cannot open it ({line})", where=str(file), fix=fix
         ) from e
 
 

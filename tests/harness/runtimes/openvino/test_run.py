@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import onnx
 import pytest
 
 from optimizer.harness.contract import Contract
-from optimizer.harness.errors import BundleError, InputError
+from optimizer.harness.errors import BundleError, HarnessError, InputError, MachineError
 from optimizer.harness.runtimes.openvino import run
 from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
 from tests.harness import small_model
@@ -93,7 +94,7 @@ def test_a_share_that_fails_fails_the_batch(model: Path) -> None:
     with OpenVinoRunner(model, Settings(hint="throughput"), threads=2, axes=AXES) as throughput:
         expected = throughput.infer(arrays(3))["last_hidden_state"]
         wrong["input_ids"][2] = -(10**6)  # no row of the table
-        with contextlib.suppress(BundleError):  # a gather out of bounds is 0 in some versions
+        with contextlib.suppress(HarnessError):  # a gather out of bounds is 0 in some versions
             throughput.infer(wrong)
         again = throughput.infer(arrays(3))["last_hidden_state"]
     assert np.array_equal(again, expected)
@@ -125,6 +126,25 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         OpenVinoRunner(tmp_path / "model.onnx")
     with pytest.raises(BundleError, match="missing"):
         OpenVinoRunner(tmp_path / "other.onnx")
+
+
+def test_a_file_that_is_read_and_does_not_compile_or_run_is_this_machines(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ONEDNN_MAX_CPU_ISA, which forbids kernels: another processor runs the same file."""
+    opened = OpenVinoRunner(model, threads=1)
+
+    def forbidden(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(opened, "request", lambda: SimpleNamespace(infer=forbidden))
+    with pytest.raises(MachineError, match=r"cannot run it on this cpu .could not create"):
+        opened.infer(arrays())
+    with monkeypatch.context() as patched:
+        patched.setattr(type(run.core()), "compile_model", forbidden)
+        with pytest.raises(MachineError, match=r"cannot open it .could not create.*ONEDNN") as e:
+            OpenVinoRunner(model, threads=1)
+    assert e.value.exit_code == 5
 
 
 def test_a_model_without_a_cache_continues_no_text(runner: OpenVinoRunner) -> None:

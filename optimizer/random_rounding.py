@@ -1,17 +1,19 @@
-"""Arithmetic whose every operation rounds at random: see monte_carlo.py for what it is for."""
+"""Arithmetic whose every operation rounds at random: see validate/ledger/monte_carlo.py for what it
+is for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.validate.ledger.roundoff import UNIT
+from optimizer.tolerance import UNIT
 
 CONVOLUTION = "aten::convolution"
 SUMS = {  # operators that sum: how many terms, and which arguments hold them
@@ -46,7 +48,8 @@ class Arithmetic:
     which the kernel of a weight-only module quantizes its input. replaced: {parameter: roundoffs},
     as a share of its rms, that computing it beforehand cost. shifts: {module: bias (out,)} that
     also takes back an input's offset: the product alone is larger than the result. flips: who
-    meets a flip in every quantized input."""
+    meets a flip in every quantized input. operands: what is multiplied is stored in `unit` as well,
+    where nothing else says so of the weights."""
 
     unit: float = UNIT["fp32"]
     sums: float = UNIT["fp32"]
@@ -54,6 +57,7 @@ class Arithmetic:
     replaced: Mapping[str, float] = field(default_factory=dict)
     shifts: Mapping[str, Tensor] = field(default_factory=dict)
     flips: Literal["example", "token"] = "example"
+    operands: bool = False
 
     @property
     def coarse(self) -> bool:
@@ -106,8 +110,9 @@ class RandomRounding(TorchDispatchMode):
         for i in SUMS.get(name, ()):
             if isinstance(args[i], Tensor):
                 by = self.arithmetic.sums * math.sqrt(_terms(name, args) / 2)
-                if name == CONVOLUTION and not i and self.arithmetic.coarse:
-                    by += self.arithmetic.unit  # an image comes in float32 and is stored coarser
+                image = name == CONVOLUTION and not i  # comes in float32 and is stored coarser
+                if self.arithmetic.coarse and (image or self.arithmetic.operands):
+                    by += self.arithmetic.unit
                 args[i] = self.moved(args[i], by)
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and (name in SUMS or name == "aten::_softmax"):
@@ -160,3 +165,34 @@ def _terms(name: str, args: list[Any]) -> int:
         axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else range(first.ndim)
         reduced = math.prod(first.shape[a] for a in axes) if first.ndim else 1
     return max(int(reduced), 1)
+
+
+@contextmanager
+def angles_in_float32(model: nn.Module, mode: RandomRounding) -> Iterator[None]:
+    """In here, modules without parameters that are given integers, which make angles of positions,
+    round as float32 does and their results once to the arithmetic's type: libraries compute angles
+    so whatever the model's type is, and at position 64 half precision is off by a thirtieth."""
+
+    def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if any(
+            isinstance(a, Tensor) and not a.is_floating_point() for a in (*args, *named.values())
+        ):
+            mode.arithmetic = fine
+
+    def after(_module: nn.Module, _args: Any, result: Any) -> Any:
+        if mode.arithmetic is not fine:
+            return result
+        mode.arithmetic = arithmetic
+        whole = result if isinstance(result, tuple) else (result,)
+        stored = tuple(
+            mode.moved(r, arithmetic.unit) if isinstance(r, Tensor) else r for r in whole
+        )
+        return stored if isinstance(result, tuple) else stored[0]
+
+    arithmetic, fine = mode.arithmetic, Arithmetic()
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if next(module.parameters(), None) is None:
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(after).remove)
+        yield

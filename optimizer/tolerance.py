@@ -1,0 +1,75 @@
+"""How far apart correct runs of a model may lie: distances of examples, and the bound of their
+population.
+
+The distances of runs that each round at random (random_rounding.py) have logarithms that are about
+normal; the limit is the one-sided tolerance bound of that population (Natrella 1963, Experimental
+Statistics, 2-15): with confidence CONFIDENCE it lies above all but a share MISSED / looks of it,
+where `looks` is how many distances are held against limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Of a stored value: half the distance between neighbours at 1."""
+
+RUNS = 4
+CONFIDENCE = 0.99
+MISSED = 1e-4
+"""The chance that a correct run is refused by all limits of one hop together."""
+NOWHERE = float("inf")
+
+
+def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) -> list[float]:
+    """The relative L2 of each example (found, expected), of its own norm or that of a usual example
+    of its size, whichever is larger: one whose values happen to cancel is no further off than the
+    others. usual: mean square of the values of a usual example; None: of these."""
+    flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in pairs]
+    norms, sizes = sum(float(e @ e) for _, e in flat), sum(e.size for _, e in flat)
+    usual = norms / max(sizes, 1) if usual is None else usual
+    each = []
+    for f, e in flat:
+        if f.shape != e.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
+            each.append(NOWHERE)
+            continue
+        square = float((f - e) @ (f - e))
+        scale = max(float(e @ e), usual * e.size)
+        each.append(0.0 if square == 0 else float(np.sqrt(square / scale)) if scale else NOWHERE)
+    return each
+
+
+def upper_bound(values: Sequence[float], independent: int, looks: int, unit: float) -> float:
+    """Above all but MISSED / looks of the population of `values`, of which so many are independent;
+    never below one roundoff."""
+    logs = np.log(np.maximum(np.asarray(values, np.float64), unit * 1e-3))
+    if len(logs) < 3 or not np.isfinite(logs).all():
+        return math.inf  # too few to know how they scatter
+    factor = tolerance_factor(max(independent, 3), 1 - MISSED / max(looks, 1))
+    return max(unit, math.exp(float(logs.mean()) + factor * float(logs.std(ddof=1))))
+
+
+def normal_bound(values: Sequence[float], looks: int) -> float:
+    """As upper_bound, of values that are about normal themselves: shares of a whole, which lie
+    within bounds of their own."""
+    if len(values) < 3:
+        return math.inf
+    factor = tolerance_factor(len(values), 1 - MISSED / max(looks, 1))
+    return float(np.mean(values)) + factor * float(np.std(values, ddof=1))
+
+
+def tolerance_factor(values: int, share: float) -> float:
+    """How many standard deviations above the mean of `values` normal values the bound of `share` of
+    their population lies, with CONFIDENCE."""
+    normal = NormalDist()
+    z, sure = normal.inv_cdf(share), normal.inv_cdf(CONFIDENCE)
+    a = 1 - sure**2 / (2 * (values - 1))
+    if a <= 0.1:  # too few values for the approximation
+        return 10 * z
+    return (z + math.sqrt(z**2 - a * (z**2 - sure**2 / values))) / a
