@@ -153,5 +153,5 @@ def test_no_module_reads_the_environment_but_the_command_line() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
 def test_a_file_fits_in_the_head(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 400
+    assert len(file.read_text().splitlines()) <= 500
     assert not any(word in file.stem for word in ("util", "helper", "common", "misc"))

@@ -14,10 +14,10 @@ MOST = 6
 FILES = sorted(
     f for part in ("reduce", "compress", "validate") for f in (PACKAGE / part).rglob("*.py")
 )
-LINES = 60
+LINES = 80
 
 
-def test_no_function_is_longer_than_sixty_lines() -> None:
+def test_no_function_is_longer_than_eighty_lines() -> None:
     long = [
         f"{file.relative_to(PACKAGE)}: {node.name}"
         for file in sorted(PACKAGE.rglob("*.py"))

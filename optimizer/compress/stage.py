@@ -84,14 +84,14 @@ def check(section: Compression, source: Path) -> None:
 @dataclass(frozen=True)
 class _Job:
     """Inputs of the walk over the blocks. progress: the folder of what is done.
-    given: how many of the batches, the first, are of the recipe's data."""
+    calibration_batches: number of leading batches that hold the recipe's calibration data."""
 
     source: ModelSource
     section: Compression
     selection: Selection
     batches: Sequence[Batch]
     progress: Path
-    given: int
+    calibration_batches: int
 
 
 def compress(
@@ -165,8 +165,8 @@ def _walk(job: _Job) -> list[Path]:
     reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
     stream = capture(job.source, selection.blocks, job.batches, hidden, reference)
     stream.float = job.section.compress.decided
-    if job.given:
-        consumed.write(stream.consumed[: job.given], progress)
+    if job.calibration_batches:
+        consumed.write(stream.consumed[: job.calibration_batches], progress)
     groups = (
         walk.segments(stream.uses[0])
         if job.batches

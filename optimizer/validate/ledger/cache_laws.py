@@ -123,8 +123,8 @@ class Served:
 
     def batch(self, rows: Sequence[Array], tail: int) -> Pairs:
         """Each row's logits in a batch whose last `tail` tokens come one by one, and alone."""
-        made = text_generation.arrays(self.contract, rows)
-        ids, mask = made["input_ids"], made["attention_mask"]
+        inputs = text_generation.arrays(self.contract, rows)
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
         first = ids.shape[1] - tail
         logits = self.steps(ids, mask, [first, *([1] * tail)])
         return [

@@ -93,6 +93,6 @@ def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: floa
 
 
 def _batch(rows: Sequence[Array], contract: Contract, width: int = 0) -> Batch:
-    made = text_generation.arrays(contract, rows, width)
+    inputs = text_generation.arrays(contract, rows, width)
     cache = decoder.empty_cache(contract.decoder, len(rows))
-    return Batch({**made, **cache}, (), (), made.real)
+    return Batch({**inputs, **cache}, (), (), inputs.real)

@@ -21,7 +21,7 @@ from optimizer.harness.generate.options import NEUTRAL
 from optimizer.harness.inputs.batch import Array
 from optimizer.validate.ledger.roundoff import UNIT
 
-ASKED: tuple[Mapping[str, Any], ...] = (
+SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {"do_sample": True},  # by the contract's own defaults
     {"do_sample": False, "repetition_penalty": 1.3},
     {"temperature": 0.6},
@@ -79,26 +79,30 @@ def problems(contract: Contract) -> list[str]:
     shape = (NEW, len(PROMPTS), vocabulary)
     scores = np.random.default_rng(SEED).normal(0, DEVIATION, shape).astype(np.float32)
     prompts = [[i % vocabulary for i in prompt] for prompt in PROMPTS]
-    found = []
-    for asked in ASKED:
-        values = {**NEUTRAL, **{n: v for n, v in about.defaults.items() if n in NEUTRAL}, **asked}
-        options = Options(max_new_tokens=NEW, seed=SEED, ignore_eos=True, **asked)
+    messages = []
+    for sampling in SAMPLINGS:
+        values = {
+            **NEUTRAL,
+            **{n: v for n, v in about.defaults.items() if n in NEUTRAL},
+            **sampling,
+        }
+        options = Options(max_new_tokens=NEW, seed=SEED, ignore_eos=True, **sampling)
         answers = generate(small, ScriptedScores(scores), NoText(), prompts, options)
         wrong = [
             problem
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
             if (
                 problem := _wrong(
-                    asked, values, [*prompt, *answer.tokens], scores[:, number], number
+                    sampling, values, [*prompt, *answer.tokens], scores[:, number], number
                 )
             )
         ]
-        found += wrong[:1]
-    return found
+        messages += wrong[:1]
+    return messages
 
 
 def _wrong(
-    asked: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     values: Mapping[str, Any],
     text: Sequence[int],
     scores: Array,
@@ -107,7 +111,7 @@ def _wrong(
     """Describe the first token that the processors would not give, or "". values: of all
     options. text: token ids, of which the last were drawn by scores (steps, vocabulary). number:
     place of the text in the request."""
-    draws = asked.get("do_sample", True) and values["temperature"] != 0
+    draws = sampling.get("do_sample", True) and values["temperature"] != 0
     generator = np.random.default_rng([SEED, number])
     begun = len(text) - len(scores)
     for step, token in enumerate(text[begun:]):
@@ -116,7 +120,7 @@ def _wrong(
         if not draws:
             likeliest = int(processed.argmax())
             if token != likeliest:
-                return f"{_named(asked)}: token {step} is {token}, the likeliest is {likeliest}"
+                return f"{_named(sampling)}: token {step} is {token}, the likeliest is {likeliest}"
             continue
         uniform = generator.random()
         upto = np.cumsum(processed.double().softmax(-1).numpy())
@@ -126,7 +130,7 @@ def _wrong(
         if not (low < high and low - near <= uniform <= high + near):
             expected = int(np.searchsorted(upto, uniform))
             return (
-                f"{_named(asked)}: token {step} is {token}; transformers' processors give "
+                f"{_named(sampling)}: token {step} is {token}; transformers' processors give "
                 f"{expected} at the same random number, {uniform:.6f}, and {token} between "
                 f"{low:.6f} and {high:.6f}"
             )
@@ -161,5 +165,5 @@ def _processed(
     return processed
 
 
-def _named(asked: Mapping[str, Any]) -> str:
-    return "sampled with " + ", ".join(f"{name} {value}" for name, value in asked.items())
+def _named(sampling: Mapping[str, Any]) -> str:
+    return "sampled with " + ", ".join(f"{name} {value}" for name, value in sampling.items())

@@ -158,12 +158,12 @@ def problems(contract: Contract) -> list[str]:
         bos_id=None,
     )
     small = replace(contract, generation=about)
-    found: list[str] = []
+    messages: list[str] = []
     for lengths, new in _prompts(about.context):
-        found += _loop(small, lengths, new, shared=len(lengths) > 1)
+        messages += _loop(small, lengths, new, shared=len(lengths) > 1)
     for make, count in ((_separate, 1), (_together, 1), (_together, TEXTS)):
-        found += _slots(small, make, count)
-    return list(dict.fromkeys(found))
+        messages += _slots(small, make, count)
+    return list(dict.fromkeys(messages))
 
 
 def unseen(context: int) -> str:
@@ -201,19 +201,19 @@ class _Differences:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     def compare(self, name: str, start: int, actual: Array, expected: Array) -> None:
         """start: tokens that the cache held before the step."""
         same = actual.shape == expected.shape and bool((actual == expected).all())
-        if same or len(self.found) >= SHOWN:
+        if same or len(self.messages) >= SHOWN:
             return
         where = f"{self._what}, after {start} cached tokens: {name}"
         if actual.shape != expected.shape:
-            self.found.append(f"{where} has shape {actual.shape}, expected {expected.shape}")
+            self.messages.append(f"{where} has shape {actual.shape}, expected {expected.shape}")
             return
         at = tuple(int(i) for i in np.argwhere(actual != expected)[0])
-        self.found.append(f"{where}{list(at)} is {actual[at]:g}, expected {expected[at]:g}")
+        self.messages.append(f"{where}{list(at)} is {actual[at]:g}, expected {expected[at]:g}")
 
 
 def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) -> list[str]:
@@ -235,8 +235,8 @@ def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) ->
         differ.compare("input_ids", start, step.arrays["input_ids"], ids[:, start:done])
         differ.compare("attention_mask", start, step.arrays["attention_mask"], mask[:, :done])
         if "position_ids" in step.arrays:
-            given = step.arrays["position_ids"]
-            differ.compare("position_ids", start, given, places[:, start:done])
+            actual = step.arrays["position_ids"]
+            differ.compare("position_ids", start, actual, places[:, start:done])
         for row, cached in enumerate(step.cached):
             differ.compare(f"cached tokens of row {row}", start, cached, ids[row, :done])
         return [int(token(row, done)) for row in range(len(lengths))]
@@ -248,7 +248,7 @@ def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) ->
     drawn = np.array([answer.tokens for answer in answers])
     differ.compare("tokens drawn", width, drawn, token(rows, columns[None, width:]))
     differ.compare("steps", width, np.array([[done]]), np.array([[width + new - 1]]))
-    return differ.found
+    return differ.messages
 
 
 def _separate(model: IntegerModel, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG001
@@ -321,4 +321,4 @@ def _slots(contract: Contract, make: Callable[..., Slots], count: int) -> list[s
         if count > 1 and lengths[0] == max(context // 2, 1):
             slots.close(0)
             begin(0)
-    return differ.found
+    return differ.messages
