@@ -142,7 +142,10 @@ def _show_traceback(error: Exception) -> None:
 
 
 def _shown_safely(error: click.ClickException) -> click.ClickException:
-    """Escape and scrub the message, which repeats words of the command line."""
+    """Escape and scrub the message, which repeats words of the command line; the help, which click
+    from 8.2 raises for a command line without words, stays as it is."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error
     text = one_line(scrub(error.format_message()))
     if isinstance(error, click.UsageError):
         return click.UsageError(text, error.ctx)

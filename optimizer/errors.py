@@ -114,7 +114,7 @@ def of_the_system(
             fix=f"Use a machine with more, or raise this process's limit (ulimit -v). {KEPT}",
         )
     if number == errno.ELOOP or text.startswith("Symlink loop"):
-        return RecipeError("its links lead in a circle", where=place, fix="Name another path.")
+        return RecipeError("symbolic links form a loop", where=place, fix="Name another path.")
     if isinstance(error, ValueError) and "embedded null" in text:
         return RecipeError("a path holds a NUL character", where=place, fix="Name another path.")
     if "Could not determine home directory" in text or "getpwuid()" in text:
@@ -123,7 +123,11 @@ def of_the_system(
             fix="Set HOME to a folder that this user may write to, and USER to any name.",
         )
     if option and number == errno.ENOENT and os.path.realpath(place).startswith(KERNEL):
-        return MachineError("nothing can be kept there", where=place, fix=f"Move {option}.")
+        return MachineError(
+            "this is a kernel file system; files cannot be created",
+            where=place,
+            fix=f"Move {option}.",
+        )
     if option and number == errno.EISDIR:
         return MachineError(
             os.strerror(number).lower(),

@@ -66,6 +66,12 @@ def test_a_recipe_path_alone_means_run() -> None:
     assert "missing.yaml: it cannot be read" in result.stderr
 
 
+def test_the_command_alone_prints_its_help() -> None:
+    bare, asked = optimize(), optimize("--help")
+    assert bare.output == asked.output
+    assert len(bare.output.splitlines()) > 20
+
+
 def test_a_misspelt_command_names_the_closest() -> None:
     result = optimize("plam")
     assert result.exit_code == 2

@@ -59,7 +59,8 @@ def with_registry(command: Callable[..., R]) -> Callable[..., R]:
         "token_services",
         multiple=True,
         metavar="HOST[:PORT]",
-        help="May get the registry's password, though of another domain; by https; repeatable.",
+        help="Token service of another domain that may receive the registry's password "
+        "(https only); repeatable.",
     )
     @wraps(command)
     def with_access(

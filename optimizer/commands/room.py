@@ -12,7 +12,9 @@ from optimizer.errors import MachineError
 
 ADDRESSES = 3 << 30
 """Bytes of addresses that torch, transformers, datasets and ONNX Runtime take before a model is
-read: 2.6 GB (VmPeak after their imports), rounded up. With fewer they abort or cannot be loaded."""
+read, rounded up: VmPeak of /proc/self/status after their imports is 2.0 to 2.6 GB (x86-64 Linux,
+torch for CPU; it grows with the cores). `check` and `plan` need them too: of a tiny BERT, `check`
+under `ulimit -v 900000` and `plan` under 2100000 say that the data cannot be read."""
 
 PHYSICAL = Path("/proc/meminfo")
 LIMITS = (  # of the control group a container runs in

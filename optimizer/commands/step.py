@@ -68,6 +68,7 @@ def step(
     tool reads, also where the run fails or ends in an error.
 
     The files of an earlier run are removed first; a run that is killed or interrupted leaves none.
+    A wrong command line removes and writes nothing: decide by the exit code.
 
     \b
     Examples:

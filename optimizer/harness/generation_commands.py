@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import bounds
 from .errors import InputError
-from .shown import many_lines
+from .shown import Pieces, many_lines
 from .verify import parse
 
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
@@ -250,17 +250,17 @@ def _streamed(
         prompt = _ids(bundle, args, query)
     except InputError as e:
         return Answered(query.where, None, e)
-    text, tokens, last = "", 0, None
+    text, tokens, last, printed = "", 0, None, Pieces()
     for piece in bundle.stream([prompt], options, numbers=[number]):
         if args.json:
             print(many_lines(json.dumps({**asdict(piece), "row": number})), flush=True)
         else:
-            sys.stdout.write(many_lines(piece.text))
+            sys.stdout.write(printed.add(piece.text))
             sys.stdout.flush()
         text, tokens, last = text + piece.text, tokens + 1, piece
     assert last is not None
     if not args.json:
-        print(flush=True)
+        print(printed.end(), flush=True)
     answer = {"text": text, "tokens": tokens, "finish": last.finish, "stop": last.stop}
     return Answered(query.where, {**answer, "prompt_tokens": len(prompt)})
 

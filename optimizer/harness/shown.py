@@ -19,6 +19,8 @@ JOINERS = "\u200c\u200d"
 """Of letters and of signs, in Persian, Hindi and emoji; a terminal does nothing else with them."""
 COMMAND = re.compile(r"^([ \t]*):(?=:[A-Za-z])", re.M)
 BRACKET = re.compile(r"#(?=#[A-Za-z]*\[)")
+BEGUN = re.compile(r"(?:^[ \t]*:{0,2}|#|##[A-Za-z]*)\Z", re.M)
+"""The end of a text that what follows may make COMMAND or BRACKET."""
 SECRET = "***"
 WORD = r"(?:[^\s\"\\<>]|\\[^\s])+"
 """Without spaces, as it stands in a sentence or in JSON, where some characters are escaped."""
@@ -28,7 +30,9 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"AGE-SECRET-KEY-[0-9A-Z]{4,}", re.I), f"AGE-SECRET-KEY-{SECRET}"),
     (
         re.compile(
-            r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.S
+            r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:\\.|[^\"])*?"
+            r"(?:-----END [A-Z ]{0,40}-----|(?=\")|\Z)",
+            re.S,
         ),
         rf"\1{SECRET}",
     ),
@@ -51,7 +55,8 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\1{SECRET}",
     ),
 )
-"""Secrets by the shapes that their makers gave them, and what is written in their place."""
+"""Secrets by the shapes that their makers gave them, and what is written in their place. None
+reaches over the end of a string of JSON: a key without its last line ends at the quote."""
 
 
 def one_line(text: str) -> str:
@@ -67,6 +72,34 @@ def many_lines(text: str) -> str:
         for part in text.split("\n")
     )
     return _without_commands("\n".join(parts))
+
+
+class Pieces:
+    """`many_lines` of a text that comes in pieces, wherever it is cut: what may become a command
+    is held back until the next piece or the end."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._before = ""  # "." within a line, so that ^ does not match there
+
+    def add(self, piece: str) -> str:
+        """Returns the part that can be printed now."""
+        text = self._held + piece
+        begun = BEGUN.search(self._before + text)
+        end = begun.start() - len(self._before) if begun else len(text)
+        self._held = text[end:]
+        return self._printed(text[:end])
+
+    def end(self) -> str:
+        """Returns the part that was held back."""
+        held, self._held = self._held, ""
+        return self._printed(held)
+
+    def _printed(self, text: str) -> str:
+        printed = many_lines(self._before + text)[len(self._before) :]
+        if text:
+            self._before = "" if text.endswith("\n") else "."
+        return printed
 
 
 def scrub(text: str) -> str:

@@ -139,7 +139,7 @@ def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> 
     """The digest that the tag names, "" for nothing."""
     if tag.endswith(SUFFIX):
         raise RecipeError(
-            "the list of what an environment has had has such a name",
+            f"tags that end in {SUFFIX} are reserved for the histories of environments",
             where=f"tag {tag}",
             fix="Give another tag.",
         )
@@ -147,7 +147,7 @@ def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> 
     before = "" if data is None else digest_of(data)
     if before not in ("", digest) and place.read_manifest(f"{tag}{SUFFIX}") is not None:
         raise RecipeError(
-            "an environment has this name, and a promotion asks whether it may be moved",
+            "this tag is an environment; only `optimize promote` moves it",
             where=f"tag {tag}",
             fix="Publish the bundle under its version, then: optimize promote.",
         )

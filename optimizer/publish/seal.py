@@ -40,7 +40,7 @@ IDENTITIES = (
 
 
 def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool = False) -> Path:
-    """Encrypt the folder `bundle`, and what lies beside it, into the file `into`.
+    """Encrypt the folder `bundle` and its attachments into the file `into`.
 
     Any one of the recipients can open it. replace: let it take the place of a file. Raises
     BundleError for a folder that is not what its manifest says; RecipeError for what is not a
@@ -50,9 +50,11 @@ def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool
     keys = [_recipient(pyrage, text) for recipient in recipients for text in _lines(recipient)]
     if os.path.isdir(into) or (os.path.lexists(into) and not replace):
         raise RecipeError(
-            "something is here, and it is not replaced",
+            "a folder exists at this path"
+            if os.path.isdir(into)
+            else "a file exists at this path; --replace overwrites it",
             where=str(into),
-            fix="Give another file: --to FILE, or let it be replaced: --replace.",
+            fix="Give another file: --to FILE.",
         )
     if not keys:
         raise RecipeError("there is none", where="--recipient", accepted=RECIPIENTS)
@@ -102,7 +104,7 @@ def unseal(
     identities = [_identity(pyrage, line, identity) for line in lines]
     if os.path.lexists(into):
         raise RecipeError(
-            "something is here, and it is not replaced",
+            "this path exists already",
             where=str(into),
             fix="Move it away, or give another folder: --to FOLDER.",
         )

@@ -1,8 +1,7 @@
 """HTTP to one registry: a connection that is kept, credentials, redirects, and another attempt.
 
-Credentials go to the registry's own host, and to the token service that it names where that is one
-of its own (token_services.py); a redirect to another host (where many registries keep their blobs)
-gets none.
+Credentials go to the registry's own host, and to its token service where token_services.py accepts
+it; a redirect to another host (where many registries keep their blobs) gets none.
 """
 
 from __future__ import annotations
@@ -202,17 +201,16 @@ class Transport:
         return f"Bearer {token}"
 
     def _check_token_service(self, service: SplitResult) -> None:
-        """Raises MachineError for one that is not the registry's own: it would get the password."""
+        """Raises MachineError for one that may not get the password, if there is one."""
         if f"{service.scheme}://{service.netloc}" == self.base:
             return
         secure = service.scheme == "https"
         if secure and is_token_service(self.host, service.netloc, self.token_services):
             return
         raise MachineError(
-            f"it sends the password to {service.scheme}://{service.netloc:.200}, which is not its "
-            "own host",
+            f"its token service, {service.scheme}://{service.netloc:.200}, is another host",
             where=self.host,
-            accepted="its own host and port; by https another of its domain, or one that you name",
+            accepted="the registry's own host and port, or an https host given by --token-service",
             fix=f"If that one is right: --token-service {service.netloc:.200}" if secure else "",
         )
 
@@ -284,7 +282,9 @@ class Transport:
 
     def _no_address(self, url: str) -> MachineError:
         return MachineError(
-            f"it names the address {url!r:.200}", where=self.host, accepted="http(s)://HOST/PATH"
+            f"the registry sent {url!r:.200}, which is not a URL that can be requested",
+            where=self.host,
+            accepted="http(s)://HOST/PATH",
         )
 
     def _connection(self, scheme: str, netloc: str) -> http.client.HTTPConnection:

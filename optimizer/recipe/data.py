@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from optimizer.recipe.fields import MANY, SMALLEST, BatchSize, Column, Length, Pattern, Seed
+from optimizer.recipe.fields import MANY, BatchSize, Column, Length, Pattern, Seed
 
 
 class Section(BaseModel):
@@ -19,14 +19,6 @@ class Section(BaseModel):
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @field_validator("*")
-    @classmethod
-    def _not_nearly_zero(cls, value: Any) -> Any:
-        """As a limit or a margin, such a number is a slip that no measurement could meet."""
-        if isinstance(value, float) and 0 < abs(value) < SMALLEST:
-            raise ValueError(f"nearer to 0 than {SMALLEST}, which is taken for a slip")
-        return value
 
 
 class DataSpec(Section):

@@ -15,7 +15,7 @@ from optimizer.harness import bounds
 
 MANY = 10_000_000  # samples, windows, iterations; the largest data sets here have 10,000
 WIDE, LONG = bounds.BATCH, bounds.SEQUENCE  # rows in one batch, tokens in one text
-SMALLEST = 1e-12  # of numbers that are not 0
+SMALLEST = 1e-12  # of limits and margins that are not 0
 PATH = 4096  # characters, Linux's own limit
 RESERVED = (
     ".failed",
@@ -26,10 +26,19 @@ RESERVED = (
     ".published.json",
 )  # beside a version's folder
 
+
+def _not_nearly_zero(value: float) -> float:
+    """Refuse a number that no measurement could meet: a slip."""
+    if 0 < abs(value) < SMALLEST:
+        raise ValueError(f"nearer to 0 than {SMALLEST}, which is taken for a slip")
+    return value
+
+
+Limit = Annotated[float, AfterValidator(_not_nearly_zero)]  # of a measurement, or a margin
+Milliseconds = Annotated[Limit, Field(gt=0, le=3_600_000)]  # an hour
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and numpy both take
 BatchSize = Annotated[int, Field(ge=1, le=WIDE)]
 Length = Annotated[int, Field(ge=2, le=LONG)]
-Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]  # an hour
 Seconds = Annotated[float, Field(ge=0, le=604_800)]  # a week
 # of a file or folder, never a path; endings are added to it, and a name has 255 bytes at most
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]

@@ -20,7 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from optimizer.recipe import methods
 from optimizer.recipe.composition import check
 from optimizer.recipe.data import Section
-from optimizer.recipe.fields import LONG, MANY, Pattern, Seed
+from optimizer.recipe.fields import LONG, MANY, Limit, Pattern, Seed
 from optimizer.recipe.method_options import (
     AutoroundOptions,
     AwqOptions,
@@ -146,13 +146,13 @@ class Allocate(Section):
 class KeepFloatAuto(Section):
     """optimizer/compress/apply/keep_float_auto.py; holds the whole model in memory once."""
 
-    max_error: float = Field(
+    max_error: Limit = Field(
         gt=0,
         le=100,
         description="how far quantization may move the model's output (relative L2): the modules "
         "that move it most stay float until it is met, measured together",
     )
-    max_share: float = Field(
+    max_share: Limit = Field(
         0.5, ge=0, lt=1, description="of the weights; where more would stay float, it is refused"
     )
     samples: int = Field(16, ge=1, le=MANY, description="calibration inputs to measure on")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from optimizer.recipe.data import Calibrate, Section
-from optimizer.recipe.fields import MANY, Inside, Pattern, Seed
+from optimizer.recipe.fields import MANY, Inside, Limit, Pattern, Seed
 from optimizer.recipe.recover import Recover
 
 Method = Literal["width", "ffn", "heads", "depth", "hidden"]
@@ -93,7 +93,7 @@ class Reduce(Section):
         "(the same quantization), or in float on the same runtime (fp32, of TensorRT the "
         "target's float), so that what quantization gains counts too",
     )
-    gain_tolerance: float = Field(
+    gain_tolerance: Limit = Field(
         0.05,
         gt=0,
         lt=1,

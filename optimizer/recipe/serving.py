@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from optimizer.harness import bounds
 from optimizer.harness.runtimes import table
 from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import BatchSize, Length, Milliseconds
+from optimizer.recipe.fields import BatchSize, Length, Limit, Milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class Slo(Section):
     p99_ms: Milliseconds | None = Field(None, description="of the time to the whole answer")
     first_token_p99_ms: Milliseconds | None = None
     between_p99_ms: Milliseconds | None = Field(None, description="of the time between tokens")
-    max_refused: float = Field(0.0, ge=0, le=1, description="share of requests")
+    max_refused: Limit = Field(0.0, ge=0, le=1, description="share of requests")
 
     @property
     def limits(self) -> dict[str, float]:

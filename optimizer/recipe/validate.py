@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from optimizer.harness import tasks
 from optimizer.harness.bounds import ITERATIONS, TOKENS
 from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import BatchSize, Length, Milliseconds, Name, Seconds
+from optimizer.recipe.fields import BatchSize, Length, Limit, Milliseconds, Name, Seconds
 
 Metric = Literal[
     "accuracy",
@@ -83,7 +83,7 @@ class Validate(Section):
     )
     train: DataSpec | None = Field(None, description="probe_accuracy: the rows the probe is fit on")
     metric: Metric
-    max_drop: float = Field(
+    max_drop: Limit = Field(
         0.01,
         gt=0,
         lt=1,
@@ -91,20 +91,20 @@ class Validate(Section):
         "negative log-likelihood in nats per token",
     )
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    min_cosine: float | None = Field(None, gt=0, le=1, description="mean cosine to float, gated")
-    max_kl: float | None = Field(
+    min_cosine: Limit | None = Field(None, gt=0, le=1, description="mean cosine to float, gated")
+    max_kl: Limit | None = Field(
         None,
         gt=0,
         le=100,
         description="text-generation: KL from float to candidate, nats per token, gated",
     )
-    min_top1: float | None = Field(
+    min_top1: Limit | None = Field(
         None, gt=0, le=1, description="text-generation: share of equal next tokens, gated"
     )
     sequence_length: Length = Field(
         512, description="text-generation: tokens per window of held-out text"
     )
-    quantization_budget: float = Field(
+    quantization_budget: Limit = Field(
         0.2,
         gt=0,
         le=100,

@@ -10,6 +10,7 @@ import pytest
 
 from optimizer.harness.shown import (
     JOINERS,
+    Pieces,
     has_credentials,
     many_lines,
     one_line,
@@ -64,6 +65,24 @@ def test_other_texts_stay_as_they_are() -> None:
         assert one_line(text) == many_lines(text) == text
 
 
+def test_a_text_in_pieces_is_shown_as_the_whole() -> None:
+    draw = random.Random(11)
+    parts = ["\n", "::", ":", "error", "#", "##", "vso", "[", "]", " ", "\t", "\r", "é", "a\n"]
+    for _ in range(3000):
+        pieces = ["".join(draw.choices(parts, k=draw.randrange(4))) for _ in range(6)]
+        printed = Pieces()
+        shown = [*map(printed.add, pieces), printed.end()]
+        assert "".join(shown) == many_lines("".join(pieces)), pieces
+    printed = Pieces()
+    assert [printed.add(piece) for piece in ("a", ":", ":b", " #", "1")] == [
+        "a",
+        ":",
+        ":b",
+        " ",
+        "#1",
+    ]
+
+
 def test_json_stays_the_same_document() -> None:
     for text in texts(500):
         document = {text: [text, {"a": text}]}
@@ -100,6 +119,17 @@ def test_a_secret_is_not_shown_and_what_stands_around_it_is(place: str) -> None:
         assert (text[:3], text[-1]) == (clean[:3], clean[-1]) or text == place
     assert json.loads(scrub(json.dumps({"a": place, "b": 1})))["b"] == 1
     assert scrubbed({"a": [place, 1, None]}) == {"a": [scrub(place), 1, None]}
+
+
+@pytest.mark.parametrize("after", ["", "\\", '\\"', '"', "\n-----END PRIVATE KEY-----"])
+def test_a_key_without_its_end_ends_with_its_string(after: str) -> None:
+    key = f"-----BEGIN PRIVATE KEY-----\n{SECRET}{after}"
+    for document in ({"a": key, "b": 1}, {"a": json.dumps([key]), "b": 1}):
+        for indent in (None, 1):
+            clean = scrub(json.dumps(document, indent=indent))
+            assert json.loads(clean)["b"] == 1
+            assert SECRET not in clean
+    assert SECRET not in scrub(key)
 
 
 @pytest.mark.parametrize(

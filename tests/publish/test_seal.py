@@ -182,7 +182,7 @@ def test_what_is_there_is_not_replaced(bundle: Path, tmp_path: Path) -> None:
     identity, recipient = device(tmp_path)
     sealed = seal(bundle, (recipient,), tmp_path / "sealed.age")
     (tmp_path / "mine").mkdir()
-    with pytest.raises(RecipeError, match="not replaced"):
+    with pytest.raises(RecipeError, match="exists already"):
         unseal(sealed, identity, tmp_path / "mine")
     with pytest.raises(RecipeError, match="inside the bundle"):
         seal(bundle, (recipient,), bundle / "x.age")

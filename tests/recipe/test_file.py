@@ -9,6 +9,7 @@ import pytest
 from optimizer.errors import RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe import schema as recipe
+from optimizer.recipe.recover import LossWeights
 from optimizer.yaml_lines import read_yaml
 
 GOOD = """\
@@ -369,6 +370,7 @@ def test_a_number_that_is_nearly_0_is_taken_for_a_slip(
     with pytest.raises(RecipeError, match=rf"validate\.{key}.*nearer to 0 than 1e-12"):
         read(tmp_path, f"{GOOD}  {key}: {value}\n")
     read(tmp_path, f"{GOOD}  max_drop: 1.0e-9\n")
+    assert LossWeights(output=1e-20).output == 1e-20  # not a limit
 
 
 @pytest.mark.parametrize("blank", ["''", "' '", '"\\t"'])

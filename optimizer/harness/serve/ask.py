@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ..errors import MachineError
-from ..shown import many_lines
+from ..shown import Pieces, many_lines
 from .inference import ANSWER, Service
 
 SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # of the metrics
@@ -24,9 +24,11 @@ async def ask(service: Service, address: tuple[str, int], token: str, text: str)
         document: dict[str, Any] = {"model": service.name, "stream": True}
         document |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
         path = "/v1/chat/completions" if chat else "/v1/completions"
+        printed = Pieces()
         async for line in _lines(address, path, token, document):
             if line.startswith("data: {"):
-                _show(json.loads(line[6:]))
+                _show(json.loads(line[6:]), printed)
+        sys.stdout.write(printed.end())
     else:
         kind = service.engine.model.task.inputs
         data = [kind.sent(text)]
@@ -42,12 +44,12 @@ async def ask(service: Service, address: tuple[str, int], token: str, text: str)
     sys.stdout.flush()
 
 
-def _show(event: Mapping[str, Any]) -> None:
+def _show(event: Mapping[str, Any], printed: Pieces) -> None:
     if "error" in event:
         raise MachineError(str(event["error"]["message"]), where="--ask")
     for choice in event["choices"]:
         text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-        sys.stdout.write(many_lines(text))
+        sys.stdout.write(printed.add(text))
         sys.stdout.flush()
 
 
