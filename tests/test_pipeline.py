@@ -71,7 +71,7 @@ def test_the_others_go_on_without_a_target_that_may_be_dropped(tmp_path: Path, s
     assert len(packaged["inputs"]) == 2 + 3
     (said,) = package.left_out(packaged["section"])
     assert said == {
-        "target": "tensorrt-rtx-cuda", "gate": stage, "message": str(ERRORS[stage])
+        "target": "tensorrt-rtx-cuda", "gate": stage, "message": ERRORS[stage].problem
     }  # fmt: skip
 
 
