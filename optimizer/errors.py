@@ -10,6 +10,7 @@
     ├── InconclusiveError         exit 4   the data cannot decide; says how many samples would
     └── MachineError              exit 5   this machine cannot do what was asked (a package, a GPU,
                                            disk space, a permission)
+        └── StoreError                     the place where steps are kept, whatever the target
 
 A message has four parts, always in this order: where, what was found, what is accepted,
 what to do. Raise with all four when they exist:
@@ -72,6 +73,10 @@ class MachineError(OptimizeError):
     exit_code = 5
 
 
+class StoreError(MachineError):
+    """A step cannot be kept: the disk, memory or the store itself fails, whatever the target."""
+
+
 KEPT = "Finished steps are kept."
 UNPLACED = "Free space on the disk of --store, --artifacts, and of temporary files (TMPDIR)."
 OF_THE_MACHINE = {
@@ -108,7 +113,7 @@ def of_the_system(
     # as a library says it that cannot be mapped
     unmapped = isinstance(error, ImportError) and "failed to map segment" in text
     if unmapped or isinstance(error, MemoryError):
-        return MachineError(
+        return StoreError(
             f"there is not enough memory ({text or type(error).__name__})",
             where="this machine",
             fix=f"Use a machine with more, or raise this process's limit (ulimit -v). {KEPT}",
@@ -123,19 +128,19 @@ def of_the_system(
             fix="Set HOME to a folder that this user may write to, and USER to any name.",
         )
     if option and number == errno.ENOENT and os.path.realpath(place).startswith(KERNEL):
-        return MachineError(
+        return StoreError(
             "this is a kernel file system; files cannot be created",
             where=place,
             fix=f"Move {option}.",
         )
     if option and number == errno.EISDIR:
-        return MachineError(
+        return StoreError(
             os.strerror(number).lower(),
             where=place,
             fix=f"A folder stands where a file should; point {option} elsewhere.",
         )
     if option and number in (errno.ENOTDIR, errno.EEXIST):
-        return MachineError(
+        return StoreError(
             os.strerror(number).lower(),
             where=place,
             fix=f"A file stands where a folder should; point {option} at a folder.",
@@ -144,7 +149,7 @@ def of_the_system(
         return None
     with_option, without = OF_THE_MACHINE[number]
     fix = with_option.format(option=option) if option else without
-    return MachineError(os.strerror(number).lower(), where=place, fix=f"{fix} {KEPT}")
+    return StoreError(os.strerror(number).lower(), where=place, fix=f"{fix} {KEPT}")
 
 
 def closest(word: str, choices: list[str]) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from optimizer import missing_packages, targets, timed_targets
+from optimizer.errors import StoreError
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.temporary import check_place
 from optimizer.progress import say
@@ -71,7 +72,7 @@ class _Targets:
     def left_out(self) -> tuple[LeftOut, ...]:
         errors = sorted(self.errors.items())
         return tuple(
-            LeftOut(target=i, stage=stage, message=str(error)) for i, (stage, error) in errors
+            LeftOut(target=i, stage=stage, message=error.problem) for i, (stage, error) in errors
         )
 
     def each(self, stage: str, make: Callable[[int], Step]) -> dict[int, Step]:
@@ -83,7 +84,8 @@ class _Targets:
                 steps[place] = make(place)
             except ExplainedError as error:
                 target = self.recipe.targets[place]
-                if target.on_fail != "drop" or self.places == [place]:
+                lasting = isinstance(error, StoreError)  # a full disk is no target's fault
+                if lasting or target.on_fail != "drop" or self.places == [place]:
                     raise
                 self.errors[place] = stage, error
                 say(f"{stage}: {target.name} is dropped, as its on_fail says: {error}")

@@ -30,7 +30,7 @@ from typing import Any
 
 from optimizer import freed_memory
 from optimizer.atomic import disk_errors_explained, lock, remove, replace, restore
-from optimizer.errors import CheckpointError, MachineError
+from optimizer.errors import CheckpointError, MachineError, StoreError
 from optimizer.progress import say
 from optimizer.recipe.schema import Section
 from optimizer.source_digest import source_digest
@@ -199,7 +199,7 @@ class Store:
                 fix="Read that code before model.trust_remote_code: true.",
             ) from e
         if [i.identity for i in inputs] != made_from["inputs"]:
-            raise MachineError(
+            raise StoreError(
                 "another run measured an input of this step again while it was read",
                 where=str(step.path),
                 fix="Run the same command again; finished steps are kept.",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer import pipeline
-from optimizer.errors import CheckpointError, LedgerError, MachineError
+from optimizer.errors import CheckpointError, LedgerError, MachineError, StoreError
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.errors import MachineError as HarnessMachineError
 from optimizer.package import stage as package
@@ -71,7 +71,7 @@ def test_the_others_go_on_without_a_target_that_may_be_dropped(tmp_path: Path, s
     assert len(packaged["inputs"]) == 2 + 3
     (said,) = package.left_out(packaged["section"])
     assert said == {
-        "target": "tensorrt-rtx-cuda", "gate": stage, "message": str(ERRORS[stage])
+        "target": "tensorrt-rtx-cuda", "gate": stage, "message": ERRORS[stage].problem
     }  # fmt: skip
 
 
@@ -102,3 +102,9 @@ def test_a_bundle_without_a_target_that_was_not_made_says_so(tmp_path: Path) -> 
     assert [(d["target"], d["gate"]) for d in manifest["dropped"]] == [
         ("tensorrt-rtx-cuda", "export")
     ]
+
+
+def test_a_full_disk_drops_no_target(tmp_path: Path) -> None:
+    store = faulty(tmp_path, "build", StoreError("no space left on device"))
+    with pytest.raises(StoreError):
+        pipeline.run(asked(tmp_path, "drop"), store)

@@ -250,6 +250,17 @@ def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str
     """The largest distance of an example of any output, of its limit; LedgerError above 1."""
     worst, mask = 0.0, one.batch.get("attention_mask")
     for name, value in one.expected.items():
+        whole = all(np.isfinite(e).all() for e in one.examples(value))
+        if not whole or not np.isfinite(apart.limits[name]):
+            raise LedgerError(
+                f"{name} of the torch model is infinite or not a number on random inputs"
+                + ("" if not whole else f" once values are rounded to {precision}"),
+                where="export: torch -> ONNX",
+                accepted="finite numbers, without which no graph can be compared",
+                fix="Look for weights that are NaN or infinite, and for an overflow."
+                if not whole
+                else "Set the target's float to fp32.",
+            )
         far, limit = distance(actual[name], value, mask, apart.usual[name]), apart.limits[name]
         if not far <= limit:
             shape = "x".join(map(str, next(iter(one.batch.values())).shape))

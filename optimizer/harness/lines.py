@@ -14,6 +14,7 @@ from typing import Protocol
 
 from .bounds import LINE
 from .errors import InputError
+from .plain_file import open_regular
 
 LONGEST = f"lines of up to {LINE:,} bytes"
 READ = 1 << 20  # bytes asked for at once; a pipe gives what it has
@@ -65,16 +66,14 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
 
 def texts_of(path: Path) -> list[str]:
     """The lines of a file. Raises InputError when it cannot be read or is not UTF-8."""
-    try:
-        if path.exists() and not path.is_file():  # a pipe may have no end
-            raise InputError("no plain file", where=str(path), accepted="a file of texts")
-        with path.open("rb") as source:
+    with open_regular(path) as source:
+        try:
             return [line.text for window in windows(source, READ) for line in window]
-    except (OSError, ValueError) as e:
-        raise InputError(f"cannot be read ({e})", where=str(path)) from None
-    except InputError as e:
-        e.where = f"{path}: {e.where}"
-        raise
+        except OSError as e:
+            raise InputError(f"cannot be read ({e})", where=str(path)) from None
+        except InputError as e:
+            e.where = f"{path}: {e.where}"
+            raise
 
 
 def _decoded(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:

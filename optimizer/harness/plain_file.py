@@ -1,20 +1,22 @@
-"""Read a small file that the command line names: a key, a signature, a token."""
+"""Read a file that the command line names: a key, a signature, a token, texts."""
 
 from __future__ import annotations
 
+import io
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from .errors import InputError
 from .verify import LARGEST
 
 NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 """A FIFO without a writer is then opened at once, and can be refused."""
+WRITE, OTHERS = 0o022, 0o077  # of a file's mode: writing by others than its owner, and any use
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Raises InputError for what cannot be opened, and for a FIFO or a device, which may never
     end."""
     try:
@@ -30,20 +32,37 @@ def open_regular(path: Path) -> BinaryIO:
 
 def read(path: Path, largest: int = LARGEST) -> bytes:
     """The bytes of a regular file of at most `largest`. Raises InputError."""
-    with open_regular(path) as f:
-        data = f.read(largest + 1)
+    with open_regular(path) as file:
+        return _at_most(file, path, largest)
+
+
+def read_secret(
+    path: Path, warn: Callable[[str], None], largest: int = LARGEST, *, shared: bool = False
+) -> bytes:
+    """The bytes of a file with a secret. warn: told where others on this machine may read it.
+
+    shared: a file that others may write is read as well, and warned of: CI systems make such files
+    of their secrets. Raises InputError as `read`, and, unless shared, for such a file.
+    """
+    with open_regular(path) as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) if os.name == "posix" else 0
+        if mode & WRITE and not shared:
+            raise InputError(
+                f"others on this machine may write it (mode {mode:04o})",
+                where=str(path),
+                accepted="a file that only its owner may write",
+                fix=f"chmod 600 {path}",
+            )
+        if mode & OTHERS:
+            warn(
+                f"{path}: others on this machine may use this secret (mode {mode:04o}). "
+                f"Accepted: 0600. chmod 600 {path}"
+            )
+        return _at_most(file, path, largest)
+
+
+def _at_most(file: io.BufferedReader, path: Path, largest: int) -> bytes:
+    data = file.read(largest + 1)
     if len(data) > largest:
         raise InputError(f"more than {largest:,} bytes", where=str(path))
     return data
-
-
-def readable_by_others(path: Path) -> str:
-    """A warning about a secret key that others on this machine may read or replace; "" where only
-    its owner may."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "nt" or not mode & 0o077:
-        return ""
-    return (
-        f"warning: {path}: others on this machine may use this secret key (mode {mode:04o}). "
-        f"Accepted: 0600. chmod 600 {path}"
-    )

@@ -79,26 +79,26 @@ class Pieces:
     is held back until the next piece or the end."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._before = ""  # "." within a line, so that ^ does not match there
+        self._tail = ""
+        self._prefix = ""  # "." within a line, so that ^ does not match there
 
     def add(self, piece: str) -> str:
         """Returns the part that can be printed now."""
-        text = self._held + piece
-        begun = BEGUN.search(self._before + text)
-        end = begun.start() - len(self._before) if begun else len(text)
-        self._held = text[end:]
+        text = self._tail + piece
+        command = BEGUN.search(self._prefix + text)
+        end = command.start() - len(self._prefix) if command else len(text)
+        self._tail = text[end:]
         return self._printed(text[:end])
 
     def end(self) -> str:
         """Returns the part that was held back."""
-        held, self._held = self._held, ""
-        return self._printed(held)
+        tail, self._tail = self._tail, ""
+        return self._printed(tail)
 
     def _printed(self, text: str) -> str:
-        printed = many_lines(self._before + text)[len(self._before) :]
+        printed = many_lines(self._prefix + text)[len(self._prefix) :]
         if text:
-            self._before = "" if text.endswith("\n") else "."
+            self._prefix = "" if text.endswith("\n") else "."
         return printed
 
 

@@ -58,11 +58,8 @@ def _is_signature(path: Path) -> bool:
 
 
 def read_secret(path: Path, largest: int = verify.LARGEST) -> bytes:
-    """The bytes of a file with a secret key. Says so where others may read it."""
-    data = plain_file.read(path, largest)
-    if warning := plain_file.readable_by_others(path):
-        say(warning)
-    return data
+    """The bytes of a file with a secret key. Says so where others may use it."""
+    return plain_file.read_secret(path, lambda m: say(f"warning: {m}"), largest, shared=True)
 
 
 def load_private(path: Path) -> Any:

@@ -18,7 +18,7 @@ SERVICES: Mapping[str, str] = {
     # WWW-Authenticate of https://registry.gitlab.com/v2/: realm="https://gitlab.com/jwt/auth"
     "registry.gitlab.com": "gitlab.com",
 }
-"""{registry: its token service} of those that have it on another host."""
+"""{registry: its token service} where the two are different hosts."""
 
 
 def is_token_service(registry: str, service: str, named: Collection[str]) -> bool:

@@ -190,6 +190,15 @@ def test_rows_of_padding_do_not_count_in_the_distance() -> None:
     assert check.distance(got, wanted, np.array([[1, 1]])) > 1
 
 
+@pytest.mark.parametrize(("value", "limit"), [(np.nan, 1.0), (np.inf, 1.0), (0.5, np.inf)])
+def test_a_model_without_finite_answers_is_refused(value: float, limit: float) -> None:
+    expected = {"logits": np.array([[1.0, value]], np.float32)}
+    one = check.Asked({"input_ids": np.ones((1, 4), np.int64)}, expected, [])
+    apart = check.Scatter({"logits": limit}, {"logits": 1.0})
+    with pytest.raises(LedgerError, match="not a number"):
+        check.compare("", expected, one, apart, "fp16")
+
+
 def test_an_estimate_is_half_the_disk_in_half_precision() -> None:
     shapes = {"a.weight": (1000, 1000), "a.bias": (1000,)}
     full, half = (stage.estimate(Export(float=f), shapes) for f in ("fp32", "fp16"))

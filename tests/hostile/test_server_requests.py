@@ -31,9 +31,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return {False: encoder, True: generation_bundle.make(folder / "decoder")}
 
 
-def asked(
-    bundle: Path, attacks: list[Attack], largest: int = LARGEST
-) -> tuple[list[Reply], list[dict[str, Any]]]:
+def asked(bundle: Path, attacks: list[Attack]) -> tuple[list[Reply], list[dict[str, Any]]]:
     replies, lines = list[Reply](), list[dict[str, Any]]()
 
     async def test(client: Client) -> None:
@@ -41,7 +39,7 @@ def asked(
             replies.append(await client.ask("POST", attack.path, attack.body, attack.headers))
         lines.extend(client.lines)
 
-    on_server(bundle, test, "--max-answer", str(largest), "--rows", "4")
+    on_server(bundle, test, "--max-answer", str(LARGEST), "--rows", "4")
     return replies, lines
 
 
@@ -102,23 +100,6 @@ def test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
     assert replies[-1].status == 200
     assert {name for name, _ in threads} == {"loaded", "inflated", "render"}
     assert not any(on_loop for _, on_loop in threads)
-
-
-def test_raw_tensors_run_together_as_many_as_the_longest_texts_do(
-    bundles: dict[bool, Path],
-) -> None:
-    """Their answer may be short: what the model computes on the way is not."""
-    for rows, length, status in ((256, 8, 413), (4, 8, 200)):
-        data = [1] * (rows * length)
-        names = ("input_ids", "attention_mask")
-        inputs = [
-            {"name": n, "datatype": "INT64", "shape": [rows, length], "data": data} for n in names
-        ]
-        body = tensors.COMPACT({"inputs": inputs}).encode()
-        attack = Attack("raw", "/v2/models/tiny-tensors/infer", body, False)
-        (reply,), _ = asked(bundles[False], [attack], 1 << 30)
-        assert reply.status == status, reply.body[:200]
-        assert (b"positions run together" in reply.body) is (status == 413)
 
 
 FAULTS: dict[str, tuple[Any, str, Any]] = {

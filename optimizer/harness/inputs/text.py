@@ -23,6 +23,7 @@ MASK = "attention_mask"
 READ_WHOLE = 10_000  # characters of a text that is tokenized without a second thought
 PER_TOKEN = 40  # characters that a token may have, before more of the text is read
 PIECE = 200_000  # characters tokenized together where all of a text is needed
+TEXTS = 1_000  # tokenized together where all tokens of many texts are needed
 NEUTRAL = tuple(
     f"This is sentence number {i} and it says nothing that any other data could say."
     for i in range(32)
@@ -79,12 +80,16 @@ class TextTokenizer:
         stays that of a piece. With a tokenizer that puts a space before every text it is called
         with (Llama 2's kind) that is one token more per piece than the whole text would have.
         """
-        short = [text if len(text) <= PIECE else "" for text in texts]
-        encodings = self._whole.encode_batch(short, add_special_tokens=False)
-        return [
-            list(encoding.ids) if len(text) <= PIECE else self._in_pieces(text)
-            for text, encoding in zip(texts, encodings, strict=True)
-        ]
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), TEXTS):  # an Encoding takes 120 bytes a token
+            some = texts[start : start + TEXTS]
+            short = [text if len(text) <= PIECE else "" for text in some]
+            encodings = self._whole.encode_batch(short, add_special_tokens=False)
+            ids += [
+                list(encoding.ids) if len(text) <= PIECE else self._in_pieces(text)
+                for text, encoding in zip(some, encodings, strict=True)
+            ]
+        return ids
 
     def _in_pieces(self, text: str) -> list[int]:
         ids: list[int] = []

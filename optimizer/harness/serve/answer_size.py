@@ -6,10 +6,12 @@ made. What is predicted is never less than what comes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ..bounds import TEXT
 from .refusals import TooLargeError
 from .tensors import JSON_NUMBER, Array, answer_bytes, datatype
 
@@ -17,8 +19,14 @@ if TYPE_CHECKING:
     from ..contract import Contract
     from ..tasks.task import Task
 
-ENTRY = 256  # bytes of a word or of an entity in an answer's JSON, without its text
-ESCAPED = 6  # bytes of a character of a text in JSON: \\u0000
+LONGEST = -2.2250738585072014e-308  # no number has more characters in JSON
+WORD = {"label": "", "score": LONGEST, "text": "", "start": TEXT, "end": TEXT}
+ENTRY = len(json.dumps(json.dumps([WORD, WORD]))) - len(json.dumps(json.dumps([WORD])))
+"""Bytes of a word or of an entity, without its label and text, in an answer as JSON, which is a
+text of the response's JSON in turn."""
+ROW = 256  # bytes of an answer's JSON besides its words, labels and numbers
+SCORE = JSON_NUMBER + len(json.dumps('"": ')) - 2  # bytes of a label's score, without the label
+ESCAPED = 7  # bytes of a UTF-16 unit of a text, there: \\u0000
 LOGPROB = 512  # bytes that one token and its logarithm take while an answer is made
 
 
@@ -29,7 +37,8 @@ def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
     """Raises TooLargeError."""
     if size > largest:
         raise TooLargeError(
-            f"the answer would have up to {size} bytes; accepted: up to {largest}. {fix}"
+            f"the answer would have up to {size} bytes; accepted: up to {largest}. {fix}, or "
+            "start the server with a larger --max-answer"
         )
 
 
@@ -39,20 +48,27 @@ def of_fields(
     """Bytes of the fields of all answers. chosen: by name, whether it is binary; a name that is not
     among the task's tensors is the whole answer as JSON."""
     tensors, rows, size = task.tensors(contract), len(inputs), 0
-    names = sum(map(len, contract.labels or ()))
+    labels = [_escaped(label) for label in contract.labels or ()]
+    longest = max(labels, default=0)
     for name, binary in chosen.items():
         if name in tensors:
             dtype, shape = tensors[name]
             size += answer_bytes(datatype(dtype), rows * prod(shape), binary)
-            size += rows * ESCAPED * names if dtype == "object" else 0
+            size += rows * longest if dtype == "object" else 0
             continue
         size += JSON_NUMBER * rows * sum(prod(shape) for _, shape in tensors.values())
-        size += rows * (ENTRY + ESCAPED * names)
+        size += rows * (ROW + longest)
         if task.per_position and task.classifies:
-            for text in map(task.inputs.extent, inputs):
-                positions = min(text, contract.longest)
-                size += 2 * (positions * (ENTRY + ESCAPED * names) + ESCAPED * text)
+            for text in inputs:
+                words = min(len(text), contract.longest)
+                size += 2 * (words * (ENTRY + longest) + _escaped(text))
+        else:
+            size += rows * (len(labels) * SCORE + sum(labels))
     return size
+
+
+def _escaped(text: str) -> int:
+    return ESCAPED * (len(text.encode("utf-16-le", "surrogatepass")) // 2)
 
 
 def of_tensors(contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]) -> int:

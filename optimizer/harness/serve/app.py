@@ -185,7 +185,9 @@ class App:
         """Raises HostError for a request that names another host than this server."""
         hosts, address = self.security.hosts, str((scope.get("server") or ("",))[0])
         if hosts is not None and not hosts.accept(exchange.headers.get("host", ""), address):
-            raise HostError("this server is not asked by that name: serve --allowed-host NAME")
+            raise HostError(
+                "the Host header names another server; to accept it, start with --allowed-host NAME"
+            )
 
     async def _routed(self, exchange: Exchange) -> Response | Stream:
         versions = self.versions

@@ -114,7 +114,7 @@ async def read_body(
     largest, seconds = bounds
     encoding_of(headers)
     if (whole_header(headers, "content-length") or 0) > largest:
-        raise TooLargeError(f"the body is larger than {largest} bytes")
+        raise TooLargeError(f"the body is larger than {largest} bytes (--max-body)")
     start, size = asyncio.get_running_loop().time(), 0
     parts, more = list[bytes](), True
     try:
@@ -126,7 +126,7 @@ async def read_body(
             part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
             if size > largest:
-                raise TooLargeError(f"the body is larger than {largest} bytes")
+                raise TooLargeError(f"the body is larger than {largest} bytes (--max-body)")
             hold(len(part))
             parts.append(part)
     except TimeoutError:
@@ -145,7 +145,7 @@ def inflated(data: bytes, encoding: str, largest: int) -> bytes:
     except zlib.error:
         raise RequestError(f"the body is not {encoding}") from None
     if len(whole) > largest:
-        raise TooLargeError(f"the body is larger than {largest} bytes when unpacked")
+        raise TooLargeError(f"the body is larger than {largest} bytes when unpacked (--max-body)")
     if not unpacker.eof or unpacker.unused_data:
         raise RequestError(f"the body is not one whole {encoding} stream")
     return whole

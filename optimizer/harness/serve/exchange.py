@@ -159,7 +159,7 @@ class Exchange(Record):
         """Count bytes of this request among those that the server keeps, until it is answered.
         Raises OverloadError."""
         self.bodies.add(size)
-        if not self.size:
+        if size and not self.size:  # once: a first part may be empty
             self.leases.callback(lambda: self.bodies.add(-self.size))
         self.size += size
 

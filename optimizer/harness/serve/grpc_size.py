@@ -1,8 +1,8 @@
 """The size of a ModelInferRequest before it is parsed: how many fields and numbers it holds.
 
 Two bytes of a message are enough for an empty tensor or text, which takes 16 to 200 when it is
-parsed, and one for a number, which takes 8. Messages are walked as their wire format has them:
-https://protobuf.dev/programming-guides/encoding/
+parsed, and one for a small number, which takes 8. Messages are walked as their wire format has
+them: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 from .json_size import LIST
 from .refusals import RequestError, TooLargeError
 
-# by number of a field: what is inside of it, or the bytes of one number where they are packed
+VARINTS = 0  # numbers of 1 to 10 bytes; all but the last byte of each have the high bit
+HIGH = bytes(range(128, 256))
+
+# by the number of a field: the fields inside it, or the bytes of each number of packed ones
 PARAMETER: dict[int, Any] = {}
-CONTENTS = {**dict.fromkeys(range(1, 6), 1), 6: 4, 7: 8}
+CONTENTS = {**dict.fromkeys(range(1, 6), VARINTS), 6: 4, 7: 8}
 REQUEST: dict[int, Any] = {4: PARAMETER, 5: {4: PARAMETER, 5: CONTENTS}, 6: {4: PARAMETER}}
 VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5
 
@@ -34,7 +37,9 @@ def check_message(data: bytes, most: int) -> None:
                     if length > end - at:
                         raise IndexError
                     known = inside.get(tag >> 3)
-                    if isinstance(known, int):
+                    if known == VARINTS:
+                        values += len(data[at : at + length].translate(None, HIGH))
+                    elif isinstance(known, int):
                         values += length // known
                     elif known is not None:
                         waiting.append((at, at + length, known))
@@ -46,7 +51,8 @@ def check_message(data: bytes, most: int) -> None:
                 if values > most:
                     raise TooLargeError(
                         f"the message holds more than {most} numbers, where any other field counts "
-                        f"as {LIST}; tensors can come in raw_input_contents"
+                        f"as {LIST}; send tensors in raw_input_contents, or start the server with "
+                        "a larger --max-values"
                     )
     except (IndexError, KeyError):
         raise RequestError("the body of the call is not a message of this method") from None

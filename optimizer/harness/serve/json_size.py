@@ -46,7 +46,8 @@ def check_size(data: bytes, most: int) -> None:
         if values > most:
             raise TooLargeError(
                 f"the body holds more than {most} values, where a list or an object counts as "
-                f"{LIST}; tensors can come binary"
+                f"{LIST}; send tensors in binary form (binary_data_size), or start the server with "
+                "a larger --max-values"
             )
 
 

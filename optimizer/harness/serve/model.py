@@ -27,7 +27,7 @@ Answer = Mapping[str, Any]
 @dataclass(frozen=True)
 class Inputs:
     """The largest that a request may hold. rows: inputs or rows of tensors. full: rows of the
-    longest texts that may run together, as raw tensors; None: all."""
+    longest texts that run together; raw tensors of more positions run in parts; None: in one."""
 
     rows: int
     full: int | None = None
@@ -86,12 +86,33 @@ class Model:
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The model's outputs for raw inputs. Raises RequestError for what it does not take."""
         self._check_rows(arrays)
+        rows, most = len(next(iter(arrays.values()))), self._together(arrays)
         try:
-            return dict(self.predictor.infer(arrays))
+            parts = [
+                self.predictor.infer({n: a[i : i + most] for n, a in arrays.items()})
+                for i in range(0, rows, most)
+            ]
+            if len(parts) == 1:
+                return dict(parts[0])
+            return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
         except InputError as e:
             raise RequestError(str(e)) from None
         except (BundleError, MachineError):  # a token that the model has not, or too long a row
             raise RequestError("the model cannot be run on these tensors") from None
+
+    def _together(self, arrays: Mapping[str, Array]) -> int:
+        """Rows of raw inputs that run at once: of no more positions than texts of a batch have."""
+        tokenizer, full, rows = self.contract.tokenizer, self.limits.full, self.limits.rows
+        specs = (*self.contract.inputs, *self.contract.outputs)
+        if tokenizer is None or full is None or any(s.axes[:1] != ("batch",) for s in specs):
+            return rows
+        lengths = [
+            size
+            for spec in self.contract.inputs
+            for axis, size in zip(spec.axes, arrays[spec.name].shape, strict=True)
+            if axis == "sequence"
+        ]
+        return full * tokenizer.max_length // max(lengths, default=1)
 
     def _check_rows(self, arrays: Mapping[str, Array]) -> None:
         rows = len(next(iter(arrays.values())))
@@ -127,12 +148,6 @@ class Model:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(f"input '{name}' holds NaN or infinity")
         self._check_rows(inputs)
-        rows, length = axes.get("batch", 1), axes.get("sequence", 1)
-        if longest and self.limits.full is not None and rows * length > self.limits.full * longest:
-            raise TooLargeError(
-                f"{rows} rows of {length} positions run together; accepted: up to "
-                f"{self.limits.full * longest} positions (serve --rows)"
-            )
         return dict(inputs)
 
 

@@ -65,7 +65,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def _add_limits(command: argparse.ArgumentParser) -> None:
     """Of what clients may ask, and how fast they must."""
     add = command.add_argument
-    add("--max-texts", type=bounds.whole(1, bounds.BATCH), default=256, help="of a request")
+    add(
+        "--max-texts",
+        type=bounds.whole(1, bounds.BATCH),
+        default=256,
+        help="most texts in one request",
+    )
     add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
     add(
         "--max-values",
@@ -74,14 +79,19 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         help="of a body in JSON, where a list or an object counts as eight; default: %(default)s",
     )
     add("--max-answer", type=bounds.whole(1, 1 << 31), default=ANSWER, metavar="BYTES")
-    add("--client-seconds", type=_seconds, default=10.0, help="for a client to send a request")
+    add(
+        "--client-seconds",
+        type=_seconds,
+        default=10.0,
+        help="seconds to send a request, and to read 256 KiB of the answer",
+    )
     add(
         "--client-connections",
         type=bounds.whole(1, CONNECTIONS),
         default=CONNECTIONS // 2,
         metavar="N",
-        help="that one address has at once, and calls over gRPC; more where a proxy stands before "
-        "the server; default: %(default)s",
+        help="most connections, and gRPC calls, of one client address; more where a proxy stands "
+        "before the server; default: %(default)s",
     )
 
 
@@ -99,8 +109,8 @@ def _add_access(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="that a request's Host header may have; repeatable; default: on 127.0.0.1 the names "
-        "of this machine, elsewhere any",
+        help="a host name to accept in the Host header; repeatable; default: on 127.0.0.1 the "
+        "names of this machine, elsewhere any",
     )
 
 

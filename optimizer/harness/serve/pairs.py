@@ -11,6 +11,7 @@ from typing import Any
 
 from ..bounds import LINE, TEXT
 from ..errors import InputError
+from ..plain_file import read as read_regular
 from .false_hits import Pair
 
 LARGEST = 64 << 20  # bytes of the file
@@ -20,16 +21,7 @@ FORM = '{"text": "...", "text_pair": "...", "same": true or false} on each line'
 
 def read(file: Path) -> list[Pair]:
     """Raises InputError naming the line that is no pair."""
-    try:
-        if file.exists() and not file.is_file():  # a pipe may never end
-            raise InputError("it is not a plain file", where=str(file))
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST + 1)
-    except OSError as e:
-        raise InputError(f"cannot be read ({e.strerror})", where=str(file), accepted=FORM) from None
-    if len(data) > LARGEST:
-        raise InputError("it is larger", where=str(file), accepted=f"{LARGEST >> 20} MiB at most")
-    lines = enumerate(data.splitlines(), 1)
+    lines = enumerate(read_regular(file, LARGEST).splitlines(), 1)
     return [_pair(line, f"{file}, line {i}", i) for i, line in lines if line.strip()]
 
 

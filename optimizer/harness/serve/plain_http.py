@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -83,14 +82,17 @@ class _Body:
 
 
 class _Response:
-    """What is sent for one request; in chunks where its length is not known before."""
+    """The response to one request, sent in chunks where its length is not known before. seconds:
+    limit for the client to read each part."""
 
-    def __init__(self, writer: asyncio.StreamWriter, head_only: bool) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, head_only: bool, seconds: float) -> None:
         self._writer, self._head_only, self._chunked = writer, head_only, False
+        self._seconds = seconds
         self.complete = False
 
     async def send(self, message: Message, keep: bool) -> None:
-        """keep: whether the connection takes another request."""
+        """keep: whether the connection takes another request. Raises OSError for a client that has
+        gone, or does not read."""
         if message["type"] == "http.response.start":
             self._chunked = all(k != b"content-length" for k, _ in message["headers"])
             lines = [status_line(message["status"])]
@@ -100,8 +102,13 @@ class _Response:
             self._writer.write(b"\r\n".join([*lines, b"", b""]))
         elif not self._head_only:
             self._write(message["body"], message.get("more_body", False))
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            raise
         self.complete = "body" in message and not message.get("more_body", False)
-        await self._writer.drain()
 
     def _write(self, body: bytes, more: bool) -> None:
         if not self._chunked:
@@ -164,13 +171,13 @@ class Server:
         self._tasks.add(task)
         try:
             if not self._connections.enter(connection):
-                await _refuse(writer, HTTPStatus.SERVICE_UNAVAILABLE)
+                writer.write(refusal(HTTPStatus.SERVICE_UNAVAILABLE))
                 return
             while await self._exchange(reader, writer, connection) and not self._closing:
                 connection.body = None
                 self._connections.rest(connection)
         except BadRequest:
-            await _refuse(writer, HTTPStatus.BAD_REQUEST)
+            writer.write(refusal(HTTPStatus.BAD_REQUEST))  # and no more: `_end` waits for it
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass  # the client is gone, too slow, or sends no end: it gets nothing more
         finally:
@@ -207,7 +214,7 @@ class Server:
         if headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         keep = headers.get("connection", "").lower() != "close"
-        response = _Response(writer, scope["method"] == "HEAD")
+        response = _Response(writer, scope["method"] == "HEAD", self._seconds)
 
         async def send(message: Message) -> None:
             await response.send(message, keep and body.done and not self._closing)
@@ -255,9 +262,3 @@ def _scope(head: bytes, writer: asyncio.StreamWriter) -> tuple[Scope, dict[str, 
 def refusal(status: HTTPStatus) -> bytes:
     """All that is sent where a connection is closed at once."""
     return status_line(status) + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
-
-async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus) -> None:
-    with suppress(OSError):
-        writer.write(refusal(status))
-        await writer.drain()

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import BundleError, InputError
 from ..fields import SERVE
+from ..plain_file import read
 from ..schema import record
 
 LARGEST = 1 << 20  # bytes of a settings file
@@ -52,13 +53,11 @@ def chosen(manifest: Mapping[str, Any], args: argparse.Namespace) -> Settings:
 def _read(file: Path | None) -> Mapping[str, Any]:
     if file is None:
         return {}
+    data = read(file, LARGEST)
     try:
-        if file.exists() and not file.is_file():  # a pipe may never end
-            raise InputError("it is not a plain file", where=str(file))
-        with file.open("rb") as opened:
-            document = json.loads(opened.read(LARGEST))
+        document = json.loads(data)
         FILE(document, "")
-    except (OSError, ValueError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:
         raise InputError(
             f"cannot be read ({e})", where=f"--settings {file}", accepted="a JSON file"
         ) from None

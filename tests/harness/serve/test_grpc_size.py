@@ -29,6 +29,26 @@ def test_fields_of_two_bytes_each_are_refused_and_not_made(repeated: bytes) -> N
         check_message(repeated * (1 << 20), 1 << 19)
 
 
+def test_numbers_of_several_bytes_count_once() -> None:
+    request = texts_request([])
+    size = len(request.SerializeToString())
+    request.inputs[0].contents.int64_contents.extend([1, 30_000, -1, 1 << 40, 0])
+    data = request.SerializeToString()
+    assert len(data) > size + 20
+    counted = next(n for n in range(200) if passes(data, n))
+    request.inputs[0].contents.int64_contents.append(30_000)
+    assert not passes(request.SerializeToString(), counted)
+    assert passes(request.SerializeToString(), counted + 1)
+
+
+def passes(data: bytes, most: int) -> bool:
+    try:
+        check_message(data, most)
+    except TooLargeError:
+        return False
+    return True
+
+
 def test_texts_inside_a_tensor_are_counted() -> None:
     texts = b"\x42\x00" * 100_000
     contents = b"\x2a" + _varint(len(texts)) + texts

@@ -1,12 +1,15 @@
 """What a server does at once: by the command line, a file, the recipe, or the defaults."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optimizer.harness.errors import InputError
+from optimizer.harness.lines import texts_of
+from optimizer.harness.serve import pairs
 from optimizer.harness.serve.settings import Settings, chosen
 from tests.harness.serve.serving import Client, on_server, parsed
 from tests.package import small_bundle
@@ -54,6 +57,17 @@ def test_a_file_that_holds_something_else_is_refused_by_its_field(
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.json"):
         chosen(RECIPE, parsed("--settings", str(tmp_path / "none.json")))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody ever writes
+    for reads in (
+        lambda file: chosen(RECIPE, parsed("--settings", str(file))),
+        pairs.read,
+        texts_of,
+    ):
+        with pytest.raises(InputError, match="not a regular file"):
+            reads(tmp_path / "pipe")
 
 
 def test_a_server_takes_the_settings_of_its_bundle(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ Each by both servers. `seconds` is small, so that what takes that long is soon o
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from optimizer.harness.serve import plain_http, uvicorn_http
 from optimizer.harness.serve.app import App, Security, _error
-from optimizer.harness.serve.asgi import Response, headers_of, read_body
+from optimizer.harness.serve.asgi import Disconnected, Response, headers_of, read_body
 from optimizer.harness.serve.connections import RATE, Connections, client_of, seconds_for
 from optimizer.harness.serve.refusals import SlowClientError
 from tests.harness.serve.test_plain_http import echo
@@ -195,6 +196,28 @@ def test_a_client_that_does_not_read_its_answer_is_not_waited_for(kind: str) -> 
         writer.close()
 
     on_server(kind, test, large)
+
+
+def test_a_client_that_reads_none_of_many_answers_is_not_waited_for() -> None:
+    """Each of them is written at once, and none is larger than what is."""
+    left = asyncio.Event()
+
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await Response(bytes(200_000)).send(send, SECONDS)
+        except (Disconnected, OSError):
+            left.set()
+            raise
+
+    async def test(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(60 * b"GET / HTTP/1.1\r\n\r\n")
+        await left.wait()  # although nothing was read
+        with suppress(ConnectionResetError):
+            assert len(await reader.read()) < 60 * 200_000
+        writer.close()
+
+    on_server("plain", test, answered)
 
 
 def test_a_request_has_half_of_the_time_and_more_at_the_rate() -> None:

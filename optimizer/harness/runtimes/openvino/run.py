@@ -52,6 +52,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 DAMAGED = "The file is damaged, or needs a newer OpenVINO."
 KERNELS = "Use a processor that has its kernels, and do not forbid them (ONEDNN_MAX_CPU_ISA)."
+NO_KERNEL = "could not create a primitive"
+"""oneDNN's words for an operator that it has no kernel of, at compilation or in the first run."""
 Axes = Mapping[str, Sequence[str | int]]
 Shape = tuple[int | str | None, ...]
 Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
@@ -233,7 +235,8 @@ class OpenVinoRunner(Closing):
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """One inference. Raises MachineError for arrays that the model does not take."""
+        """One inference. Raises BundleError where it fails, as for arrays that the model does not
+        take; MachineError where this processor has no kernel for it."""
         with self._running():
             results = request.infer(dict(arrays), share_inputs=True)
         return dict(zip(self._results, results.values(), strict=True))
@@ -243,11 +246,12 @@ class OpenVinoRunner(Closing):
         try:
             yield
         except Exception as e:  # the binding raises RuntimeError for everything
-            raise MachineError(
-                f"OpenVINO cannot run it on this {self.settings.device} ({_first_line(e)})",
-                where=str(self.model),
-                fix=f"{KERNELS} Or give another engine (--runtime).",
-            ) from e
+            found = f"OpenVINO cannot run it on this {self.settings.device} ({_first_line(e)})"
+            if NO_KERNEL in str(e):
+                fix = f"{KERNELS} Or give another engine (--runtime)."
+                raise MachineError(found, where=str(self.model), fix=fix) from e
+            fix = "Model, contract and tokenizer do not belong together: package it again."
+            raise BundleError(found, where=str(self.model), fix=fix) from e
 
     def pages(self, texts: int, tokens: int) -> Pages:
         """An empty cache in blocks, with room for so many texts of so many tokens at first.

@@ -137,8 +137,14 @@ def test_a_file_that_is_read_and_does_not_compile_or_run_is_this_machines(
     def forbidden(*_: Any, **__: Any) -> Any:
         raise RuntimeError("could not create a primitive")
 
+    def misshapen(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("shapes do not match")
+
     monkeypatch.setattr(opened, "request", lambda: SimpleNamespace(infer=forbidden))
     with pytest.raises(MachineError, match=r"cannot run it on this cpu .could not create"):
+        opened.infer(arrays())
+    monkeypatch.setattr(opened, "request", lambda: SimpleNamespace(infer=misshapen))
+    with pytest.raises(BundleError, match="shapes do not match"):
         opened.infer(arrays())
     with monkeypatch.context() as patched:
         patched.setattr(type(run.core()), "compile_model", forbidden)
