@@ -246,12 +246,12 @@ class OpenVinoRunner(Closing):
         try:
             yield
         except Exception as e:  # the binding raises RuntimeError for everything
-            found = f"OpenVINO cannot run it on this {self.settings.device} ({_first_line(e)})"
+            problem = f"OpenVINO cannot run it on this {self.settings.device} ({_first_line(e)})"
             if NO_KERNEL in str(e):
                 fix = f"{KERNELS} Or give another engine (--runtime)."
-                raise MachineError(found, where=str(self.model), fix=fix) from e
+                raise MachineError(problem, where=str(self.model), fix=fix) from e
             fix = "Model, contract and tokenizer do not belong together: package it again."
-            raise BundleError(found, where=str(self.model), fix=fix) from e
+            raise BundleError(problem, where=str(self.model), fix=fix) from e
 
     def pages(self, texts: int, tokens: int) -> Pages:
         """An empty cache in blocks, with room for so many texts of so many tokens at first.
