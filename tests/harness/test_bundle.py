@@ -182,7 +182,7 @@ def test_an_engine_that_does_not_open_is_built_here_and_then_passed_over(bundle:
     opened = object.__new__(Bundle)
     opened.folder, opened.manifest = bundle, manifest
     opened._shop = SimpleNamespace(machine=machine, open=open_)  # type: ignore[assignment]
-    opened._choose(frozenset(), None, None, 1, False)
+    opened._choose(frozenset(), None, None, 1, False, {})
     rtx = "tensorrt-rtx"
     assert tried == [(rtx, "load"), (rtx, "build"), ("onnxruntime", "load")]
     assert "tried: it does not open here" in opened.decision.reason

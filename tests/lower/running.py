@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
+from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.lower import stage as lower
 from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.state import CompressedState
@@ -39,7 +40,11 @@ def session(
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+    entries = exact_integers.settings(ort)  # where products saturate; it needs an optimized graph
+    as_written = levels.ORT_ENABLE_EXTENDED if entries else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else as_written
+    for entry in entries:
+        options.add_session_config_entry(*entry)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
     given = model if isinstance(model, bytes) else str(model)

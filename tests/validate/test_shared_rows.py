@@ -82,6 +82,6 @@ def test_a_check_of_overlaps_that_is_off_hides_nothing(
     run = Run(classifier_run.root, section.model_copy(update={"calibrate": calibrate}))
     with pytest.raises(DataError, match="is also in the"):
         judge(run, tmp_path)
-    monkeypatch.setattr(stage, "check_disjoint", lambda _: None)
+    monkeypatch.setattr(stage, "check_disjoint", lambda *_: None)
     with pytest.raises(DataError, match=r"validate.data: \d+ of 64 rows are also in calibrate"):
         judge(run, tmp_path)

@@ -264,10 +264,11 @@ def test_texts_that_the_tokenizer_does_not_know_are_refused(
     classifier_run: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
+    # the tokenizer cannot tell rows of as many words apart, so five are left
     rows = [{"text": "東京 " * (1 + i % 5) + chr(0x4E00 + i), "label": i % 2} for i in range(64)]
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
     data = classifier_run.section.validate_.data.model_copy(update={"files": (str(file),)})
-    with pytest.raises(DataError, match="64 of 64 texts have no token that the tokenizer knows"):
+    with pytest.raises(DataError, match="5 of 5 texts have no token that the tokenizer knows"):
         check_inputs(changed(classifier_run, data=data).section, classifier_run.folder("source"))
 
 

@@ -6,7 +6,8 @@ quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from optimizer.compress.apply.activation_ranges import OF_OPERANDS, PROBABILITIES
 from optimizer.compress.apply.rounding import float_target
+from optimizer.errors import LedgerError
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
+from optimizer.harness.errors import HarnessError
 from optimizer.harness.temporary import temporary_folder
 from optimizer.load.attention_operands import with_operands
 from optimizer.load.model import auto_class, torch_model
@@ -274,10 +277,22 @@ def export(m: Materials) -> Entry:
         parts = pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         limits = m.correct.between("folded", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
-    results = pieces.whole(path, traces, m.compared, pieces.FUSED)
+    with _modules_named(parts):
+        results = pieces.whole(path, traces, m.compared, pieces.FUSED)
     spread = m.correct.whole("folded", m.precision)
     entry = within("export", "float torch", Answers(results, traces, spread), problems, parts)
     return entry.not_judging(m.unseen)
+
+
+@contextmanager
+def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
+    """Put the pieces that are off before the error of a graph that cannot be run whole, as one
+    whose positions leave their table."""
+    try:
+        yield
+    except HarnessError as e:
+        off = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+        raise LedgerError("; ".join([*off, str(e)])) from e
 
 
 def lower(m: Materials) -> Entry:
@@ -307,7 +322,8 @@ def lower(m: Materials) -> Entry:
         limits = m.correct.between("state", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     spread = m.correct.whole("state", m.precision)
-    answers = Answers(m.lowered_outputs, traces, spread)
+    with _modules_named(parts):
+        answers = Answers(m.lowered_outputs, traces, spread)
     return within("lower", "state in torch", answers, problems, parts).not_judging(m.unseen)
 
 
