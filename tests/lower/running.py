@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 from optimizer.harness.runtimes.ort import exact_integers
+from optimizer.harness.runtimes.ort.run import FLOAT_ACTIVATIONS
 from optimizer.lower import stage as lower
 from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from optimizer.state import CompressedState
@@ -43,7 +44,7 @@ def session(
     entries = exact_integers.settings(ort)  # where products saturate; it needs an optimized graph
     as_written = levels.ORT_ENABLE_EXTENDED if entries else levels.ORT_DISABLE_ALL
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else as_written
-    for entry in entries:
+    for entry in (*entries, *(() if optimize else (FLOAT_ACTIVATIONS,))):
         options.add_session_config_entry(*entry)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
