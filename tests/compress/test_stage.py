@@ -39,6 +39,7 @@ def test_the_same_recipe_gives_the_same_bytes(loaded: Path, static: Path, tmp_pa
 
 def test_only_the_results_are_left_behind(static: Path) -> None:
     results = {"state.json", "tensors.safetensors", "modules.json", "corrections.safetensors"}
+    results |= {"calibration.json"}
     assert set(contents(static)) == results
 
 

@@ -35,6 +35,14 @@ from optimizer.harness.answering import Answered, Predictor, Query, answer
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array, Batch
 from optimizer.harness.runtimes.runner import Runner
+from optimizer.harness.tasks import (
+    feature_extraction,
+    image_classification,
+    image_feature_extraction,
+    sentence_embedding,
+    text_classification,
+    token_classification,
+)
 from optimizer.validate.ledger import contract_laws, extremes
 from optimizer.validate.ledger.roundoff import SMALLEST, UNIT
 from optimizer.validate.quiet import quiet
@@ -218,17 +226,17 @@ def states(_reference: Reference, _value: Any, hidden: Array, _alone: Batch) -> 
 
 
 EXPECTED: Mapping[str, Expected] = {
-    "text-classification": classified,
-    "image-classification": classified,
-    "token-classification": tagged,
-    "sentence-embedding": pooled,
-    "image-feature-extraction": pooled,
-    "feature-extraction": states,
+    text_classification.TASK.name: classified,
+    image_classification.TASK.name: classified,
+    token_classification.TASK.name: tagged,
+    sentence_embedding.TASK.name: pooled,
+    image_feature_extraction.TASK.name: pooled,
+    feature_extraction.TASK.name: states,
 }
 PIPELINES = {
-    "text-classification": "TextClassificationPipeline",
-    "image-classification": "ImageClassificationPipeline",
-    "token-classification": "TokenClassificationPipeline",
+    text_classification.TASK.name: "TextClassificationPipeline",
+    image_classification.TASK.name: "ImageClassificationPipeline",
+    token_classification.TASK.name: "TokenClassificationPipeline",
 }
 """{task: the class of transformers that answers it}."""
 
