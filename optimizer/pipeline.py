@@ -84,7 +84,7 @@ class _Targets:
                 steps[place] = make(place)
             except ExplainedError as error:
                 target = self.recipe.targets[place]
-                lasting = isinstance(error, StoreError)  # a full disk is no target's fault
+                lasting = isinstance(error, StoreError)  # a full disk is not a target's fault
                 if lasting or target.on_fail != "drop" or self.places == [place]:
                     raise
                 self.errors[place] = stage, error

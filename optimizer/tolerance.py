@@ -1,5 +1,5 @@
-"""How far apart correct runs of a model may lie: distances of examples, and the bound of their
-population.
+"""Bound how far apart correct runs of a model may lie: distances of examples, and their
+population's upper bound.
 
 The distances of runs that each round at random (random_rounding.py) have logarithms that are about
 normal; the limit is the one-sided tolerance bound of that population (Natrella 1963, Experimental
@@ -65,8 +65,8 @@ def normal_bound(values: Sequence[float], looks: int) -> float:
 
 
 def tolerance_factor(values: int, share: float) -> float:
-    """How many standard deviations above the mean of `values` normal values the bound of `share` of
-    their population lies, with CONFIDENCE."""
+    """Number of standard deviations above the mean of `values` normal values at which, with
+    CONFIDENCE, the bound of `share` of their population lies."""
     normal = NormalDist()
     z, sure = normal.inv_cdf(share), normal.inv_cdf(CONFIDENCE)
     a = 1 - sure**2 / (2 * (values - 1))

@@ -1,5 +1,5 @@
-"""Which rows of data sets are the same: images of one file, texts of the same token ids, or where
-there is no tokenizer of the same characters."""
+"""Find rows that are the same in data sets: images of one file, texts of the same token ids, or of
+the same characters where the model has no tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def token_ids(source: Path, contract: Contract) -> TokenIds | None:
 def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None) -> None:
     """Raise DataError when an input, on either side of a pair, is in two sets: measured on what it
     was tuned on, a model looks better than it is. Images are equal when their files are, texts when
-    their `ids` are, or where there is no tokenizer their characters."""
+    their `ids` are, or their characters where `ids` is None."""
     same = "the same characters" if ids is None else "the same token ids"
     seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():

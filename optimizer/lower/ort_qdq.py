@@ -149,7 +149,7 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
 
 
 def _again(surgeon: Surgeon, before: ir.Node, module: str, codes: ir.Value, copy: int) -> ir.Value:
-    """The codes under another name."""
+    """The integers under another name."""
     assert codes.shape is not None
     shape = surgeon.constant(f"{codes.name}_shape", np.array(codes.shape.numpy(), np.int64))
     value = surgeon.insert(before, "Reshape", [codes, shape], f"{codes.name}_{copy}", module)

@@ -117,7 +117,7 @@ def run(folder: Path) -> np.ndarray:
 
 
 def simulated_outputs(made: Exported, state: CompressedState) -> np.ndarray:
-    """What the state computes in torch."""
+    """Outputs of the state in torch."""
     model = torch_model(open_checkpoint(made.source), "sentence-embedding")
     with torch.no_grad():
         given = {k: torch.from_numpy(v) for k, v in tokens().items()}

@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def reached(self) -> float | None:
-        """What is held against `tolerance`."""
+        """The distance that is compared with `tolerance`."""
         return None if self.measured is None else self.measured.as_dict()[statistic(self.hop)]
 
     @property
