@@ -1,6 +1,7 @@
 """The dialect TensorRT and its RTX parse: int8 and int4 with a scale only, no zero point.
 
-    weights       as qdq.py lays them out; scales in the graph's float type
+    weights       as qdq.py lays them out; scales in the graph's float type. A layer that the
+                  graph uses n times holds n copies of them.
     activations   x factor - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per
                   tensor; modules that read one tensor in one range share it
     a convolution is padded before it is quantized, see convolution.py
@@ -44,9 +45,11 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}
     for name, module in quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
-        weight = dequantized_weight(surgeon, surgeon.products(module)[0], name, module.parameter, q)
         static = state.activations_of(name) == "tensor"
-        for product in surgeon.products(module):
+        for copy, product in enumerate(surgeon.products(module)):
+            # ONNX Runtime, which reads this file too, does not open one weight in two operators
+            # where it moves weights to uint8 (harness/runtimes/ort/exact_integers.py).
+            weight = dequantized_weight(surgeon, product, name, module.parameter, q, copy=copy)
             if static:
                 covered = state.ranges[module.site]
                 x = _quantized_input(surgeon, product, name, factor, covered)
